@@ -1,0 +1,38 @@
+"""Ask twice about the same picture and see the second ask reuse it: `python examples/cached_picture.py [PICTURE]`."""
+
+import base64
+import os
+import sys
+from pathlib import Path
+
+from openai import OpenAI
+
+PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures"
+
+
+def main() -> None:
+    """Print how many prompt tokens each ask found in the worker's cache."""
+    picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
+    client = OpenAI(base_url=os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1"), api_key="none")
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    for question in ("What does it say?", "What does it say?", "What colour is the text?"):
+        answer = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": url}},
+                        {"type": "text", "text": question},
+                    ],
+                }
+            ],
+        )
+        usage = answer.usage
+        cached = usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else 0
+        prompt = usage.prompt_tokens if usage else 0
+        print(f"{question} {answer.choices[0].message.content} ({cached} of {prompt} prompt tokens from the cache)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Ask about a picture and wait for the answer: `python examples/chat.py [PICTURE]`."""
+
+import base64
+import os
+import sys
+from pathlib import Path
+
+from openai import OpenAI
+
+PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures"
+
+
+def main() -> None:
+    """Print the answer and what it cost."""
+    picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
+    client = OpenAI(base_url=os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1"), api_key="none")
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": "What does it say?"},
+                ],
+            }
+        ],
+    )
+    print(answer.choices[0].message.content)
+    print(answer.usage)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Stream an answer and read the usage from the last chunk: `python examples/stream.py [PICTURE]`."""
+
+import base64
+import os
+import sys
+from pathlib import Path
+
+from openai import OpenAI
+
+PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures"
+
+
+def main() -> None:
+    """Print the answer piece by piece."""
+    picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
+    client = OpenAI(base_url=os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1"), api_key="none")
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    stream = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": "What colour is the text?"},
+                ],
+            }
+        ],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    for chunk in stream:
+        if chunk.choices:
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
+        elif chunk.usage:
+            print(f"\n{chunk.usage.completion_tokens} tokens after a prompt of {chunk.usage.prompt_tokens}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`saccade demo`: start the bundled model, ask it about the bundled pictures through the openai SDK, stop."""
+
+import base64
+import contextlib
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+from rich.color import Color
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+from saccade.errors import StartupError
+
+if TYPE_CHECKING:
+    import openai
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+POLL_SECONDS = 0.1
+PICTURE_COLUMNS = 48
+QUESTIONS = ("What does it say?", "What colour is the text?")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A streamed answer. *ttft_ms* runs from sending the request to the first text; *tokens_per_second* counts after it."""
+
+    text: str
+    ttft_ms: float
+    tokens_per_second: float
+
+
+def bundled(name: str) -> Path:
+    """Return the folder *name* (`model` or `pictures`) that ships inside the package."""
+    return Path(str(files("saccade.cli").joinpath("bundled", name)))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    return False
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Run `saccade serve` on the bundled model; yield its base URL; stop it. Raises StartupError."""
+    port = _free_port()
+    server = subprocess.Popen([sys.executable, "-m", "saccade.cli.main", "serve", "--port", str(port)])
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not _is_ready(port):
+            if server.poll() is not None:
+                raise StartupError(f"`saccade serve` ended with exit code {server.returncode} before it was ready.")
+            if time.monotonic() > deadline:
+                raise StartupError(f"`saccade serve` was not ready after {START_SECONDS:g} s.")
+            time.sleep(POLL_SECONDS)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def ask(client: "openai.OpenAI", model: str, picture: Path, question: str, console: Console) -> Answer:
+    """Ask *question* about *picture* and print the answer as it streams."""
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    start = time.perf_counter()
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": question},
+                ],
+            }
+        ],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, first, last, num_tokens = "", 0.0, 0.0, 0
+    for chunk in stream:
+        piece = chunk.choices[0].delta.content if chunk.choices else None
+        if piece:
+            last = time.perf_counter()
+            first = first or last
+            text += piece
+            console.print(piece, end="", style="bold green", markup=False, highlight=False)
+        if chunk.usage:
+            num_tokens = chunk.usage.completion_tokens
+    rate = (num_tokens - 1) / (last - first) if last > first else 0.0
+    return Answer(text, (first - start) * 1000, rate)
+
+
+def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
+    """Return the picture for a terminal: two pixels a cell, upper half block on its background."""
+    with Image.open(path) as opened:
+        height = max(2, round(opened.height * columns / opened.width) // 2 * 2)
+        small = opened.convert("RGB").resize((columns, height), Image.Resampling.LANCZOS)
+    pixels = small.tobytes()
+
+    def colour(x: int, y: int) -> Color:
+        offset = 3 * (y * columns + x)
+        return Color.from_rgb(*pixels[offset : offset + 3])
+
+    segments = []
+    for y in range(0, height, 2):
+        segments += [
+            Segment("▀", Style(color=colour(x, y), bgcolor=colour(x, y + 1))) for x in range(columns)
+        ]
+        segments.append(Segment.line())
+    return Segments(segments)
+
+
+def demo() -> None:
+    """Start the bundled model, ask it about the pictures that ship with Saccade, and stop."""
+    import openai
+
+    console = Console()
+    pictures = sorted(bundled("pictures").glob("*.png"))
+    with serving() as url:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        model = client.models.list().data[0].id
+        for picture in pictures:
+            console.print()
+            console.print(picture_rows(picture))
+            for question in QUESTIONS:
+                console.print(f"{question} ", end="", style="bold")
+                answer = ask(client, model, picture, question, console)
+                rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
+                console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
+    console.print("\nThe bundled model reads 1 to 4 capitals and digits, and names the text's colour; nothing else.")
+    console.print("Start it for yourself with `saccade serve`, or a model of your own with `saccade serve MODEL`.")

@@ -1,0 +1,169 @@
+"""The flags, one frozen dataclass per group. Names are those of `vllm serve` where they mean the same."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from saccade.engine.config import EngineConfig
+from saccade.gateway.config import GatewayConfig
+
+DEFAULTS = GatewayConfig()
+ENGINE = EngineConfig(model_dir="", model="")
+SECRET = ("api_key",)
+
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+
+
+class ImageLimit(int):
+    """How many pictures a request may carry; written as vLLM writes it: {"image": 4}."""
+
+    def __str__(self) -> str:
+        return json.dumps({"image": int(self)})
+
+
+def _image_limit(_: Any, tokens: list[Token]) -> ImageLimit:
+    try:
+        limits = json.loads(tokens[0].value)
+    except ValueError as error:
+        raise ValueError('must be JSON such as {"image": 4}') from error
+    match limits:
+        case {"image": int(number)} if len(limits) == 1 and number >= 0 and not isinstance(number, bool):
+            return ImageLimit(number)
+        case _:
+            raise ValueError('must be JSON such as {"image": 4}; images are the only kind of media served')
+
+
+@Parameter(name="*", group=Group("Server", sort_key=1))
+@dataclass(frozen=True)
+class ServerFlags:
+    """Where the HTTP side listens, and to whom it answers."""
+
+    host: str = DEFAULTS.host
+    "Address to listen on; 0.0.0.0 opens it to the network."
+    port: Port = DEFAULTS.port
+    "Port to listen on."
+    api_key: Many = ()
+    "A key that opens the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
+    allowed_origins: Many = ()
+    "An origin whose web pages may call the API; may be given many times."
+    max_requests: Count = DEFAULTS.max_requests
+    "Requests served at a time; more get 429."
+    max_body_bytes: Count = DEFAULTS.max_body_bytes
+    "The largest request body."
+    shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
+    "Seconds that running requests get to finish at shutdown."
+
+
+AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]
+DEFAULT_LIMIT = ImageLimit(DEFAULTS.limit_images)
+
+
+@Parameter(name="*", group=Group("Pictures", sort_key=3))
+@dataclass(frozen=True)
+class MediaFlags:
+    """What pictures may cost."""
+
+    limit_mm_per_prompt: AsJson = DEFAULT_LIMIT
+    "Pictures per request, as JSON."
+    max_image_pixels: Count = DEFAULTS.max_picture_pixels
+    "The largest picture."
+    decode_processes: Count = DEFAULTS.num_decode_processes
+    "Processes that decode pictures."
+    decode_timeout: Seconds = DEFAULTS.decode_timeout_seconds
+    "Seconds that decoding one picture may take."
+    decode_memory_bytes: Count = DEFAULTS.decode_memory_bytes
+    "What one decode process may add to its baseline."
+    shared_memory_bytes: Count = DEFAULTS.shared_memory_bytes
+    "Bound of all pixel slots in /dev/shm together."
+
+
+@Parameter(name="*", group=Group("Engine", sort_key=2))
+@dataclass(frozen=True)
+class EngineFlags:
+    """What the engine may use."""
+
+    served_model_name: str | None = None
+    "The model's name in the API; by default MODEL as given, a folder by its last part."
+    max_model_len: Count | None = ENGINE.max_model_len
+    "Tokens of prompt and answer together; by default the model's own limit."
+    max_num_seqs: Count = ENGINE.max_num_seqs
+    "Sequences that run at a time."
+    max_num_batched_tokens: Count = ENGINE.max_num_batched_tokens
+    "Tokens computed in one step; longer prompts are computed in chunks."
+    gpu_memory_utilization: float = ENGINE.gpu_memory_utilization
+    "Part of the GPU's memory to use."
+    kv_cache_memory_bytes: Count | None = ENGINE.kv_cache_bytes
+    "Size of the KV cache, instead of what the device has left."
+    block_size: Count = ENGINE.block_size
+    "Tokens in a block of the KV cache."
+    enable_prefix_caching: bool = ENGINE.enable_prefix_caching
+    "Compute a prompt's beginning that was seen before only once."
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    "The network's number format; auto is float32 on the CPU, the checkpoint's own on a GPU."
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "Where the network runs; auto takes a GPU where there is one."
+    threads: Count | None = ENGINE.threads
+    "CPU threads of the network; by default torch's choice."
+    engine_silence: Seconds = 30.0
+    "Seconds that one step may take before the engine counts as hung and is replaced."
+    trust_remote_code: Annotated[bool, Parameter(negative="")] = False
+    "Accepted and ignored: code that ships with a model is never run."
+
+
+def served_name(model: str, folder: Path, flags: EngineFlags) -> str:
+    """Return the model's name in the API: the flag, else a hub id as given, else the folder's last part."""
+    return flags.served_model_name or (folder.name if Path(model).expanduser().is_dir() else model)
+
+
+def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
+    """Return the settings of an engine. Raises StartupError where one cannot work."""
+    config = EngineConfig(
+        model_dir=str(folder),
+        model=served_name(model, folder, flags),
+        device=flags.device,
+        dtype=flags.dtype,
+        max_model_len=flags.max_model_len,
+        max_num_seqs=flags.max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        block_size=flags.block_size,
+        kv_cache_bytes=flags.kv_cache_memory_bytes,
+        gpu_memory_utilization=flags.gpu_memory_utilization,
+        threads=flags.threads,
+        enable_prefix_caching=flags.enable_prefix_caching,
+    )
+    config.check()
+    return config
+
+
+def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[str, ...]) -> GatewayConfig:
+    """Return the settings of a gateway."""
+    return GatewayConfig(
+        host=server.host,
+        port=server.port,
+        worker_urls=worker_urls,
+        api_keys=server.api_key,
+        allowed_origins=server.allowed_origins,
+        limit_images=int(media.limit_mm_per_prompt),
+        max_picture_pixels=media.max_image_pixels,
+        max_requests=server.max_requests,
+        max_body_bytes=server.max_body_bytes,
+        shutdown_timeout_seconds=server.shutdown_timeout,
+        num_decode_processes=media.decode_processes,
+        decode_timeout_seconds=media.decode_timeout,
+        decode_memory_bytes=media.decode_memory_bytes,
+        shared_memory_bytes=media.shared_memory_bytes,
+    )
+
+
+SERVER_FLAGS = ServerFlags()
+MEDIA_FLAGS = MediaFlags()
+ENGINE_FLAGS = EngineFlags()
+"""Every flag at its default."""

@@ -1,0 +1,64 @@
+"""What the terminal shows while a program starts, and once when it is ready."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+
+from saccade.protocol.description import Description
+from saccade.protocol.local import EngineProgress
+
+
+class StartProgress:
+    """Shows how an engine loads: a bar on a terminal, a line per stage elsewhere. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._stage = ""
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("starting the engine", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def show(self, message: EngineProgress) -> None:
+        """Show one message of the engine."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=message.stage, completed=message.done, total=message.total or None)
+        elif message.stage != self._stage:
+            self._console.print(message.stage, markup=False, highlight=False)
+        self._stage = message.stage
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def show_summary(console: Console, description: Description, address: str) -> None:
+    """Print the one summary of a start."""
+    tokens = description.num_blocks * description.block_size
+    table = Table.grid(padding=(0, 2))
+    table.add_row("model", description.model)
+    table.add_row("device", f"{description.device}, {description.dtype}")
+    table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")
+    table.add_row("context", f"{description.max_model_len} tokens")
+    table.add_row("at a time", f"{description.max_num_seqs} requests")
+    table.add_row("address", address)
+    console.print(table, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn_of_remote_code(console: Console) -> None:
+    """Say that --trust-remote-code does nothing."""
+    console.print("saccade: --trust-remote-code does nothing: code that ships with a model is never run.")

@@ -1,0 +1,123 @@
+"""`saccade serve`: a fleet of one."""
+
+import asyncio
+import logging
+import os
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+
+from saccade import config
+from saccade.cli.flags import (
+    ENGINE_FLAGS,
+    MEDIA_FLAGS,
+    SECRET,
+    SERVER_FLAGS,
+    EngineFlags,
+    LogLevel,
+    MediaFlags,
+    ServerFlags,
+    served_name,
+)
+from saccade.cli.screen import show_summary, warn_of_remote_code
+from saccade.supervisor.checkpoint import resolve_model
+from saccade.supervisor.child import ChildSpec
+from saccade.supervisor.tree import Tree, answers_ready, until
+from saccade.telemetry import configure_logging
+from saccade.transport import shared_memory
+from saccade.transport.client import WorkerClient
+
+BUNDLED_NAME = "saccade-reader"
+PROGRAM = (sys.executable, "-m", "saccade.cli.main")
+
+
+def serve(
+    model: str | None = None,
+    *,
+    server: ServerFlags = SERVER_FLAGS,
+    engine: EngineFlags = ENGINE_FLAGS,
+    media: MediaFlags = MEDIA_FLAGS,
+    log_level: LogLevel = "WARNING",
+) -> None:
+    """Serve a model on this machine: one gateway and one worker.
+
+    Parameters
+    ----------
+    model
+        A folder in hub layout, or a hub id. Without it, the small model that ships with Saccade.
+    log_level
+        The least that is logged.
+    """
+    console = Console(stderr=True)
+    if engine.trust_remote_code:
+        warn_of_remote_code(console)
+    bundled = files("saccade.cli").joinpath("bundled", "model")
+    folder = resolve_model(str(bundled) if model is None else model)
+    name = served_name(model, folder, engine) if model is not None else engine.served_model_name or BUNDLED_NAME
+    shared_memory.sweep()
+    with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
+        socket = Path(private) / "worker.sock"
+        specs = (_gateway(socket, server, media, log_level), _worker(folder, socket, name, engine, log_level))
+        configure_logging(logging.getLevelNamesMapping()[log_level])
+        asyncio.run(_run(specs, socket, server, console))
+
+
+def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: str) -> ChildSpec:
+    return ChildSpec(
+        name="gateway",
+        command=(
+            *PROGRAM,
+            "gateway",
+            "--worker-url",
+            f"unix:{socket}",
+            "--log-level",
+            log_level,
+            *config.to_arguments(server, SECRET),
+            *config.to_arguments(media),
+        ),
+        environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
+        stop_seconds=server.shutdown_timeout + 5.0,
+    )
+
+
+def _worker(folder: Path, socket: Path, name: str, engine: EngineFlags, log_level: str) -> ChildSpec:
+    flags = config.to_arguments(engine, secret=("served_model_name", "trust_remote_code"))
+    return ChildSpec(
+        name="worker",
+        command=(
+            *PROGRAM,
+            "worker",
+            str(folder),
+            "--uds",
+            str(socket),
+            "--served-model-name",
+            name,
+            "--no-summary",
+            "--log-level",
+            log_level,
+            *flags,
+        ),
+        environment=config.without_settings(os.environ),
+    )
+
+
+async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console) -> None:
+    async def until_ready() -> None:
+        worker = WorkerClient(f"unix:{socket}")
+        await worker.start()
+        try:
+            await until(lambda: _is_ready(worker))
+            await until(lambda: answers_ready(server.host, server.port))
+            if worker.description is not None:
+                show_summary(console, worker.description, f"http://{server.host}:{server.port}/v1")
+        finally:
+            await worker.close()
+
+    await Tree(specs, until_ready).run()
+
+
+async def _is_ready(worker: WorkerClient) -> bool:
+    return worker.ready

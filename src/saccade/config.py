@@ -1,0 +1,56 @@
+"""Turn TOML, environment and flags into the frozen dataclasses the rooms declare.
+
+A flag wins over its environment variable, that over the file, that over the default. `--max-model-len` is
+SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts.config import Env, Toml
+
+from saccade.errors import StartupError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+PREFIX = "SACCADE_"
+
+
+def sources(file: Path | None) -> tuple[Any, ...]:
+    """Return where cyclopts looks for what is not given as a flag. Raises StartupError where *file* is missing."""
+    environment = Env(PREFIX, command=False)
+    if file is None:
+        return (environment,)
+    if not file.is_file():
+        raise StartupError(f"There is no settings file {file}.")
+    return (environment, Toml(file, use_commands_as_keys=False))
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return *environment* without Saccade's variables, for a child that gets its settings from its parent alone."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+
+
+def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list[str]:
+    """Return *flags* as command-line arguments; without those at their default, and without *secret* ones."""
+    arguments: list[str] = []
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if value == field.default or field.name in secret:
+            continue
+        name = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                arguments += [f"--{name}", str(one)]
+    return arguments
+
+
+def to_environment(flags: "DataclassInstance", secret: Sequence[str]) -> dict[str, str]:
+    """Return the *secret* ones of *flags* as environment variables, which other users of the machine cannot read."""
+    given = {name: getattr(flags, name) for name in secret}
+    return {PREFIX + name.upper(): " ".join(values) for name, values in given.items() if values}

@@ -1,0 +1,43 @@
+"""`python -m saccade.engine --fd N`: one engine, speaking over the socket N. EngineConfig comes as JSON."""
+
+import argparse
+import ctypes
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.process import run
+from saccade.protocol.local import EngineFailed
+from saccade.transport.local import EngineChannel
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal this process gets when its parent dies."""
+
+
+def main() -> int:
+    """Serve one front; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m saccade.engine", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the engine's end of a Unix stream socket pair")
+    parser.add_argument("--config", help="EngineConfig as JSON; read from standard input where absent")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Ctrl-C reaches the whole terminal; the front decides when its engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = EngineChannel(socket.socket(fileno=arguments.fd))
+    content = sys.stdin.buffer.read() if arguments.config is None else arguments.config.encode()
+    try:
+        config = msgspec.json.decode(content, type=EngineConfig)
+    except msgspec.DecodeError:
+        channel.send(EngineFailed("The engine's configuration is not valid JSON of EngineConfig."))
+        return 1
+    return run(config, channel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

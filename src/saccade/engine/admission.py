@@ -1,0 +1,129 @@
+"""A request is checked whole before it becomes a Sequence, so that a bad one harms no other."""
+
+import itertools
+import math
+import secrets
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from typing import Protocol
+
+from saccade.engine.sequence import Positions, Sequence
+from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.identity.blocks import root_key
+from saccade.identity.content import HASH_BYTES
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+Grid = tuple[int, int, int]
+
+
+class ModelFacts(Protocol):
+    """What admission asks of a network. *placeholder_of* maps a modality to its token id."""
+
+    vocab_size: int
+    placeholder_of: Mapping[str, int]
+    placeholder_token_ids: tuple[int, ...]
+
+    def item_tokens(self, grid: Grid) -> int:
+        """Return the placeholder tokens of a grid. Raises InvalidValue for a grid that cannot be."""
+
+    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
+        """Return the shape of the uint8 patches of a grid."""
+
+    def positions(self, spans: Ordered[tuple[int, Grid]]) -> Positions:
+        """Return the positions of a sequence with media at spans[i][0] of grid spans[i][1]."""
+
+
+class Admission:
+    """Turns requests into sequences. *fingerprint* is the model's, for block keys."""
+
+    def __init__(self, facts: ModelFacts, fingerprint: bytes, max_model_len: int) -> None:
+        self.facts = facts
+        self.fingerprint = fingerprint
+        self.max_model_len = max_model_len
+
+    def admit(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
+        """Return the sequence of *request*. Raises RequestError, naming the field."""
+        self._check_tokens(request.token_ids)
+        _check_sampling(request.sampling)
+        for index, item in enumerate(request.media):
+            self._check_item(item, request.token_ids, f"media[{index}]")
+        self._check_coverage(request)
+        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
+        positions = self.facts.positions(sorted((item.spans[0].start, item.grid) for item in request.media))
+        root = root_key(self.fingerprint, request.salt)
+        return Sequence(connection, request, arrival, seed, root, positions)
+
+    def _check_tokens(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidValue("The prompt is empty.", "token_ids")
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(token_ids)} tokens; this model takes {self.max_model_len} with its answer, of "
+                "which at least one is needed for the answer.",
+                "token_ids",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.facts.vocab_size:
+            raise InvalidValue(f"Token ids must be from 0 to {self.facts.vocab_size - 1}.", "token_ids")
+
+    def _check_item(self, item: MediaItem, token_ids: list[int], param: str) -> None:
+        placeholder = self.facts.placeholder_of.get(item.modality)
+        if placeholder is None:
+            raise InvalidValue(f"This model takes no {item.modality!r} input.", f"{param}.modality")
+        if len(item.content_hash) != HASH_BYTES:
+            raise InvalidValue(f"A content hash has {HASH_BYTES} bytes.", f"{param}.content_hash")
+        try:
+            num_tokens = self.facts.item_tokens(item.grid)
+        except InvalidValue as error:
+            raise InvalidValue(error.message, f"{param}.grid") from error
+        covered = sum(span.length for span in item.spans)
+        if covered != num_tokens:
+            raise InvalidValue(
+                f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
+            )
+        for span in item.spans:
+            _check_span(span, token_ids, placeholder, f"{param}.spans")
+        self._check_pixels(item, param)
+
+    def _check_pixels(self, item: MediaItem, param: str) -> None:
+        shape = self.facts.pixel_shape(item.grid)
+        if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
+            raise InvalidValue(
+                f"This picture's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",
+                f"{param}.pixel_shape",
+            )
+        sizes = (None if item.inline is None else len(item.inline), None if item.slot is None else item.slot.nbytes)
+        for size in sizes:
+            if size is not None and size != shape[0] * shape[1]:
+                raise InvalidValue(f"The picture has {size} bytes of pixels instead of {shape[0] * shape[1]}.", param)
+
+    def _check_coverage(self, request: EngineRequest) -> None:
+        spans = sorted((span.start, span.length) for item in request.media for span in item.spans)
+        for (start, length), (following, _) in itertools.pairwise(spans):
+            if start + length > following:
+                raise InvalidValue("Spans of pictures must not overlap.", "media")
+        placeholders = sum(request.token_ids.count(token_id) for token_id in self.facts.placeholder_token_ids)
+        covered = sum(length for _, length in spans)
+        if placeholders != covered:
+            raise InvalidValue(
+                f"The prompt has {placeholders} placeholder tokens, but its pictures cover {covered}.", "media"
+            )
+
+
+def _check_span(span: Span, token_ids: list[int], placeholder: int, param: str) -> None:
+    stop = span.start + span.length
+    if span.start < 0 or span.length < 1 or stop > len(token_ids):
+        raise InvalidValue(f"The span [{span.start}, {stop}) does not lie within the prompt.", param)
+    if token_ids[span.start : stop].count(placeholder) != span.length:
+        raise InvalidValue(f"The span [{span.start}, {stop}) holds other tokens than placeholders.", param)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    if sampling.max_tokens < 1:
+        raise InvalidValue("max_tokens must be at least 1.", "max_tokens")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidValue("temperature must be a number of at least 0.", "temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidValue("top_p must be over 0 and at most 1.", "top_p")
+    if sampling.top_k < 0:
+        raise InvalidValue("top_k must not be negative; 0 means no limit.", "top_k")

@@ -1,0 +1,162 @@
+"""Checkpoint files to parameters: safetensors, memory-mapped, one file or a sharded index."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.errors import StartupError
+from saccade.identity.content import files_digest
+from saccade.models.files import CONFIG, PREPROCESSOR_CONFIG, architecture, parse_json, read_model_files
+from saccade.protocol.description import ModelFiles
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MIB = 1 << 20
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage in words, and done of total."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A network on its device, and what names it. *network* is the family's Network class."""
+
+    network: Any
+    files: ModelFiles
+    fingerprint: bytes
+
+
+def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
+    """Return the network that *config* names, loaded. Raises StartupError."""
+    folder = Path(config.model_dir)
+    files = read_model_files(folder)
+    parsed = parse_json(files, CONFIG)
+    family = models.load_network(models.find(architecture(parsed)))
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device, parsed)
+    # Built without storage first: neither a second copy in float32 nor random initial values are ever made.
+    with torch.device("meta"):
+        network = family(parsed, parse_json(files, PREPROCESSOR_CONFIG))
+    network.to(dtype)
+    network.to_empty(device=device)
+    weights = weight_files(folder)
+    load_weights(network, weights, progress)
+    network.finish()
+    return LoadedModel(network.eval(), files, fingerprint(files, weights))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files, in name order. Raises StartupError where one is missing."""
+    index = folder / INDEX
+    if not index.is_file():
+        if not (folder / WEIGHTS).is_file():
+            raise StartupError(f"{folder} holds neither {WEIGHTS} nor {INDEX}.")
+        return [folder / WEIGHTS]
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise StartupError(f"{index} has no readable `weight_map`.") from error
+    files = [folder / Path(name).name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise StartupError(f"{INDEX} names {file.name}, which is not in {folder}.")
+    return files
+
+
+def fingerprint(files: ModelFiles, weights: list[Path]) -> bytes:
+    """Return 32 bytes that name model and weights.
+
+    Of each weights file only size, header, first and last MiB are read: terabytes are never hashed.
+    """
+    hasher = blake3(b"saccade.model.1" + files_digest(files.files))
+    for path in weights:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            header = file.read(min(int.from_bytes(prefix, "little"), size))
+            first = file.read(MIB)
+            file.seek(max(0, size - MIB))
+            parts = (path.name.encode(), size.to_bytes(8, "little"), prefix, header, first, file.read(MIB))
+        for part in parts:
+            hasher.update(len(part).to_bytes(8, "little"))
+            hasher.update(part)
+    return hasher.digest()
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that *name* (auto, cpu, cuda) means here. Raises StartupError."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise StartupError("device is cuda, but torch finds no CUDA device.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
+    """Return the network's dtype. auto is float32 on the CPU and the checkpoint's own on CUDA. Raises StartupError."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.float32
+    text = config.get("text_config", {})
+    spellings = (config.get("dtype"), config.get("torch_dtype"), text.get("dtype"), text.get("torch_dtype"))
+    stated = next((spelling for spelling in spellings if spelling), "bfloat16")
+    if stated not in DTYPES:
+        raise StartupError(f"{CONFIG}: dtype {stated!r} is not served; known: {', '.join(DTYPES)}.")
+    return DTYPES[stated]
+
+
+def load_weights(network: nn.Module, weights: list[Path], progress: Progress) -> None:
+    """Fill *network*'s parameters. Raises StartupError for missing, unexpected and mis-shaped tensors."""
+    parameters = dict(network.named_parameters())
+    places = {name: network.get_submodule(name.rpartition(".")[0]) for name in parameters}
+    missing = {(name, part) for name in parameters for part in _partitions(places[name])}
+    for done, path in enumerate(weights):
+        progress("loading weights", done, len(weights))
+        for name, tensor in _tensors(path):
+            target = network.locate(name)  # type: ignore[operator]
+            if target is None:
+                continue
+            if target.parameter not in parameters:
+                raise StartupError(f"{path.name}: the tensor {name} has no place in this network.")
+            destination = _destination(parameters[target.parameter], places[target.parameter], target.partition)
+            if destination.shape != tensor.shape:
+                shapes = f"{list(tensor.shape)}, but the network needs {list(destination.shape)}"
+                raise StartupError(f"{path.name}: the tensor {name} has shape {shapes}.")
+            destination.copy_(tensor)
+            missing.discard((target.parameter, target.partition))
+    if missing:
+        name, part = min(missing, key=str)
+        where = name if part is None else f"{name} (part {part})"
+        raise StartupError(f"The checkpoint lacks {len(missing)} tensors, the first for the parameter {where}.")
+    progress("loading weights", len(weights), len(weights))
+
+
+def _partitions(module: nn.Module) -> list[int | None]:
+    count = len(getattr(module, "partitions", ()))
+    return list(range(count)) if count > 1 else [None]
+
+
+def _destination(parameter: nn.Parameter, module: nn.Module, partition: int | None) -> torch.Tensor:
+    if partition is None:
+        return parameter.data
+    sizes: tuple[int, ...] = module.partitions  # type: ignore[assignment]
+    return parameter.data.narrow(0, sum(sizes[:partition]), sizes[partition])
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise StartupError(f"{path} is no readable safetensors file; it may be damaged or cut short.") from error

@@ -1,0 +1,96 @@
+"""The gateway's way in: create_app() for an ASGI server, serve() for a whole process."""
+
+import asyncio
+import socket
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from saccade.errors import StartupError
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.media_pool import MediaPool
+from saccade.gateway.routes import Application
+from saccade.gateway.workers import Fleet
+
+BACKLOG = 2048
+ABORT_SECONDS = 2
+"""What requests that outlived the drain get to clean up after themselves."""
+
+_logger = structlog.get_logger(__name__)
+
+
+def create_app(config: GatewayConfig, fleet: Fleet, pool: MediaPool) -> Application:
+    """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it."""
+    return Application(config, fleet, pool)
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones get 503, /ready too.
+
+    A second signal ends it at once. Raises StartupError where the address is taken or a setting is wrong.
+    """
+    listener = listen(config.host, config.port)
+    pool = MediaPool(config.media)
+    await pool.start()
+    fleet = Fleet(config.worker_urls, on_released=pool.release)
+    app = create_app(config, fleet, pool)
+    lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
+    await fleet.start()
+    try:
+        host, port = listener.getsockname()[:2]
+        _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
+        await _DrainingServer(app, config.shutdown_timeout_seconds).serve([listener])
+    finally:
+        lag.cancel()
+        await fleet.close()
+        await pool.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise StartupError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
+        ) from error
+
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn, but a signal drains first: the port stays open meanwhile, to answer 503."""
+
+    def __init__(self, app: Application, shutdown_timeout_seconds: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=ABORT_SECONDS,
+            )
+        )
+        self._admission = app.admission
+        self._shutdown_timeout_seconds = shutdown_timeout_seconds
+        self._loop = asyncio.get_running_loop()
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; at the second signal, stop."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="drain")
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        _logger.info("draining", requests=self._admission.num_requests)
+        if not await self._admission.drain(self._shutdown_timeout_seconds):
+            _logger.warning("aborting requests that outlived the drain", requests=self._admission.num_requests)
+        self.should_exit = True

@@ -1,0 +1,46 @@
+"""Who may ask, and whose caches a request uses."""
+
+import hashlib
+import hmac
+from collections.abc import Collection, Sequence
+
+from blake3 import blake3
+
+from saccade.errors import InvalidApiKey
+
+OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
+"""What an orchestrator asks without a key; everything else is refused by default."""
+
+SALT_BYTES = 16
+SALT_CONTEXT = "saccade 2026 cache salt of a tenant"
+
+
+class Keys:
+    """The operator's API keys; only their hashes are kept. Without any, everybody is one tenant."""
+
+    def __init__(self, api_keys: Collection[str]) -> None:
+        self._tenants = {_digest(key.encode()): _salt(key.encode()) for key in api_keys}
+
+    def salt(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """Return the salt of the tenant who asks for *path*. Raises InvalidApiKey."""
+        if not self._tenants or path in OPEN_PATHS:
+            return b""
+        authorization = next((value for name, value in headers if name == b"authorization"), b"")
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not key:
+            raise InvalidApiKey("Send an API key in the header: Authorization: Bearer KEY.")
+        given = _digest(key)
+        # All keys are compared, so that the time taken does not tell which one is near.
+        matches = [salt for digest, salt in self._tenants.items() if hmac.compare_digest(digest, given)]
+        if not matches:
+            raise InvalidApiKey("This API key is not known here.")
+        return matches[0]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _salt(key: bytes) -> bytes:
+    """Derive the tenant's salt from the key, so that every gateway of a fleet finds the same."""
+    return blake3(key, derive_key_context=SALT_CONTEXT).digest(SALT_BYTES)

@@ -1,0 +1,182 @@
+"""The edge of the HTTP server: every request gets an id, every failure becomes one kind of answer.
+
+Each part is an ASGI application around another one, outermost first:
+
+    Identified     gives the request an id, logs and counts it
+    (CORS)         Starlette's, where origins are allowed
+    Guarded        asks for the key, turns errors into answers; nothing gets past it
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Collection, Mapping
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from saccade.errors import (
+    BodyTooLarge,
+    InternalError,
+    InvalidApiKey,
+    InvalidValue,
+    MethodNotAllowed,
+    RouteNotFound,
+    SaccadeError,
+    StartupError,
+)
+from saccade.gateway.auth import Keys
+from saccade.gateway.openai import ErrorAnswer, ErrorDetail
+from saccade.telemetry import Metrics
+
+REQUEST_ID = "saccade.request_id"
+SALT = "saccade.salt"
+ROUTE = "saccade.route"
+"""Keys of the ASGI scope under which the border leaves what it found out."""
+
+UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
+RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED = 499
+"""Logged where a client left before its answer began; never sent."""
+
+_REQUEST_ID_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
+_logger = structlog.get_logger(__name__)
+
+
+class ClientDisconnected(Exception):
+    """The client went away before the request was whole."""
+
+
+class Identified:
+    """Gives every request an id: the client's x-request-id where it is usable, a fresh one elsewhere."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
+        if scope["type"] != "http":
+            return
+        request_id = _request_id(scope)
+        scope[REQUEST_ID] = request_id
+        status = CLIENT_CLOSED
+
+        async def send_identified(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        start = time.perf_counter()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_identified)
+            finally:
+                route = scope.get(ROUTE, "none")
+                self._metrics.requests_total.labels(route, str(status)).inc()
+                seconds = round(time.perf_counter() - start, 4)
+                _logger.info("request", method=scope["method"], route=route, status=status, seconds=seconds)
+
+
+class Guarded:
+    """Decides on the path alone, refuses by default, and answers whatever is raised within."""
+
+    def __init__(self, app: ASGIApp, api_keys: Collection[str]) -> None:
+        self._app = app
+        self._keys = Keys(api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request; an error is answered unless the answer had begun."""
+        started = False
+        headers: dict[str, str] = {}
+
+        async def send_watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            scope["app"] = self
+            scope[SALT] = self._keys.salt(scope["path"], scope["headers"])
+            await self._app(scope, receive, send_watched)
+        except ClientDisconnected:
+            return
+        except HTTPException as error:
+            failure: SaccadeError = _routing_failure(error, scope)
+            headers = dict(error.headers or {})
+        except SaccadeError as error:
+            failure = error
+        except Exception:
+            _logger.exception("unforeseen error")
+            failure = InternalError(UNFORESEEN)
+        else:
+            return
+        if not started:
+            await send_json(send, failure.status, encode_error(failure), headers | _headers(failure))
+
+
+def encode_error(error: SaccadeError) -> bytes:
+    """Return OpenAI's error object for *error* as JSON. An operator's error is not shown to clients."""
+    if isinstance(error, StartupError):
+        error = InternalError(UNFORESEEN)
+    detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
+    return msgspec.json.encode(ErrorAnswer(error=detail))
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    """Send a whole JSON answer."""
+    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """Return the request's body. Raises BodyTooLarge, before reading it where its length is announced."""
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    too_large = BodyTooLarge(f"The request's body is over the limit of {max_bytes} bytes.")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    num_bytes = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        if num_bytes > max_bytes:
+            raise too_large
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _request_id(scope: Scope) -> str:
+    given: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+
+
+def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
+    match error.status_code:
+        case 404:
+            return RouteNotFound(f"There is no {scope['path']} here.")
+        case 405:
+            return MethodNotAllowed(f"{scope['path']} does not take {scope['method']}.")
+        case _:
+            return InvalidValue("The request could not be read.")
+
+
+def _headers(error: SaccadeError) -> dict[str, str]:
+    if isinstance(error, InvalidApiKey):
+        return {"www-authenticate": "Bearer"}
+    if error.status in (429, 503):
+        return {"retry-after": str(RETRY_AFTER_SECONDS)}
+    # Clients repeat a 500 by themselves; what failed for certain will fail again.
+    if isinstance(error, InternalError | StartupError):
+        return {"x-should-retry": "false"}
+    return {}

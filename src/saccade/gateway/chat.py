@@ -1,0 +1,82 @@
+"""POST /v1/chat/completions, from the body to the last byte: parse, prepare, dispatch, respond."""
+
+import contextlib
+import time
+import uuid
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from starlette.types import Receive, Scope, Send
+
+from saccade.gateway.admission import Admission
+from saccade.gateway.border import SALT, read_body
+from saccade.gateway.dispatch import Dispatcher
+from saccade.gateway.openai import ChatCompletionChunk, ChatRequest, parse_chat
+from saccade.gateway.prepare import Preparer
+from saccade.gateway.respond import Answer, EventStream, report_errors, send_stream, send_whole, unless_disconnected
+from saccade.gateway.sampling import sampling_params, stop_strings
+from saccade.gateway.served_model import Catalogue, ServedModel
+from saccade.protocol.request import EngineRequest
+from saccade.telemetry import Metrics
+from saccade.tokenization.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True)
+class ChatCompletions:
+    """The endpoint. A client that leaves, streaming or not, takes its request with it: the engine stops at once."""
+
+    admission: Admission
+    catalogue: Catalogue
+    preparer: Preparer
+    dispatcher: Dispatcher
+    metrics: Metrics
+    max_body_bytes: int
+    ping_interval_seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        with self.admission.admit():
+            body = await read_body(scope, receive, self.max_body_bytes)
+            async with self.admission.turn():
+                request = parse_chat(body)
+            served = self.catalogue.get(request.model)
+            if request.stream:
+                stream = EventStream(send, self.ping_interval_seconds)
+                work = report_errors(stream, self._answer(request, served, scope[SALT], stream))
+                await unless_disconnected(receive, work, stream.keep_alive())
+            else:
+                await unless_disconnected(receive, self._answer(request, served, scope[SALT], send))
+
+    async def _answer(self, request: ChatRequest, served: ServedModel, salt: bytes, out: EventStream | Send) -> None:
+        completion_id = f"chatcmpl-{uuid.uuid4().hex}"
+        answer, engine_request = await self._prepare(request, served, salt, completion_id)
+        include_usage = request.stream_options is not None and request.stream_options.include_usage
+        chunk = ChatCompletionChunk(
+            id=completion_id,
+            created=int(time.time()),
+            model=served.name,
+            choices=[],
+            usage=None if include_usage else UNSET,
+        )
+        async with contextlib.aclosing(self.dispatcher.stream(served.name, engine_request)) as deltas:
+            if isinstance(out, EventStream):
+                await send_stream(out, answer, deltas, chunk)
+            else:
+                await send_whole(out, answer, deltas, chunk)
+
+    async def _prepare(
+        self, request: ChatRequest, served: ServedModel, salt: bytes, request_id: str
+    ) -> tuple[Answer, EngineRequest]:
+        # An answer's clock starts here, so that its ttft includes the way of the pixels.
+        detokenizer = Detokenizer(served.tokenizer, stop_strings(request))
+        answer = Answer(detokenizer, served.defaults.eos_token_ids, self.metrics, served.name)
+        with self.metrics.stage("prepare"):
+            async with self.admission.turn():
+                draft = await self.preparer.draft(served, request.messages)
+            answer.num_prompt_tokens = len(draft.token_ids)
+            sampling = sampling_params(request, served, len(draft.token_ids))
+            prompt = await self.preparer.prompt(served, draft)
+        engine_request = EngineRequest(
+            request_id=request_id, token_ids=prompt.token_ids, sampling=sampling, media=prompt.media, salt=salt
+        )
+        return answer, engine_request

@@ -1,0 +1,49 @@
+"""GatewayConfig: what an operator may set of a gateway."""
+
+from dataclasses import dataclass, field
+
+from saccade.gateway.media_pool import MediaPoolConfig
+from saccade.media.header import PictureLimits
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Settings of one gateway process.
+
+    *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
+    *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
+    *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
+    its baseline.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    worker_urls: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
+    limit_images: int = 16
+    max_picture_pixels: int = 50_000_000
+    max_requests: int = 2048
+    max_body_bytes: int = 64 << 20
+    shutdown_timeout_seconds: float = 30.0
+    ping_interval_seconds: float = 15.0
+    num_decode_processes: int = 2
+    decode_timeout_seconds: float = 20.0
+    decode_memory_bytes: int = 1 << 30
+    shared_memory_bytes: int = 1 << 30
+
+    @property
+    def picture_limits(self) -> PictureLimits:
+        """What one picture may cost."""
+        return PictureLimits(max_pixels=self.max_picture_pixels)
+
+    @property
+    def media(self) -> MediaPoolConfig:
+        """The settings of the decode processes."""
+        return MediaPoolConfig(
+            num_processes=self.num_decode_processes,
+            time_limit_seconds=self.decode_timeout_seconds,
+            memory_bytes=self.decode_memory_bytes,
+            slot_bytes=self.shared_memory_bytes,
+            limits=self.picture_limits,
+        )

@@ -1,0 +1,77 @@
+"""Prompt to stream: choose a worker, bring the pixels where it can read them, relay its deltas."""
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from saccade.errors import InternalError, SaccadeError
+from saccade.gateway.workers import Fleet
+from saccade.protocol.media import MediaItem
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.routing.load import WorkInFlight
+from saccade.routing.policy import least_work
+from saccade.transport import shared_memory
+from saccade.transport.client import WorkerClient, slots_of
+
+
+class Dispatcher:
+    """Sends requests to the workers of *fleet*, each to the one with the least work in flight."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._work: dict[str, WorkInFlight] = collections.defaultdict(WorkInFlight)
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are in flight."""
+        return sum(work.num_requests for work in self._work.values())
+
+    async def stream(self, model: str, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
+
+        Every slot of *request* goes back through the fleet's on_released, also where this raises: ModelNotFound,
+        WorkerUnavailable, WorkerFailed, or the error that the engine answers with.
+        """
+        try:
+            worker = self._choose(model)
+        except SaccadeError:
+            self._fleet.release(slots_of(request))
+            raise
+        num_prompt_tokens = len(request.token_ids)
+        self._work[worker.url] = self._work[worker.url].plus(num_prompt_tokens)
+        try:
+            async with contextlib.aclosing(worker.generate(await self._reachable(worker, request))) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._work[worker.url] = self._work[worker.url].minus(num_prompt_tokens)
+
+    def _choose(self, model: str) -> WorkerClient:
+        workers = {worker.url: worker for worker in self._fleet.model(model).workers}
+        return workers[least_work({url: self._work[url] for url in workers})]
+
+    async def _reachable(self, worker: WorkerClient, request: EngineRequest) -> EngineRequest:
+        """Return *request* with pixels inline where the worker does not see our shared memory."""
+        description = worker.description
+        slots = slots_of(request)
+        if not slots or (description is not None and description.shm_namespace == shared_memory.namespace()):
+            return request
+        try:
+            media = await asyncio.to_thread(lambda: tuple(_inlined(item) for item in request.media))
+        except shared_memory.SlotError as error:
+            raise InternalError(
+                "A picture was lost on its way to the worker; the request can be sent again."
+            ) from error
+        finally:
+            self._fleet.release(slots)
+        return msgspec.structs.replace(request, media=media)
+
+
+def _inlined(item: MediaItem) -> MediaItem:
+    if item.slot is None:
+        return item
+    return msgspec.structs.replace(item, slot=None, inline=shared_memory.read_slot(item.slot))

@@ -1,0 +1,110 @@
+"""The small endpoints: models, token ids, health, metrics, version, description."""
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
+from saccade.gateway.admission import Admission
+from saccade.gateway.border import read_body
+from saccade.gateway.openai import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+    parse,
+)
+from saccade.gateway.openapi import describe, server_version
+from saccade.gateway.prepare import Preparer
+from saccade.gateway.served_model import Catalogue, ServedModel
+from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """One method an endpoint; each raises SaccadeError for what it cannot answer."""
+
+    admission: Admission
+    catalogue: Catalogue
+    preparer: Preparer
+    metrics: Metrics
+    max_body_bytes: int
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList([_card(served) for served in self.catalogue.models()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        return _json(_card(self._served(request.path_params["model"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
+        with self.admission.admit():
+            asked = parse(await self._body(request), TokenizeRequest)
+            served = self._served(asked.model)
+            if (asked.prompt is None) == (asked.messages is None):
+                raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
+            if asked.messages is None:
+                token_ids = await self.preparer.token_ids(served, asked.prompt or "")
+            else:
+                draft = await self.preparer.draft(served, asked.messages, asked.add_generation_prompt)
+                token_ids = draft.token_ids
+        return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids, special tokens as they are written."""
+        with self.admission.admit():
+            asked = parse(await self._body(request), DetokenizeRequest)
+            return _json(DetokenizeAnswer(await self.preparer.text_of(self._served(asked.model), asked.tokens)))
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: the process runs and its event loop turns."""
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready and /health: requests can be served now."""
+        if self.admission.draining:
+            raise Draining("The server is shutting down.")
+        if not self.catalogue.ready:
+            raise WorkerUnavailable("No worker is ready.")
+        return _json({"status": "ready"})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.render(), media_type=METRICS_CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": server_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return _json(describe())
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request.scope, request.receive, self.max_body_bytes)
+
+    def _served(self, name: str | None) -> ServedModel:
+        """Return the model *name*; None means the only one there is."""
+        if name is not None:
+            return self.catalogue.get(name)
+        match self.catalogue.models():
+            case [served]:
+                return served
+            case []:
+                raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+            case several:
+                raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
+
+
+def _card(served: ServedModel) -> ModelCard:
+    return ModelCard(id=served.name, created=served.created, max_model_len=served.max_model_len)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,226 @@
+"""The pool of decode processes, seen from the gateway: submit bytes, get a filled slot. No torch, no pixels.
+
+A job takes one process for itself. Jobs wait in order of arrival for a process and for room in the budget of decoded
+bytes. Once begun, a job runs to its end even if nobody waits for it any more: that is milliseconds, and a process need
+not be killed for it. A process that dies or takes too long costs the one request it worked on, and is replaced.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from saccade.errors import (
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidImage,
+    SaccadeError,
+    StartupError,
+    from_code,
+)
+from saccade.gateway.media_job import PictureAnswer, PictureJob, StageSeconds
+from saccade.gateway.media_queue import MediaQueue
+from saccade.gateway.media_server import DecodeProcess, DecodeServer
+from saccade.media.header import PictureLimits, read_header
+from saccade.protocol.media import PictureLayout, SlotRef
+from saccade.transport.shared_memory import SlotPool, sweep
+
+# RGB and its transparent or turned copies while one picture is decoded.
+DECODED_BYTES_PER_PIXEL = 12
+RETRY_SECONDS = 1.0
+
+
+def _default_processes() -> int:
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class MediaPoolConfig:
+    """How much pictures may cost. *memory_bytes* is a decode process's limit beyond its imports."""
+
+    num_processes: int = field(default_factory=_default_processes)
+    time_limit_seconds: float = 10.0
+    memory_bytes: int = 1 << 30
+    in_flight_bytes: int = 1 << 30
+    slot_bytes: int = 1 << 30
+    limits: PictureLimits = field(default_factory=PictureLimits)
+
+
+@dataclass(frozen=True)
+class PreparedPicture:
+    """Patches in *slot*, or in *inline* where shared memory is full. *waited_seconds* is the time in the queue."""
+
+    slot: SlotRef | None
+    inline: bytes | None
+    seconds: StageSeconds
+    waited_seconds: float
+
+
+class MediaPool:
+    """Pictures to patches, in processes of their own. start() before use, close() after; one event loop."""
+
+    def __init__(self, config: MediaPoolConfig) -> None:
+        self._config = config
+        self._slots = SlotPool(config.slot_bytes)
+        self._server = DecodeServer(config.memory_bytes)
+        self._queue = MediaQueue(config.in_flight_bytes, self._lose)
+        self._processes: set[DecodeProcess] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self.num_replaced = 0
+
+    @property
+    def num_running(self) -> int:
+        """Pictures that a process works on."""
+        return self._queue.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Pictures that wait for a process or for the budget."""
+        return self._queue.num_waiting
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Decoded bytes that running jobs may take, as estimated from the headers."""
+        return self._queue.in_flight_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that hold a picture, or will, and were not released."""
+        return self._slots.num_used
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of shared memory taken, free slots included."""
+        return self._slots.allocated_bytes
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Ids of the decode processes."""
+        return tuple(process.pid for process in self._processes)
+
+    async def start(self) -> None:
+        """Remove segments of dead owners and start the processes. Raises StartupError."""
+        sweep()
+        await asyncio.to_thread(self._server.start)
+        for _ in range(self._config.num_processes):
+            await self._add_process()
+
+    async def picture(
+        self, encoded: bytes, family: str, settings: Mapping[str, Any], layout: PictureLayout
+    ) -> PreparedPicture:
+        """Return the patches of *encoded*, for which *family*'s Layout made *layout* and resolved *settings*.
+
+        Raises RequestError for a bad picture, DeadlineExceeded for one that takes too long, Draining after close().
+        The slot is the caller's until release().
+        """
+        if self._closing:
+            raise _draining()
+        header = read_header(encoded)
+        self._config.limits.check(header, len(encoded))
+        nbytes = header.width * header.height * DECODED_BYTES_PER_PIXEL
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        process = await self._queue.enter(nbytes)
+        waited = loop.time() - arrived
+        job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
+        task = self._spawn(self._run(process, nbytes, job, waited))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._discard)
+            raise
+
+    def release(self, names: Iterable[str]) -> None:
+        """Take back the slots of *names*; unknown ones are no error. Call once for each use of a slot."""
+        for name in names:
+            self._slots.release(name)
+
+    async def close(self) -> None:
+        """End all processes, answer what runs and waits with Draining, and unlink every segment."""
+        self._closing = True
+        self._queue.refuse(_draining())
+        # Before the server, which reaps them; whoever waits for one sees its end.
+        for process in self._processes:
+            process.terminate()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(asyncio.to_thread(process.kill) for process in self._processes))
+        self._processes.clear()
+        await asyncio.to_thread(self._server.stop)
+        self._slots.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, process: DecodeProcess, nbytes: int, job: PictureJob, waited: float) -> PreparedPicture:
+        slot = self._slots.acquire(math.prod(job.layout.pixel_shape))
+        ref = slot.ref if slot else None
+        survivor: DecodeProcess | None = None
+        filled = False
+        try:
+            answer = await self._ask(process, msgspec.structs.replace(job, slot=ref))
+            survivor = process
+            if answer.failure:
+                raise from_code(answer.failure.code, answer.failure.message)
+            filled = answer.inline is None
+            return PreparedPicture(ref if filled else None, answer.inline, answer.seconds, waited)
+        finally:
+            if ref and not filled:
+                self._slots.release(ref.name, ref.generation)
+            self._queue.leave(nbytes, survivor)
+
+    async def _ask(self, process: DecodeProcess, job: PictureJob) -> PictureAnswer:
+        """Return the answer of *process*; a process that gives none is gone when this raises."""
+        error: SaccadeError
+        limit = self._config.time_limit_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await process.exchange(job)
+        except TimeoutError:
+            error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
+        except OSError:
+            error = InvalidImage("Decoding the picture ended its decode process: the picture may be damaged.")
+        # Its slot may be used again only when it can write no more.
+        await asyncio.to_thread(process.kill)
+        if self._closing:
+            raise _draining()
+        self._lose(process)
+        raise error
+
+    def _lose(self, process: DecodeProcess) -> None:
+        self._processes.discard(process)
+        self._spawn(self._replace(process))
+
+    async def _replace(self, process: DecodeProcess) -> None:
+        self.num_replaced += 1
+        await asyncio.to_thread(process.kill)
+        while not self._closing:
+            try:
+                await self._add_process()
+                break
+            except StartupError:
+                self._queue.refuse(InternalError("No decode process could be started; the server's log says why."))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _add_process(self) -> None:
+        process = await asyncio.to_thread(self._server.fork)
+        self._processes.add(process)
+        self._queue.add(process)
+
+    def _discard(self, task: asyncio.Task[PreparedPicture]) -> None:
+        """Free the slot of a picture that nobody waits for any more."""
+        if not task.cancelled() and task.exception() is None and (ref := task.result().slot):
+            self._slots.release(ref.name, ref.generation)
+
+
+def _draining() -> Draining:
+    return Draining("The server is shutting down.")

@@ -1,0 +1,164 @@
+"""What runs inside a decode process: decode, the family's pixels, into the slot it was given.
+
+`python -m saccade.gateway.media_process --fd N --memory-bytes M` is the fork server: it imports everything once, stays
+single-threaded, and forks a decode process for each socket that it gets over descriptor N. It answers with the
+process's id and pidfd, and ends, with all its children, when the gateway closes its end.
+"""
+
+import argparse
+import ctypes
+import gc
+import io
+import os
+import resource
+import signal
+import socket
+import time
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from saccade import models
+from saccade.errors import ImageTooLarge, SaccadeError, StartupError
+from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, PictureJob, StageSeconds, frame
+from saccade.media.decode import decode
+from saccade.media.header import PictureLimits
+from saccade.protocol.output import Failure
+from saccade.transport.shared_memory import SlotError, open_slot
+
+NICENESS = 5
+PR_SET_PDEATHSIG = 1
+
+
+def fork_server(control: socket.socket) -> socket.socket | None:
+    """Fork a process for every socket that arrives; it returns its socket, the server None when the gateway ends."""
+    _preload()
+    # The kernel reaps children by itself; the gateway watches them by pidfd.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # These reach a whole terminal or service at once; the gateway still drains, and needs decode processes for it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    control.sendall(READY)
+    server = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return None
+        connection = socket.socket(fileno=descriptors[0])
+        pid = os.fork()
+        if pid == 0:
+            _die_with(server)
+            control.close()
+            return connection
+        connection.close()
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [PID.pack(pid)], [pidfd])
+        os.close(pidfd)
+
+
+def decode_process(connection: socket.socket, memory_bytes: int) -> None:
+    """Do one job after another until the gateway closes *connection*; *memory_bytes* is what jobs may take."""
+    os.nice(NICENESS)
+    limit = _address_space_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    decoder = msgspec.msgpack.Decoder(PictureJob)
+    while True:
+        prefix = _receive(connection, PREFIX_BYTES)
+        if len(prefix) < PREFIX_BYTES:
+            return
+        job = decoder.decode(_receive(connection, int.from_bytes(prefix, "little")))
+        for piece in frame(answer(job)):
+            connection.sendall(piece)
+
+
+def answer(job: PictureJob) -> PictureAnswer:
+    """Return what came of *job*. A fault that nobody foresaw ends the process, and the gateway replaces it."""
+    try:
+        return _prepare(job)
+    except SaccadeError as error:
+        return PictureAnswer(failure=Failure(error.code, error.message))
+    except MemoryError:
+        return PictureAnswer(failure=Failure(ImageTooLarge.code, "The picture takes more memory than one may use."))
+
+
+def _prepare(job: PictureJob) -> PictureAnswer:
+    began = time.perf_counter()
+    picture = decode(job.encoded, job.limits)
+    decoded = time.perf_counter()
+    pixels = models.load_pixels(job.family)(job.settings)
+
+    def write(target: bytearray | memoryview) -> float:
+        """Fill *target* and return the seconds it took."""
+        start = time.perf_counter()
+        pixels.write(picture, job.layout, np.frombuffer(target, job.layout.pixel_dtype).reshape(job.layout.pixel_shape))
+        return time.perf_counter() - start
+
+    inline = None
+    try:
+        if job.slot is None:
+            raise SlotError("no slot was given")
+        with open_slot(job.slot) as target:
+            preprocess = write(target)
+    except SlotError:
+        # Without shared memory the request is slower, not lost.
+        buffer = bytearray(int(np.prod(job.layout.pixel_shape)) * np.dtype(job.layout.pixel_dtype).itemsize)
+        preprocess = write(buffer)
+        inline = bytes(buffer)
+    seconds = StageSeconds(decoded - began, preprocess, time.perf_counter() - decoded - preprocess)
+    return PictureAnswer(seconds, inline)
+
+
+def _preload() -> None:
+    """Import all that a job needs and use it once, so that no child does it again, nor starts a thread."""
+    sample = io.BytesIO()
+    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
+        sample.seek(0)
+        Image.new("RGB", (64, 64)).save(sample, kind)
+        decode(sample.getvalue(), PictureLimits())
+    for name in models.families():
+        models.load_pixels(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise StartupError("The decode server must have one thread only; set OMP_NUM_THREADS=1 in its environment.")
+    # Children share these pages as long as the collector leaves them alone.
+    gc.collect()
+    gc.freeze()
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _receive(connection: socket.socket, length: int) -> bytearray:
+    """Return *length* bytes, or fewer where the gateway is gone."""
+    data = bytearray(length)
+    view, received = memoryview(data), 0
+    while received < length:
+        count = connection.recv_into(view[received:])
+        if count == 0:
+            return data[:received]
+        received += count
+    return data
+
+
+def main() -> None:
+    """Run the fork server, and in each fork a decode process."""
+    parser = argparse.ArgumentParser(prog="saccade.gateway.media_process")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    arguments = parser.parse_args()
+    connection = fork_server(socket.socket(fileno=arguments.fd))
+    if connection is not None:
+        decode_process(connection, arguments.memory_bytes)
+
+
+if __name__ == "__main__":
+    main()

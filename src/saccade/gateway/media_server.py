@@ -1,0 +1,172 @@
+"""The gateway's ends of the fork server and of its decode processes."""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from saccade.errors import StartupError
+from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, PictureJob, frame
+
+PROGRAM = "saccade.gateway.media_process"
+START_SECONDS = 60.0
+FORK_SECONDS = 10.0
+END_SECONDS = 5.0
+ENVIRONMENT = {
+    # A fork must not inherit threads, and pixels are made on the CPU.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    # Buffers of ordinary pictures are kept for the next one: fresh pages would double the time of a decode.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+
+
+class DecodeProcess:
+    """One decode process: one job at a time."""
+
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.pid = pid
+        self._pidfd = pidfd
+        self._connection = connection
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still take a job."""
+        return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
+
+    async def exchange(self, job: PictureJob) -> PictureAnswer:
+        """Send one job and return its answer. Raises OSError where the process died."""
+        for piece in frame(job):
+            await asyncio.get_running_loop().sock_sendall(self._connection, piece)
+        prefix = await self._receive(PREFIX_BYTES)
+        payload = await self._receive(int.from_bytes(prefix, "little"))
+        return msgspec.msgpack.decode(payload, type=PictureAnswer)
+
+    def terminate(self) -> None:
+        """End it at once; a pidfd never names another process, even when the id is used again."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it, wait until it is gone, and let go of it; blocks for some milliseconds. Again is no error."""
+        if self._pidfd < 0:
+            return
+        self.terminate()
+        pidfd, self._pidfd = self._pidfd, -1
+        _ended(pidfd, END_SECONDS)
+        os.close(pidfd)
+        self._connection.close()
+
+    async def _receive(self, length: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        data = bytearray(length)
+        view, received = memoryview(data), 0
+        while received < length:
+            count = await loop.sock_recv_into(self._connection, view[received:])
+            if count == 0:
+                raise ConnectionResetError
+            received += count
+        return data
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    """Wait at most *seconds* for a process to end; return whether it has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class DecodeServer:
+    """The fork server, started again where it died. Its methods block; several threads may call them."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Start it and wait until its imports are done. Raises StartupError."""
+        with self._lock:
+            self._start()
+
+    def fork(self) -> DecodeProcess:
+        """Return a new decode process. Raises StartupError."""
+        with self._lock:
+            if self._stopped:
+                raise StartupError("The decode server has been stopped.")
+            try:
+                return self._fork()
+            except OSError:
+                self._end()
+                self._start()
+            try:
+                return self._fork()
+            except OSError:
+                raise StartupError("The decode server does not fork.") from None
+
+    def stop(self) -> None:
+        """End it and all its processes; they die with it."""
+        with self._lock:
+            self._stopped = True
+            self._end()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ENVIRONMENT},
+            )
+        self._control = ours
+        ours.settimeout(START_SECONDS)
+        try:
+            ready = ours.recv(len(READY))
+        except OSError:
+            ready = b""
+        if ready != READY:
+            self._end()
+            raise StartupError("The decode server did not start; its own output says why.")
+        ours.settimeout(FORK_SECONDS)
+
+    def _fork(self) -> DecodeProcess:
+        if self._control is None:
+            raise ConnectionResetError
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            message, descriptors, _, _ = socket.recv_fds(self._control, PID.size, 1)
+            if not descriptors:
+                raise ConnectionResetError
+        except OSError:
+            ours.close()
+            raise
+        (pid,) = PID.unpack(message)
+        return DecodeProcess(pid, descriptors[0], ours)
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            # It holds nothing worth a farewell.
+            self._process.kill()
+            self._process.wait()
+            self._process = None

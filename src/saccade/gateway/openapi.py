@@ -1,0 +1,109 @@
+"""The description of the HTTP API, generated from the structs that parse and answer."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from saccade.gateway.openai import (
+    ChatCompletion,
+    ChatRequest,
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+
+BODIES = (
+    ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
+    ModelList, ModelCard, ErrorAnswer,
+)  # fmt: skip
+POST_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    404: "The model is not served here.",
+    413: "The body is too large.",
+    429: "Too many requests are being served.",
+    500: "The server failed.",
+    503: "No worker is ready, or the server is shutting down.",
+    504: "A stage took too long.",
+}
+MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+ANYTHING = {"type": "object"}
+
+
+def server_version() -> str:
+    """Return the installed package's version; "unknown" where Saccade runs from a source tree."""
+    try:
+        return version("saccade")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def describe() -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document as JSON values."""
+    _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": server_version(), "description": "Serves vision-language models."},
+        "paths": _paths(),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _paths() -> dict[str, Any]:
+    chat = _post("Answer a chat", ChatRequest, ChatCompletion)
+    chat["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "/v1/chat/completions": {"post": chat},
+        "/v1/models": {"get": _get("List the models", _json(ModelList))},
+        "/v1/models/{model}": {
+            "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
+        },
+        "/tokenize": {"post": _post("Turn text or a chat into token ids", TokenizeRequest, TokenizeAnswer)},
+        "/detokenize": {"post": _post("Turn token ids into text", DetokenizeRequest, DetokenizeAnswer)},
+        "/live": {"get": _get("The process runs", _schema(ANYTHING))},
+        "/ready": {"get": _get("Requests can be served", _schema(ANYTHING), 503)},
+        "/health": {"get": _get("As /ready", _schema(ANYTHING), 503)},
+        "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+        "/version": {"get": _get("The server's version", _schema(ANYTHING))},
+        "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
+    }
+
+
+def _reference(body: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{body.__name__}"}
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _json(body: type) -> dict[str, Any]:
+    return _schema(_reference(body))
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    words = {**POST_ERRORS, 401: "The API key is missing or unknown."}
+    return {str(status): {"description": words[status], "content": _json(ErrorAnswer)} for status in (401, *statuses)}
+
+
+def _get(summary: str, content: dict[str, Any], *statuses: int) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}, **_errors(*statuses)},
+    }
+
+
+def _post(summary: str, request: type, answer: type) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors(*POST_ERRORS)},
+    }

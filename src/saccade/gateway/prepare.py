@@ -1,0 +1,277 @@
+"""Messages to Prompt: template, media, placeholders. Counts tokens from header dimensions.
+
+draft    messages -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
+prompt   draft -> the same with the pixels' whereabouts, prepared by decode processes all at once
+"""
+
+import asyncio
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pybase64
+
+from saccade.errors import (
+    ContextLengthExceeded,
+    InvalidBase64,
+    InvalidImageUrl,
+    InvalidValue,
+    RequestError,
+    TooManyImages,
+    UnsupportedParameter,
+)
+from saccade.gateway.media_pool import MediaPool, PreparedPicture
+from saccade.gateway.openai import ChatMessage, ContentPart
+from saccade.gateway.served_model import ServedModel
+from saccade.identity.content import content_hash
+from saccade.media.header import PictureLimits, read_header
+from saccade.protocol.media import MediaItem, PictureLayout, Span
+from saccade.telemetry import Metrics
+from saccade.tokenization.chat_template import Message
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+THREAD_FROM_BYTES = 256 * 1024
+"""Longer input is worked on in a thread; shorter takes less time than the way there."""
+
+THREAD_FROM_CHARACTERS = 16 * 1024
+"""The same for text, which takes longer to tokenise than bytes to hash."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An encoded picture of a request; *field* names where it was, as `messages[0].content[1].image_url.url`."""
+
+    field: str
+    encoded: bytes
+    content_hash: bytes
+    layout: PictureLayout
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt whose pixels are still to come: pictures[i] fills spans[i]."""
+
+    token_ids: list[int]
+    pictures: tuple[Picture, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids and media, ready for a worker."""
+
+    token_ids: list[int]
+    media: tuple[MediaItem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Prepares requests of one gateway."""
+
+    pool: MediaPool
+    metrics: Metrics
+    limits: PictureLimits
+    limit_images: int
+
+    async def draft(
+        self, served: ServedModel, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
+    ) -> Draft:
+        """Return the token ids of *messages* with their pictures' spans. Raises RequestError, naming the field."""
+        chat, urls = read_messages(messages)
+        if len(urls) > self.limit_images:
+            raise TooManyImages(
+                f"The messages hold {len(urls)} images; at most {self.limit_images} are served per request.", "messages"
+            )
+        pictures = await asyncio.gather(*(self._picture(served, field, url) for field, url in urls))
+        num_characters = sum(len(part) for part in _texts(messages))
+        with self.metrics.stage("tokenize"):
+            token_ids = await _maybe_in_thread(
+                num_characters > THREAD_FROM_CHARACTERS,
+                lambda: served.tokenizer.encode(served.template.render(chat, add_generation_prompt)),
+            )
+        counts = [picture.layout.num_tokens for picture in pictures]
+        expanded, spans = expand(token_ids, served.layout.placeholder_token_id, counts)
+        if len(expanded) > served.max_model_len:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(expanded)} tokens; this model's context holds {served.max_model_len}.", "messages"
+            )
+        return Draft(expanded, tuple(pictures), spans)
+
+    async def token_ids(self, served: ServedModel, text: str) -> list[int]:
+        """Return the token ids of plain *text*."""
+        return await _maybe_in_thread(len(text) > THREAD_FROM_CHARACTERS, lambda: served.tokenizer.encode_text(text))
+
+    async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
+        """Return the text of *token_ids*, special tokens as they are written."""
+        is_long = len(token_ids) > THREAD_FROM_CHARACTERS
+        return await _maybe_in_thread(is_long, lambda: served.tokenizer.decode(token_ids))
+
+    async def prompt(self, served: ServedModel, draft: Draft) -> Prompt:
+        """Return *draft* with its pixels where a worker can read them.
+
+        A picture that is there twice is prepared once. Whoever gets the prompt owns its slots; on failure and
+        cancellation there are none.
+        """
+        first: dict[bytes, Picture] = {}
+        for picture in draft.pictures:
+            first.setdefault(picture.content_hash, picture)
+        with self.metrics.stage("media"):
+            tasks = {
+                key: asyncio.create_task(self._pixels(served, picture), name="picture")
+                for key, picture in first.items()
+            }
+            try:
+                await asyncio.gather(*tasks.values())
+            except BaseException:
+                await self._abandon(tasks.values())
+                raise
+        pixels = {key: task.result() for key, task in tasks.items()}
+        media = tuple(
+            _media_item(picture, span, pixels[picture.content_hash])
+            for picture, span in zip(draft.pictures, draft.spans, strict=True)
+        )
+        return Prompt(draft.token_ids, media)
+
+    async def _picture(self, served: ServedModel, field: str, url: str) -> Picture:
+        def read() -> Picture:
+            encoded = decode_data_url(url)
+            header = read_header(encoded)
+            self.limits.check(header, len(encoded))
+            layout = served.layout.picture(*header.upright)
+            with self.metrics.stage("hash"):
+                return Picture(field, encoded, content_hash(encoded, served.processor), layout)
+
+        try:
+            return await _maybe_in_thread(len(url) > THREAD_FROM_BYTES, read)
+        except RequestError as error:
+            raise _at(error, field) from error
+
+    async def _pixels(self, served: ServedModel, picture: Picture) -> PreparedPicture:
+        try:
+            pixels = await self.pool.picture(picture.encoded, served.family, served.layout.settings, picture.layout)
+        except RequestError as error:
+            raise _at(error, picture.field) from error
+        self.metrics.observe_stage("queue", pixels.waited_seconds)
+        for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
+            self.metrics.observe_stage(stage, seconds)
+        return pixels
+
+    async def _abandon(self, tasks: Iterable[asyncio.Task[PreparedPicture]]) -> None:
+        """Give back the slots of a request that will not be sent."""
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, PreparedPicture) and outcome.slot is not None:
+                self.pool.release([outcome.slot.name])
+
+
+def read_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], list[tuple[str, str]]]:
+    """Return the chat as templates take it, and (field, URL) of every picture in order. Raises RequestError."""
+    chat: list[Message] = []
+    urls: list[tuple[str, str]] = []
+    for position, message in enumerate(messages):
+        field = f"messages[{position}]"
+        if message.role in ("tool", "function") or message.tool_calls:
+            raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
+        if message.role not in ROLES:
+            raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
+        content: Any = message.content
+        if content is None:
+            raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+        if not isinstance(content, str):
+            parts = enumerate(content)
+            content = [_read_part(part, f"{field}.content[{index}]", urls) for index, part in parts]
+        name = {"name": message.name} if message.name is not None else {}
+        chat.append({"role": ROLES[message.role], "content": content, **name})
+    return chat, urls
+
+
+def _read_part(part: ContentPart, field: str, urls: list[tuple[str, str]]) -> dict[str, str]:
+    match part:
+        case ContentPart(type="text", text=str(text)):
+            return {"type": "text", "text": text}
+        case ContentPart(type="text"):
+            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
+        case ContentPart(type="image_url", image_url=None):
+            raise InvalidValue(f"`{field}.image_url` is missing.", f"{field}.image_url")
+        case ContentPart(type="image_url", image_url=str(url)):
+            urls.append((f"{field}.image_url", url))
+        case ContentPart(type="image_url", image_url=image):
+            urls.append((f"{field}.image_url.url", image.url))  # type: ignore[union-attr]
+        case _:
+            raise UnsupportedParameter(
+                f"`{field}.type`: parts of this type are not served yet; send `text` and `image_url`.", f"{field}.type"
+            )
+    return {"type": "image"}
+
+
+def decode_data_url(url: str) -> bytes:
+    """Return the bytes of a data: URL. Raises InvalidImageUrl and InvalidBase64."""
+    head, comma, payload = url.partition(",")
+    if head[:5].lower() != "data:":
+        raise InvalidImageUrl("Images are not fetched by URL yet; send the image itself as a data: URL in base64.")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidImageUrl("A data: URL must be `data:image/png;base64,` followed by the image in base64.")
+    try:
+        return pybase64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidBase64("The data: URL's payload is not valid base64.") from error
+
+
+def expand(
+    token_ids: list[int], placeholder_token_id: int, counts: Sequence[int]
+) -> tuple[list[int], tuple[Span, ...]]:
+    """Replace the i-th placeholder by counts[i] of them; return the ids and where each run lies.
+
+    Raises InvalidValue where placeholders and pictures are not equally many.
+    """
+    num_placeholders = token_ids.count(placeholder_token_id)
+    if num_placeholders != len(counts):
+        raise InvalidValue(
+            f"The model's chat template makes room for {num_placeholders} images; the messages hold {len(counts)}.",
+            "messages",
+        )
+    expanded: list[int] = []
+    spans: list[Span] = []
+    position = 0
+    for count in counts:
+        found = token_ids.index(placeholder_token_id, position)
+        expanded += token_ids[position:found]
+        spans.append(Span(len(expanded), count))
+        expanded += [placeholder_token_id] * count
+        position = found + 1
+    return expanded + token_ids[position:], tuple(spans)
+
+
+def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaItem:
+    return MediaItem(
+        modality="image",
+        content_hash=picture.content_hash,
+        grid=picture.layout.grid,
+        spans=(span,),
+        pixel_shape=picture.layout.pixel_shape,
+        pixel_dtype=picture.layout.pixel_dtype,
+        slot=pixels.slot,
+        inline=pixels.inline,
+    )
+
+
+def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:
+    for message in messages:
+        if isinstance(message.content, str):
+            yield message.content
+        else:
+            yield from (part.text for part in message.content or () if part.text is not None)
+
+
+def _at(error: RequestError, field: str) -> RequestError:
+    """Return *error* with the request's field, which those who know only bytes could not name."""
+    return type(error)(error.message, error.param or field)
+
+
+async def _maybe_in_thread(is_long: bool, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if is_long else work()

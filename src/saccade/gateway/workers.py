@@ -1,0 +1,102 @@
+"""Which workers exist and are well, by the model they serve."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from saccade.errors import ModelNotFound, WorkerUnavailable
+from saccade.protocol.description import Description
+from saccade.transport.client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A served model: its name, what its workers say of it, and those of them that are ready now."""
+
+    name: str
+    description: Description
+    workers: tuple[WorkerClient, ...]
+
+
+class Fleet:
+    """The workers at *urls*, connected between start() and close().
+
+    *on_released* gets the names of shared-memory slots that no worker will read any more.
+    """
+
+    def __init__(self, urls: Sequence[str], on_released: Callable[[Sequence[str]], None]) -> None:
+        self.release = on_released
+        self._clients = tuple(WorkerClient(url, on_released, self._changed) for url in dict.fromkeys(urls))
+        self._listeners: list[Callable[[Model], None]] = []
+        self._announced: dict[str, Description] = {}
+
+    async def start(self) -> None:
+        """Begin to connect to every worker; returns at once."""
+        await asyncio.gather(*(client.start() for client in self._clients))
+
+    async def close(self) -> None:
+        """End every stream; what still runs is aborted and raises WorkerFailed."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one worker can take a request."""
+        return any(client.ready for client in self._clients)
+
+    @property
+    def clients(self) -> tuple[WorkerClient, ...]:
+        """Every worker, well or not, in the order of the urls."""
+        return self._clients
+
+    def on_model(self, listener: Callable[[Model], None]) -> None:
+        """Have *listener* called when a model is served first, and again when its fingerprint or files have changed."""
+        self._listeners.append(listener)
+
+    def models(self) -> list[Model]:
+        """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""
+        return [self._model(name) for name in self._names()]
+
+    def model(self, name: str) -> Model:
+        """Return the model *name*, with at least one ready worker. Raises ModelNotFound and WorkerUnavailable."""
+        names = self._names()
+        if not names:
+            raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+        if name not in names:
+            raise ModelNotFound(f"The model {name!r} is not served here; served: {', '.join(names)}.", "model")
+        model = self._model(name)
+        if not model.workers:
+            raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
+        return model
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(client.description.model for client in self._clients if client.description))
+
+    def _model(self, name: str) -> Model:
+        """Workers that say something else of the model than the first ready one get no work: ids could differ."""
+        described = [(client, client.description) for client in self._clients if client.description]
+        serving = [(client, said) for client, said in described if said.model == name]
+        ready = [(client, said) for client, said in serving if client.ready]
+        description = (ready or serving)[0][1]
+        workers = tuple(client for client, said in ready if _same_model(said, description))
+        return Model(name=name, description=description, workers=workers)
+
+    def _changed(self, client: WorkerClient) -> None:
+        said = client.description
+        logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
+        if said is None or not client.ready:
+            return
+        model = self._model(said.model)
+        if not _same_model(said, model.description):
+            logger.error("worker %s serves another %r than the first: it gets no work", client.url, said.model)
+        announced = self._announced.get(model.name)
+        if announced is None or not _same_model(announced, model.description):
+            self._announced[model.name] = model.description
+            for listener in self._listeners:
+                listener(model)
+
+
+def _same_model(one: Description, other: Description) -> bool:
+    return one.fingerprint == other.fingerprint and one.files == other.files

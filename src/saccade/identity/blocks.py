@@ -1,0 +1,52 @@
+"""Keys of KV blocks, from token ids, content hashes and the tenant's salt (architecture, contract 1)."""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blake3 import blake3
+
+KEY_BYTES = 16
+
+
+class MediaRun(NamedTuple):
+    """Placeholder tokens [start, start + length) of a prompt that show item tokens [offset, offset + length)."""
+
+    start: int
+    length: int
+    content_hash: bytes
+    offset: int = 0
+
+
+def root_key(model_fingerprint: bytes, salt: bytes) -> bytes:
+    """Return the parent key of every first block of this model and tenant."""
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in (b"saccade.root.1", model_fingerprint, salt))
+    return blake3(framed).digest(KEY_BYTES)
+
+
+def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequence[MediaRun]) -> bytes:
+    """Return the 128-bit key of the block that holds *token_ids* from position *start*, after block *parent*.
+
+    Every run that overlaps the block adds its content hash, its place in the block and the item's offset there, so
+    blocks of different pictures differ even where their placeholder ids are the same.
+    """
+    end = start + len(token_ids)
+    hasher = blake3(parent)
+    hasher.update(len(token_ids).to_bytes(8, "little"))
+    hasher.update(array("q", token_ids).tobytes())
+    for run in runs:
+        first, last = max(start, run.start), min(end, run.start + run.length)
+        if first < last:
+            hasher.update(run.content_hash)
+            hasher.update(array("q", (first - start, last - first, run.offset + first - run.start)).tobytes())
+    return hasher.digest(KEY_BYTES)
+
+
+def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
+    """Return the keys of all full blocks of a prompt, in order; a partial last block has none."""
+    keys: list[bytes] = []
+    parent = root
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_key(parent, token_ids[start : start + block_size], start, runs)
+        keys.append(parent)
+    return keys

@@ -1,0 +1,90 @@
+"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow, no torch.
+
+Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
+transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
+greyscale the upper byte is kept, as Pillow does for 16-bit colour, where convert() would turn all above 255 white.
+Orientation is the header's, so the tokens counted from the header always fit the pixels decoded here.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import Image
+
+from saccade.errors import ImageTooLarge, InvalidImage
+from saccade.media.header import PictureHeader, PictureLimits, read_header
+
+DECODER = f"pillow-{PIL.__version__}"
+"""Name and version of the decoder: part of every picture's identity."""
+
+WHITE = (255, 255, 255, 255)
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+# What Pillow is known to raise for bytes that are no sound picture.
+BROKEN = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError, RuntimeError,
+    struct.error, zlib.error,
+)  # fmt: skip
+
+
+def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
+    """Return the picture, its first frame where it has many, as RGB [height, width, 3], uint8, upright.
+
+    Raises UnsupportedImageFormat, ImageTooLarge (also where memory ends) and InvalidImage, a truncated file included.
+    """
+    header = read_header(encoded)
+    limits.check(header, len(encoded))
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large or odd pictures; the limits above have decided already.
+            warnings.simplefilter("ignore")
+            return _upright_rgb(encoded, header)
+    except MemoryError:
+        raise ImageTooLarge("Decoding the picture takes more memory than a picture may use.") from None
+    except BROKEN:
+        raise InvalidImage(f"The {header.format} is damaged or truncated: its pixels could not be decoded.") from None
+
+
+def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]:
+    with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as picture:
+        if picture.size != (header.width, header.height):
+            raise ValueError("header and content disagree")
+        picture.load()
+        rgb = _rgb(picture)
+        method = UPRIGHT.get(header.orientation)
+        return np.array(rgb if method is None else rgb.transpose(method))
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):
+        return _rgb_of_16_bit(picture)
+    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+        background = Image.new("RGBA", picture.size, WHITE)
+        return Image.alpha_composite(background, _as_mode(picture, "RGBA")).convert("RGB")
+    return _as_mode(picture, "RGB")
+
+
+def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
+    # convert() copies even where there is nothing to convert.
+    return picture if picture.mode == mode else picture.convert(mode)
+
+
+def _rgb_of_16_bit(picture: Image.Image) -> Image.Image:
+    samples = np.asarray(picture)
+    grey = (samples >> 8).astype(np.uint8)
+    transparent = picture.info.get("transparency")
+    if transparent is not None:
+        grey[samples == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")

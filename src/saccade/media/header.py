@@ -1,0 +1,241 @@
+"""Format, dimensions and orientation from a picture's bytes, without decoding and without a picture library.
+
+Sources: JPEG ITU-T T.81 annex B; Exif 2.32 (TIFF 6.0 section 2); PNG third edition; WebP container RFC 9649;
+VP8 RFC 6386 section 9.1; GIF89a. The work is bounded: no more than MAX_STEPS segments, chunks or blocks are walked.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from saccade.errors import ImageTooLarge, InvalidImage, UnsupportedImageFormat
+
+MAX_STEPS = 4096
+MAX_EXIF_ENTRIES = 1024
+MAX_EXIF_SEGMENTS = 16
+ORIENTATION_TAG = 0x0112
+INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
+ACCEPTED = "JPEG, PNG, WebP and GIF"
+# Pillow refuses twice its warning threshold by itself; below that the limits here are the only ones.
+DECODER_MAX_PIXELS = 178_956_970
+
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
+JPEG_SCAN, JPEG_END, JPEG_APP1 = 0xDA, 0xD9, 0xE1
+
+OTHER_FORMATS = (
+    ("BMP", re.compile(rb"BM")),
+    ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]")),
+    ("AVIF", re.compile(rb"....ftypavi[fs]", re.DOTALL)),
+    ("HEIC", re.compile(rb"....ftyp(?:hei|hev|mif1|msf1)", re.DOTALL)),
+    ("MP4 video", re.compile(rb"....ftyp", re.DOTALL)),
+    ("JPEG 2000", re.compile(rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51")),
+    ("JPEG XL", re.compile(rb"\xff\x0a|\0\0\0\x0cJXL ")),
+    ("ICO", re.compile(rb"\0\0[\x01\x02]\0")),
+    ("PSD", re.compile(rb"8BPS")),
+    ("PDF", re.compile(rb"%PDF")),
+    ("HTML", re.compile(rb"\s*<(?:!doctype\s+html|html)", re.IGNORECASE)),
+    ("SVG", re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:svg|[?!].*<svg)", re.DOTALL)),
+)
+
+
+@dataclass(frozen=True)
+class PictureHeader:
+    """What a picture says of itself. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
+
+    format: str
+    width: int
+    height: int
+    orientation: int = 1
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height as a person sees them: orientations 5 to 8 lie on their side."""
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+
+
+@dataclass(frozen=True)
+class PictureLimits:
+    """What a picture may cost; checked from its header, before anything is decoded. Sides and areas in pixels."""
+
+    max_pixels: int = 50_000_000
+    max_side: int = 16_384
+    max_aspect: int = 200
+    max_encoded_bytes: int = 64 << 20
+
+    def check(self, header: PictureHeader, encoded_bytes: int) -> None:
+        """Raise ImageTooLarge where *header* or the encoded length is over a limit."""
+        long, short = max(header.width, header.height), min(header.width, header.height)
+        size = f"The picture has {header.width} x {header.height} pixels"
+        if encoded_bytes > self.max_encoded_bytes:
+            raise ImageTooLarge(
+                f"The picture has {encoded_bytes} bytes; at most {self.max_encoded_bytes} are accepted."
+            )
+        if long > self.max_side:
+            raise ImageTooLarge(f"{size}; a side may have at most {self.max_side}.")
+        if long * short > min(self.max_pixels, DECODER_MAX_PIXELS):
+            raise ImageTooLarge(f"{size}; at most {min(self.max_pixels, DECODER_MAX_PIXELS)} in all are accepted.")
+        if long > self.max_aspect * short:
+            raise ImageTooLarge(f"{size}; its long side may be at most {self.max_aspect} times its short one.")
+
+
+def read_header(encoded: bytes) -> PictureHeader:
+    """Return format, stored dimensions and orientation of an encoded picture; its content decides, not its name.
+
+    Raises UnsupportedImageFormat for a picture of another kind and InvalidImage for a damaged header or a zero side.
+    """
+    try:
+        header = _parse(encoded)
+    except (struct.error, IndexError):
+        raise InvalidImage("The picture ends within its header: it is truncated.") from None
+    if header.width < 1 or header.height < 1:
+        raise InvalidImage(f"The picture says that it has {header.width} x {header.height} pixels.")
+    return header
+
+
+def _parse(encoded: bytes) -> PictureHeader:
+    if encoded.startswith(b"\xff\xd8\xff"):
+        return _jpeg(encoded)
+    if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _png(encoded)
+    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
+        return _webp(encoded)
+    if encoded.startswith((b"GIF87a", b"GIF89a")):
+        return _gif(encoded)
+    if not encoded:
+        raise InvalidImage("The picture is empty: it has no bytes.")
+    start = encoded[:1024]
+    for name, pattern in OTHER_FORMATS:
+        if pattern.match(start):
+            raise UnsupportedImageFormat(f"This looks like {name}, which is not accepted; send {ACCEPTED}.")
+    raise UnsupportedImageFormat(f"These bytes are no picture of a known kind; accepted are {ACCEPTED}.")
+
+
+def _jpeg(encoded: bytes) -> PictureHeader:
+    size, exif = (0, 0), list[bytes]()
+    for marker, start, end in _jpeg_segments(encoded):
+        if marker in JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", encoded, start + 1)
+            size = (width, height)
+        elif marker == JPEG_APP1 and encoded.startswith(b"Exif\0\0", start) and len(exif) < MAX_EXIF_SEGMENTS:
+            # A block longer than one segment goes on in the next one.
+            exif.append(encoded[start + 6 : end])
+    return PictureHeader("JPEG", *size, _orientation(b"".join(exif)))
+
+
+def _jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of each segment's content, up to the first scan."""
+    position = 2
+    for _ in range(MAX_STEPS):
+        # Decoders skip whatever stands between two segments; find() does it at the speed of C.
+        position = encoded.find(b"\xff", position)
+        if position < 0:
+            break
+        marker = encoded[position + 1]
+        if marker in (0x00, 0xFF) or marker in JPEG_BARE:
+            position += 1 if marker == 0xFF else 2
+            continue
+        if marker in (JPEG_SCAN, JPEG_END):
+            return
+        (length,) = struct.unpack_from(">H", encoded, position + 2)
+        if length < 2:
+            break
+        yield marker, position + 4, position + 2 + length
+        position += 2 + length
+    raise InvalidImage("The JPEG's header is damaged: no image data follows it.")
+
+
+def _png(encoded: bytes) -> PictureHeader:
+    if encoded[12:16] != b"IHDR":
+        raise InvalidImage("The PNG does not begin with its header.")
+    width, height = struct.unpack_from(">II", encoded, 16)
+    exif, position = b"", 8
+    for _ in range(MAX_STEPS):
+        if position + 8 > len(encoded):
+            break
+        (length,) = struct.unpack_from(">I", encoded, position)
+        if encoded.startswith(b"eXIf", position + 4):
+            exif = encoded[position + 8 : position + 8 + length]
+        position += 12 + length
+    return PictureHeader("PNG", width, height, _orientation(exif))
+
+
+def _webp(encoded: bytes) -> PictureHeader:
+    kind = encoded[12:16]
+    if kind == b"VP8X":
+        flags = encoded[20]
+        width, height = (1 + int.from_bytes(_exactly(encoded, start, 3), "little") for start in (24, 27))
+        exif = _webp_exif(encoded) if flags & 0x08 else b""
+        return PictureHeader("WebP", width, height, _orientation(exif))
+    if kind == b"VP8L" and encoded[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", encoded, 21)
+        return PictureHeader("WebP", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+    if kind == b"VP8 " and _exactly(encoded, 23, 3) == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", encoded, 26)
+        return PictureHeader("WebP", width & 0x3FFF, height & 0x3FFF)
+    raise InvalidImage("The WebP's first chunk is damaged.")
+
+
+def _webp_exif(encoded: bytes) -> bytes:
+    position = 12
+    for _ in range(MAX_STEPS):
+        if position + 8 > len(encoded):
+            break
+        (length,) = struct.unpack_from("<I", encoded, position + 4)
+        if encoded.startswith(b"EXIF", position):
+            return encoded[position + 8 : position + 8 + length]
+        position += 8 + length + length % 2
+    return b""
+
+
+def _gif(encoded: bytes) -> PictureHeader:
+    width, height, flags = struct.unpack_from("<HHB", encoded, 6)
+    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    for _ in range(MAX_STEPS):
+        introducer = encoded[position]
+        if introducer == 0x2C:
+            # A first frame that reaches over the canvas widens it, as browsers and decoders do.
+            left, top, frame_width, frame_height = struct.unpack_from("<HHHH", encoded, position + 1)
+            return PictureHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
+        if introducer == 0x3B:
+            break
+        position = _after_gif_extension(encoded, position) if introducer == 0x21 else position + 1
+    raise InvalidImage("The GIF holds no frame.")
+
+
+def _after_gif_extension(encoded: bytes, position: int) -> int:
+    position += 2
+    for _ in range(MAX_STEPS):
+        length = encoded[position]
+        position += 1 + length
+        if length == 0:
+            return position
+    raise InvalidImage("The GIF's header is longer than any picture needs.")
+
+
+def _exactly(encoded: bytes, start: int, length: int) -> bytes:
+    piece = encoded[start : start + length]
+    if len(piece) < length:
+        raise InvalidImage("The picture ends within its header: it is truncated.")
+    return piece
+
+
+def _orientation(exif: bytes) -> int:
+    """Return the orientation in an Exif block; 1 where there is none or it is damaged, as viewers do."""
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        return 1
+    try:
+        (directory,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, directory)
+        for entry in range(min(count, MAX_EXIF_ENTRIES)):
+            start = directory + 2 + 12 * entry
+            tag, kind, number = struct.unpack_from(order + "HHI", tiff, start)
+            if tag == ORIENTATION_TAG and number == 1 and kind in INTEGER_TYPES:
+                (value,) = struct.unpack_from(order + INTEGER_TYPES[kind], tiff, start + 8)
+                return int(value) if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1

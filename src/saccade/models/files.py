@@ -1,0 +1,57 @@
+"""A checkpoint's small files: read once, sent by the worker, parsed by the gateway."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.protocol.description import ModelFiles
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+PREPROCESSOR_CONFIG = "preprocessor_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE_JINJA = "chat_template.jinja"
+CHAT_TEMPLATE_JSON = "chat_template.json"
+GATEWAY_FILES = (
+    CONFIG,
+    GENERATION_CONFIG,
+    PREPROCESSOR_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    CHAT_TEMPLATE_JINJA,
+    CHAT_TEMPLATE_JSON,
+)
+"""All that a gateway may need of a checkpoint; only config.json must be there."""
+
+
+def read_model_files(folder: Path) -> ModelFiles:
+    """Return the files of GATEWAY_FILES that lie in *folder*. Raises StartupError where config.json is missing."""
+    if not (folder / CONFIG).is_file():
+        raise StartupError(f"{folder} has no {CONFIG}: it is not a model folder in hub layout.")
+    return ModelFiles(files={name: (folder / name).read_bytes() for name in GATEWAY_FILES if (folder / name).is_file()})
+
+
+def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
+    """Return the object in the JSON file *name*, {} where the file is absent. Raises StartupError where it is malformed."""
+    content = files.files.get(name)
+    if content is None:
+        return {}
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise StartupError(f"{name} is not valid JSON.") from error
+    if not isinstance(parsed, dict):
+        raise StartupError(f"{name} must hold a JSON object.")
+    return parsed
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """Return the one architecture that config.json names. Raises StartupError."""
+    match config.get("architectures"):
+        case [str(name)]:
+            return name
+        case given:
+            raise StartupError(f"{CONFIG}: `architectures` must name exactly one architecture, not {given!r}.")

@@ -1,0 +1,38 @@
+"""Checkpoint names to parameter names."""
+
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """A parameter by name, and which partition of its rows a checkpoint tensor fills (None: all)."""
+
+    parameter: str
+    partition: int | None = None
+
+
+PREFIXES = (
+    ("model.language_model.", "language_model."),
+    ("model.visual.", "visual."),
+    ("lm_head.", "lm_head."),
+)
+FUSED = (
+    (".q_proj.", ".qkv_proj.", 0),
+    (".k_proj.", ".qkv_proj.", 1),
+    (".v_proj.", ".qkv_proj.", 2),
+    (".gate_proj.", ".gate_up_proj.", 0),
+    (".up_proj.", ".gate_up_proj.", 1),
+)
+
+
+def locate(name: str, tied: bool) -> Target | None:
+    """Return where the checkpoint tensor *name* belongs; None where it repeats the tied embedding."""
+    if tied and name == "lm_head.weight":
+        return None
+    for theirs, ours in PREFIXES:
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+            break
+    for theirs, ours, partition in FUSED:
+        if theirs in name:
+            return Target(name.replace(theirs, ours), partition)
+    return Target(name)

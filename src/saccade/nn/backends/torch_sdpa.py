@@ -1,0 +1,162 @@
+"""The reference backend: plain PyTorch, runs anywhere.
+
+Decode rows of similar length are gathered into one padded batch and attended in one call; a prefill chunk is one call
+per sequence. Shapes: N tokens, S decode rows of a group, L context length, Q query heads, K key/value heads, D head
+size, G = Q / K query heads per key/value head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
+
+SHORT_CONTEXT_BITS = 9
+"""Contexts under 2**9 tokens share one group: padding them costs less than another call."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Decode rows whose contexts are within a factor of two. *rows* int64 [S], None where the group is all rows.
+
+    *slots* int64 [S * L]; *mask* is additive [S, 1, 1, L], None where all contexts are equally long.
+    """
+
+    rows: torch.Tensor | None
+    num_rows: int
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens [start, stop) of the flat batch. Without a cached prefix there is nothing to gather: *slots* is None."""
+
+    start: int
+    stop: int
+    slots: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all layers of a step share."""
+
+    num_decodes: int
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillChunk, ...]
+
+
+class Backend:
+    """AttentionBackend by torch.nn.functional.scaled_dot_product_attention."""
+
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+        """Choose slots and masks for every decode group and prefill chunk."""
+        return Plan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
+
+    def paged(
+        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, layer: int, context: ForwardContext
+    ) -> torch.Tensor:
+        """Write keys and values, then attend to the cache."""
+        plan: Plan = context.plan
+        cache = context.kv_caches[layer]
+        keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
+        keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
+        values.index_copy_(0, context.layout.slot_mapping, v_NKD)
+        outputs = [_decode(q_NQD[: plan.num_decodes], keys, values, plan.decodes)] if plan.decodes else []
+        for chunk in plan.prefills:
+            span = slice(chunk.start, chunk.stop)
+            if chunk.slots is None:
+                outputs.append(_prefill(q_NQD[span], k_NKD[span], v_NKD[span], None))
+            else:
+                gathered_k, gathered_v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
+                outputs.append(_prefill(q_NQD[span], gathered_k, gathered_v, chunk.mask))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def packed(
+        self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
+    ) -> torch.Tensor:
+        """Attend within each frame: frames of one size in one call, others one call each."""
+        lengths = layout.sequence_lengths
+        if min(lengths) == layout.max_seqlen:
+            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths))
+        frames = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
+        return torch.cat([_packed_equal(q, k, v, 1) for q, k, v in frames])
+
+
+def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
+    lengths = layout.host_context_lengths[: layout.num_decodes]
+    buckets: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        buckets.setdefault(max(length.bit_length(), SHORT_CONTEXT_BITS), []).append(row)
+    return tuple(_decode_group(layout, rows, dtype) for rows in buckets.values())
+
+
+def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -> DecodeGroup:
+    device = layout.slot_mapping.device
+    whole = len(members) == layout.num_decodes
+    rows = None if whole else torch.tensor(members, device=device)
+    tables = layout.block_tables[: layout.num_decodes] if rows is None else layout.block_tables[rows]
+    lengths = layout.context_lengths[: layout.num_decodes] if rows is None else layout.context_lengths[rows]
+    host = [layout.host_context_lengths[row] for row in members]
+    longest = max(host)
+    index = torch.arange(longest, device=device)
+    # Padding repeats the row's own last slot: another sequence's slot could hold a NaN, which no mask removes.
+    clamped = torch.minimum(index, (lengths - 1).unsqueeze(1))
+    slots = tables.gather(1, clamped // layout.block_size) * layout.block_size + clamped % layout.block_size
+    mask = None
+    if min(host) != longest:
+        hidden = (index >= lengths.unsqueeze(1))[:, None, None, :]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+    return DecodeGroup(rows, len(members), slots.flatten(), mask)
+
+
+def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
+    device = layout.slot_mapping.device
+    chunks, start = [], layout.num_decodes
+    for row in range(layout.num_decodes, len(layout.query_lengths)):
+        queries, context = layout.query_lengths[row], layout.host_context_lengths[row]
+        slots = mask = None
+        if context > queries:
+            index = torch.arange(context, device=device)
+            slots = layout.block_tables[row][index // layout.block_size] * layout.block_size + index % layout.block_size
+            mask = index <= index[context - queries :].unsqueeze(1)
+        chunks.append(PrefillChunk(start, start + queries, slots, mask))
+        start += queries
+    return tuple(chunks)
+
+
+def _decode(
+    q_NQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, groups: tuple[DecodeGroup, ...]
+) -> torch.Tensor:
+    if groups[0].rows is None:
+        return _decode_rows(q_NQD, keys, values, groups[0])
+    output = q_NQD.new_empty(q_NQD.shape[0], q_NQD.shape[1] * q_NQD.shape[2])
+    for group in groups:
+        if group.rows is not None:
+            output.index_copy_(0, group.rows, _decode_rows(q_NQD[group.rows], keys, values, group))
+    return output
+
+
+def _decode_rows(q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+    num_kv_heads, head_dim = keys.shape[1:]
+    k_SKLD = keys.index_select(0, group.slots).view(group.num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+    v_SKLD = values.index_select(0, group.slots).view(group.num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+    # With one query token a row, the query heads that share a key head can stand where query tokens would.
+    q_SKGD = q_SQD.reshape(group.num_rows, num_kv_heads, -1, head_dim)
+    output = functional.scaled_dot_product_attention(q_SKGD, k_SKLD, v_SKLD, attn_mask=group.mask)
+    return output.reshape(group.num_rows, -1)
+
+
+def _prefill(q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKD))
+    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    return output.squeeze(0).transpose(0, 1).flatten(1)
+
+
+def _packed_equal(q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, num_sequences: int) -> torch.Tensor:
+    num_heads, head_dim = q_NQD.shape[1:]
+    shape = (num_sequences, -1, num_heads, head_dim)
+    q, k, v = (tensor.reshape(shape).transpose(1, 2) for tensor in (q_NQD, k_NQD, v_NQD))
+    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, num_heads * head_dim)

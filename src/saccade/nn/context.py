@@ -1,0 +1,84 @@
+"""ForwardContext: what one forward pass hands to every layer, and the backend that it carries.
+
+Shapes: N tokens of the step, flat over all sequences; S sequences; M blocks of the longest block table; Q query heads,
+K key/value heads, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+
+class KvSpec(NamedTuple):
+    """The paged attention state that a network needs: one key and one value vector per layer, head and token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class KvCache(NamedTuple):
+    """One layer's paged cache; both tensors are [num_blocks, block_size, K, D]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayout:
+    """Where the step's tokens lie. Sequences with a single query token come first: *num_decodes* of them.
+
+    *slot_mapping* int64 [N] names each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
+    padded with any valid block; *context_lengths* int64 [S] counts cached tokens, this step's included.
+    *query_lengths* and *host_context_lengths* are the same facts on the host, so that no backend has to ask the device.
+    """
+
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    context_lengths: torch.Tensor
+    query_lengths: tuple[int, ...]
+    host_context_lengths: tuple[int, ...]
+    num_decodes: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Sequences laid end to end without a cache, as vision towers attend: one sequence per frame.
+
+    *cu_seqlens* int32 [S + 1] are the borders, on the device; *max_seqlen* and *sequence_lengths* are host values.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    sequence_lengths: tuple[int, ...]
+
+
+class AttentionBackend(Protocol):
+    """One way to compute attention. Scores are scaled by D ** -0.5; nothing here may make the host wait."""
+
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
+        """Return what all layers of one step share (masks, indices); the result comes back as context.plan."""
+
+    def paged(
+        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, layer: int, context: "ForwardContext"
+    ) -> torch.Tensor:
+        """Write keys and values into the layer's cache, attend causally over it, return [N, Q * D]."""
+
+    def packed(
+        self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
+    ) -> torch.Tensor:
+        """Attend in both directions within each packed sequence; return [N, Q * D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """One step as every layer sees it. *positions* int64 [3, N]: time, height and width of each token."""
+
+    positions: torch.Tensor
+    layout: PagedLayout
+    kv_caches: Sequence[KvCache]
+    backend: AttentionBackend
+    plan: Any

@@ -1,0 +1,34 @@
+"""Norms, computed in float32 whatever the network's dtype."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., size]."""
+        return functional.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with weight and bias over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., size]."""
+        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)

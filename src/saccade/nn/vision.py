@@ -1,0 +1,111 @@
+"""What vision towers share: patch geometry on the host, the patch embedding, packed bidirectional attention.
+
+Grids are (frames, rows, columns) in patches and live on the CPU. Patches come in merge-block order: for each frame,
+(rows / m, columns / m, m, m). Shapes: P patches, Q heads, D head size, E hidden size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.nn.context import AttentionBackend, PackedLayout
+from saccade.nn.linear import Linear
+from saccade.nn.rope import rotate
+
+Grid = tuple[int, int, int]
+
+
+def grid_list(grids: torch.Tensor | Sequence[Sequence[int]]) -> list[Grid]:
+    """Return grids as host integers, from a CPU tensor [n, 3] or any sequence of triples."""
+    rows = grids.numpy() if isinstance(grids, torch.Tensor) else grids
+    return [(int(frames), int(height), int(width)) for frames, height, width in rows]
+
+
+def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return row and column of every patch of one frame, in merge-block order, each [rows * columns]."""
+    _, height, width = grid
+    row, column = np.mgrid[0:height, 0:width].reshape(2, height // merge, merge, width // merge, merge).swapaxes(2, 3)
+    return row.ravel(), column.ravel()
+
+
+def bilinear_taps(
+    position: npt.NDArray[np.int64], size: int, side: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return the two table entries [P, 2] and their weights that resample *side* entries to *size*, corners aligned.
+
+    Formula: transformers, vision_utils.py, get_vision_interpolation_indices_and_weights.
+    """
+    place = position.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    low = place.astype(np.int64)
+    high = np.minimum(low + 1, side - 1)
+    share = (place - low).astype(np.float32)
+    return np.stack((low, high), 1), np.stack((1 - share, share), 1)
+
+
+def bilinear_grid(grid: Grid, merge: int, side: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return indices [rows * columns, 4] into a side x side table, and weights, for one frame in merge-block order."""
+    row, column = patch_coordinates(grid, merge)
+    rows, row_weights = bilinear_taps(row, grid[1], side)
+    columns, column_weights = bilinear_taps(column, grid[2], side)
+    indices = rows[:, :, None] * side + columns[:, None, :]
+    weights = row_weights[:, :, None] * column_weights[:, None, :]
+    return indices.reshape(-1, 4), weights.reshape(-1, 4)
+
+
+def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
+    """Return the attention layout of pictures laid end to end: every frame attends to itself alone."""
+    lengths = tuple(height * width for frames, height, width in grids for _ in range(frames))
+    borders = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=borders[1:])
+    return PackedLayout(torch.from_numpy(borders).to(device, non_blocking=True), max(lengths), lengths)
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose kernel equals its stride, over uint8 patches of one frame.
+
+    The checkpoint's kernel spans two frames; a picture shows the same frame twice, so the kernel summed over time gives
+    the same result from half the multiplications.
+    """
+
+    def __init__(self, hidden_size: int, kernel: tuple[int, int, int, int]) -> None:
+        """*kernel* is (channels, frames, height, width)."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.folded_EC = torch.empty(0)
+
+    def fold(self) -> None:
+        """Sum the loaded kernel over time, in float32."""
+        self.folded_EC = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
+
+    def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
+        """Map normalised patches [P, channels * height * width] to [P, E]."""
+        return functional.linear(patches_PC.to(self.folded_EC.dtype), self.folded_EC, self.bias)
+
+
+class PackedSelfAttention(nn.Module):
+    """Bidirectional attention within each packed sequence, with rotary positions and biases."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = Linear(hidden_size, 3 * hidden_size)
+        self.proj = Linear(hidden_size, hidden_size)
+
+    def forward(
+        self,
+        x_PE: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        layout: PackedLayout,
+        backend: AttentionBackend,
+    ) -> torch.Tensor:
+        """Attend. *turn* is cosine and sine [P, 1, D] in float32."""
+        num_patches = x_PE.shape[0]
+        qkv = self.qkv(x_PE).view(num_patches, 3 * self.num_heads, -1)
+        qk, v_PQD = qkv.split_with_sizes((2 * self.num_heads, self.num_heads), dim=1)
+        q_PQD, k_PQD = rotate(qk.float(), *turn).to(qk.dtype).chunk(2, dim=1)
+        return self.proj(backend.packed(q_PQD, k_PQD, v_PQD, layout))  # type: ignore[no-any-return]

@@ -1,0 +1,29 @@
+"""Description: what a worker says of itself, so that a gateway needs no model files of its own."""
+
+import msgspec
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint's small files by name (config.json, tokenizer.json, ...), as bytes; weights never travel."""
+
+    files: dict[str, bytes]
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's answer to Describe.
+
+    *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
+    both see the same /dev/shm. *max_model_len* and *block_size* count tokens. *dtype* is the network's.
+    """
+
+    model: str
+    fingerprint: bytes
+    files: ModelFiles
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    dtype: str
+    device: str
+    shm_namespace: str
+    version: str

@@ -1,0 +1,28 @@
+"""Load: how busy an engine is and what it has done so far; sent beside deltas, at most a few times a second."""
+
+import msgspec
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
+
+    A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    encoded_items_total: int = 0
+    encoded_patches_total: int = 0
+    encoder_cache_hits_total: int = 0
+    preemptions_total: int = 0
+    schedule_seconds_total: float = 0.0
+    batch_seconds_total: float = 0.0
+    encode_seconds_total: float = 0.0
+    network_seconds_total: float = 0.0
+    postprocess_seconds_total: float = 0.0

@@ -1,0 +1,62 @@
+"""What a worker's front and its engine say to one another: fixed structs, one message per step each way."""
+
+import msgspec
+
+from saccade.protocol.description import Description
+from saccade.protocol.load import Load
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
+    """A gateway's command, still encoded: *command* is one msgpack GatewayCommand that came over *connection*."""
+
+    connection: int
+    command: bytes
+
+
+class Hangup(msgspec.Struct, frozen=True, array_like=True, tag="hangup"):
+    """A gateway's stream ended: abort all its requests."""
+
+    connection: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Finish nothing more; release everything and exit."""
+
+
+FrontMessage = Forward | Hangup | Shutdown
+"""Front to engine."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded and warm."""
+
+    description: Description
+
+
+class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Loading goes on: *stage* in words, *done* of *total* (0 of 0 where it cannot be counted)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The engine cannot start; *message* is for the operator. The process exits after it."""
+
+    message: str
+
+
+class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """After every step, and at least once a second when idle (the heartbeat): encoded StepFrames by connection.
+
+    *iteration* grows by one per loop iteration, idle ones too; a front that sees it stand still knows the engine hangs.
+    """
+
+    iteration: int
+    frames: list[tuple[int, bytes]]
+    load: Load | None = None
+
+
+EngineMessage = EngineReady | EngineProgress | EngineFailed | EngineStep
+"""Engine to front."""

@@ -1,0 +1,49 @@
+"""MediaItem: a picture as the engine gets it, and the values that describe it on the way there."""
+
+import msgspec
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A run of placeholder tokens: token_ids[start : start + length]."""
+
+    start: int
+    length: int
+
+
+class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model will see of one picture; follows from the header's dimensions alone.
+
+    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on the wire.
+    """
+
+    resized_height: int
+    resized_width: int
+    grid: tuple[int, int, int]
+    num_tokens: int
+    pixel_shape: tuple[int, ...]
+    pixel_dtype: str = "uint8"
+
+
+class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Where pixels lie in shared memory: a segment's name, the generation written in its header, the bytes used."""
+
+    name: str
+    generation: int
+    nbytes: int
+
+
+class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One picture of a prompt. Pixels lie in *slot*, or in *inline*, or (both None) the worker is believed to hold them.
+
+    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one;
+    a video, later, one per frame group. *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
+    """
+
+    modality: str
+    content_hash: bytes
+    grid: tuple[int, int, int]
+    spans: tuple[Span, ...]
+    pixel_shape: tuple[int, ...]
+    pixel_dtype: str = "uint8"
+    slot: SlotRef | None = None
+    inline: bytes | None = None

@@ -1,0 +1,76 @@
+"""Find a model's files: a local folder, or a hub id fetched once, before any engine starts."""
+
+import os
+import re
+from pathlib import Path
+
+from saccade.errors import StartupError
+
+FETCHED_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "tiktoken*", "*.tiktoken", "vocab*", "merges.txt")
+REFUSED_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.msgpack", "*.h5")
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+
+
+def resolve_model(name: str) -> Path:
+    """Return the folder of the model *name*: a local folder with config.json, or a hub id `owner/name[@revision]`.
+
+    A name that is a path of this machine is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are
+    honoured. Code and pickled weights are never fetched. Raises StartupError that names repository, file and cause.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise StartupError(f"{folder} has no config.json: it is not a model folder in hub layout.")
+        return folder.resolve()
+    if folder.exists():
+        raise StartupError(f"{folder} is a file; a model is a folder with config.json, or a hub id.")
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
+        raise StartupError(f"There is no folder {folder}.")
+    return _fetch(*_repository(name))
+
+
+def _repository(name: str) -> tuple[str, str | None]:
+    repository, _, revision = name.partition("@")
+    if not HUB_ID.fullmatch(repository) or ".." in name:
+        raise StartupError(f"{name!r} is neither a folder here nor a hub id of the form owner/name.")
+    return repository, revision or None
+
+
+def _fetch(repository: str, revision: str | None) -> Path:
+    from httpx2 import HTTPError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            repository, revision=revision, allow_patterns=list(FETCHED_FILES), ignore_patterns=list(REFUSED_FILES)
+        )
+    except (OSError, ValueError, HTTPError, EntryNotFoundError) as error:
+        raise StartupError(f"The model {repository} could not be fetched: {_cause(error, revision)}") from error
+    if not (Path(folder) / "config.json").is_file():
+        raise StartupError(f"The repository {repository} has no config.json: it is no model that Saccade can serve.")
+    return Path(folder)
+
+
+def _cause(error: Exception, revision: str | None) -> str:
+    """Return a sentence of ours for what the hub's client raised."""
+    from huggingface_hub import constants, errors
+
+    match error:
+        case errors.GatedRepoError():
+            return "it is gated; ask for access on its page and set HF_TOKEN."
+        case errors.RepositoryNotFoundError():
+            return "there is no such repository, or it is private and HF_TOKEN does not open it."
+        case errors.RevisionNotFoundError():
+            return f"it has no revision {revision!r}."
+        case errors.HfHubHTTPError(response=response):
+            return f"{constants.ENDPOINT} answered {response.status_code} for {response.url.path}."
+        case errors.LocalEntryNotFoundError() if constants.is_offline_mode():
+            return "HF_HUB_OFFLINE is set and its files are not all in the local cache."
+        case errors.LocalEntryNotFoundError():
+            return f"{constants.ENDPOINT} could not be reached and its files are not all in the local cache."
+        case OSError(errno=int(number), filename=filename) if number:
+            return f"{os.strerror(number)} ({filename or constants.HF_HUB_CACHE})."
+        case _:
+            return f"the connection to {constants.ENDPOINT} broke; run the command again, what has arrived is kept."

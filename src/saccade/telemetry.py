@@ -1,0 +1,132 @@
+"""Logging, metrics and trace names.
+
+Names of metrics are vLLM's where they mean the same, so that dashboards made for it work; ours begin with `saccade_`.
+Neither labels nor log lines hold anything that a user sent.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+STAGES = ("hash", "tokenize", "queue", "decode", "preprocess", "write", "media", "prepare")
+"""What a request passes in the gateway. *media* is all that happens to its pixels, *prepare* all before
+the dispatch."""
+
+LAG_INTERVAL_SECONDS = 0.05
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
+
+
+class Metrics:
+    """What one gateway process measures of itself; numbers of the engines are collected when asked for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        model = ("model_name",)
+        self._stages = Histogram(
+            "saccade_stage_seconds",
+            "Time of one stage of a request in the gateway.",
+            ("stage",),
+            buckets=_SHORT_SECONDS,
+            registry=self.registry,
+        )
+        for stage in STAGES:
+            self._stages.labels(stage)
+        self.ttft_seconds = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            model,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.itl_seconds = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two deltas of an answer.",
+            model,
+            buckets=_SHORT_SECONDS,
+            registry=self.registry,
+        )
+        self.e2e_seconds = Histogram(
+            "vllm:e2e_request_latency_seconds",
+            "From the request's arrival to its last token.",
+            model,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.requests_total = Counter(
+            "saccade_http_requests", "Answered requests.", ("route", "status"), registry=self.registry
+        )
+        self.slots_in_use = Gauge(
+            "saccade_slots_in_use", "Shared-memory slots that hold pixels.", registry=self.registry
+        )
+        self.requests_in_flight = Gauge("saccade_requests_in_flight", "Requests being served.", registry=self.registry)
+        self._lag = Histogram(
+            "saccade_event_loop_lag_seconds",
+            "How late the event loop wakes a sleeper.",
+            buckets=_SHORT_SECONDS,
+            registry=self.registry,
+        )
+
+    def observe_stage(self, stage: str, seconds: float) -> None:
+        """Record that *stage*, one of STAGES, took *seconds*."""
+        self._stages.labels(stage).observe(seconds)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Record how long the block takes as stage *name*."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.observe_stage(name, time.perf_counter() - start)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    async def watch_event_loop(self) -> None:
+        """Measure the event loop's lag until cancelled."""
+        while True:
+            start = time.perf_counter()
+            await asyncio.sleep(LAG_INTERVAL_SECONDS)
+            self._lag.observe(max(0.0, time.perf_counter() - start - LAG_INTERVAL_SECONDS))
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """Send all log lines to stderr: for people on a terminal, as JSON elsewhere. Call once, when a process starts."""
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    terminal = sys.stderr.isatty()
+    last: list[structlog.types.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if terminal
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,85 @@
+"""Token ids to text, one delta at a time.
+
+Two questions decide how much text may be shown: is the last character whole, and may the last characters still become
+a stop string? Both are answered in constant time per byte, however the text is cut into tokens.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+class StopString:
+    """Follows a text and tells how much of the stop string its end holds (Knuth, Morris, Pratt 1977)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._fallback = _prefix_function(text)
+        self.num_matched = 0
+
+    def advance(self, character: str) -> bool:
+        """Take the next character; True when the stop string is complete."""
+        while self.num_matched and self.text[self.num_matched] != character:
+            self.num_matched = self._fallback[self.num_matched - 1]
+        self.num_matched += self.text[self.num_matched] == character
+        return self.num_matched == len(self.text)
+
+
+class Detokenizer:
+    """One answer's text as it grows. *stop* holds strings that end it; they are not shown, nor is what follows.
+
+    Special tokens have no text. Of two stop strings the one complete first ends the answer; if both are, the longer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = [StopString(text) for text in stop]
+        self._held = ""
+        self.stopped = False
+        self.num_tokens = 0
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Take more tokens and return the text that is now certain. After a stop string nothing is taken."""
+        text = ""
+        for token_id in token_ids:
+            if self.stopped:
+                break
+            self.num_tokens += 1
+            if not self._tokenizer.is_special(token_id):
+                text += self._release(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return text
+
+    def finish(self) -> str:
+        """Return the text that was held back; the answer is over."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decoder.decode(b"", final=True)) + self._held
+        self._held = ""
+        return "" if self.stopped else text
+
+    def _release(self, text: str) -> str:
+        if not self._stops:
+            return text
+        held = self._held + text
+        for position, character in enumerate(text, start=len(self._held) + 1):
+            complete = [len(stop.text) for stop in self._stops if stop.advance(character)]
+            if complete:
+                self.stopped = True
+                self._held = ""
+                return held[: position - max(complete)]
+        certain = len(held) - max(stop.num_matched for stop in self._stops)
+        self._held = held[certain:]
+        return held[:certain]
+
+
+def _prefix_function(text: str) -> list[int]:
+    """Return for each position the length of the longest proper prefix of *text* that also ends there."""
+    lengths = [0] * len(text)
+    for position in range(1, len(text)):
+        length = lengths[position - 1]
+        while length and text[length] != text[position]:
+            length = lengths[length - 1]
+        lengths[position] = length + (text[length] == text[position])
+    return lengths

@@ -1,0 +1,25 @@
+"""How long to wait before the next try of something that failed."""
+
+import time
+
+
+class Backoff:
+    """Waits that double from *first_seconds* to *limit_seconds*, and begin anew after a try that lived long enough."""
+
+    def __init__(self, first_seconds: float = 0.5, limit_seconds: float = 30.0, healthy_seconds: float = 60.0) -> None:
+        self._first = first_seconds
+        self._limit = limit_seconds
+        self._healthy = healthy_seconds
+        self._next = first_seconds
+        self._started_at = time.monotonic()
+
+    def started(self) -> None:
+        """Note that a try begins now."""
+        self._started_at = time.monotonic()
+
+    def after_failure(self) -> float:
+        """Return the seconds to wait, now that the try has failed."""
+        if time.monotonic() - self._started_at >= self._healthy:
+            self._next = self._first
+        wait, self._next = self._next, min(2 * self._next, self._limit)
+        return wait

@@ -1,0 +1,257 @@
+"""Pixels between processes of one machine: pooled segments in /dev/shm.
+
+The gateway owns a SlotPool and hands out slots; a decode process fills one (open_slot); the engine copies it out
+(read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then the data.
+Every use of a slot has its own generation, written after the data, so a reader never takes another picture's pixels
+or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a crash left.
+"""
+
+import mmap
+import os
+import re
+import secrets
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from saccade.protocol.media import SlotRef
+
+FOLDER = Path("/dev/shm")  # noqa: S108  POSIX shared memory, not a temporary folder
+NAME = re.compile(r"saccade-([0-9]{1,10})-([0-9]{1,20})-[0-9a-f]{16}")
+HEADER_BYTES = 64
+HEADER = struct.Struct("<8sQQQ")
+"""Magic, generation (0: no complete data), bytes of data, inode of the owner's PID namespace."""
+
+MAGIC = b"saccade1"
+SMALLEST_SLOT_BYTES = 64 << 10
+CLASSES_PER_OCTAVE = 4
+OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class SlotError(Exception):
+    """A slot cannot be read or written as it was promised; the message says why and is safe to show."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One use of a segment: what to tell the writer and the reader, and the data bytes the segment can hold."""
+
+    ref: SlotRef
+    capacity_bytes: int
+
+
+def namespace() -> str:
+    """Return the name of this machine's /dev/shm: two processes share segments exactly when theirs are equal."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id}:{FOLDER.stat().st_dev}"
+
+
+@dataclass
+class _Segment:
+    """A file of the pool; *generation* counts its uses."""
+
+    name: str
+    capacity_bytes: int
+    generation: int = 0
+
+
+@dataclass
+class SlotPool:
+    """The gateway's segments: at most *budget_bytes* of them, kept and reused until close().
+
+    Writing to a segment that was used before is about ten times faster than to a fresh one, whose pages must be made.
+    Not for use by several threads.
+    """
+
+    budget_bytes: int
+    _used: dict[str, _Segment] = field(default_factory=dict)
+    _free: list[_Segment] = field(default_factory=list)
+    _prefix: str = field(default_factory=lambda: f"saccade-{os.getpid()}-{_start_time(os.getpid())}-")
+
+    @property
+    def num_used(self) -> int:
+        """Slots handed out and not yet released."""
+        return len(self._used)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all segments, in use and free."""
+        return sum(segment.capacity_bytes for segment in (*self._used.values(), *self._free))
+
+    def acquire(self, nbytes: int) -> Slot | None:
+        """Return a slot for *nbytes* of data; None when the budget or /dev/shm is full.
+
+        Data must travel inline then.
+        """
+        capacity = _size_class(nbytes)
+        segment = self._reuse(capacity) or self._create(capacity)
+        if segment is None:
+            return None
+        segment.generation += 1
+        self._used[segment.name] = segment
+        return Slot(SlotRef(name=segment.name, generation=segment.generation, nbytes=nbytes), segment.capacity_bytes)
+
+    def release(self, name: str, generation: int | None = None) -> None:
+        """Take a slot back. A name that is not in use is no error; with *generation*, only that use is ended."""
+        segment = self._used.get(name)
+        if segment is not None and generation in (None, segment.generation):
+            self._free.append(self._used.pop(name))
+
+    def close(self) -> None:
+        """Unlink every segment. Readers that have one open may finish."""
+        for segment in (*self._used.values(), *self._free):
+            _unlink(segment.name)
+        self._used.clear()
+        self._free.clear()
+
+    def _reuse(self, capacity: int) -> _Segment | None:
+        for index in reversed(range(len(self._free))):
+            if self._free[index].capacity_bytes == capacity:
+                return self._free.pop(index)
+        return None
+
+    def _create(self, capacity: int) -> _Segment | None:
+        while self.allocated_bytes + capacity > self.budget_bytes:
+            if not self._free:
+                return None
+            # The longest unused goes first; its size is not the one wanted.
+            _unlink(self._free.pop(0).name)
+        segment = _Segment(self._prefix + secrets.token_hex(8), capacity)
+        return segment if _allocate(segment) else None
+
+
+def _allocate(segment: _Segment) -> bool:
+    try:
+        descriptor = os.open(FOLDER / segment.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
+    except OSError:
+        return False
+    try:
+        # Unlike ftruncate, this fails now when /dev/shm is full, not with SIGBUS at the first write.
+        os.posix_fallocate(descriptor, 0, HEADER_BYTES + segment.capacity_bytes)
+        os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, _pid_namespace()), 0)
+    except OSError:
+        _unlink(segment.name)
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextmanager
+def open_slot(ref: SlotRef) -> Iterator[memoryview]:
+    """Lend the slot's ref.nbytes for writing. They count as written when the block ends without an exception.
+
+    Raises SlotError where there is no such segment or it is too short.
+    """
+    descriptor = _open(ref.name, os.O_RDWR)
+    try:
+        owner = _header(descriptor, ref)[2]
+        os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, owner), 0)
+        # One call that maps all pages costs a tenth of a fault for each. The mapping goes with its last view.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        yield memoryview(mmap.mmap(descriptor, HEADER_BYTES + ref.nbytes, flags))[HEADER_BYTES:]
+        os.pwrite(descriptor, HEADER.pack(MAGIC, ref.generation, ref.nbytes, owner), 0)
+    finally:
+        os.close(descriptor)
+
+
+def read_slot(ref: SlotRef) -> bytes:
+    """Return a copy of the slot's data. Raises SlotError unless it holds exactly what *ref* promises."""
+    descriptor = _open(ref.name, os.O_RDONLY)
+    try:
+        _check_complete(descriptor, ref)
+        data = os.pread(descriptor, ref.nbytes, HEADER_BYTES)
+        # The owner may have given the slot to another picture while it was copied.
+        _check_complete(descriptor, ref)
+    finally:
+        os.close(descriptor)
+    if len(data) != ref.nbytes:
+        raise SlotError(f"The shared-memory slot {ref.name} gave {len(data)} of {ref.nbytes} bytes.")
+    return data
+
+
+def sweep() -> int:
+    """Remove segments whose owner is dead; return how many. Those of other PID namespaces cannot be judged and stay."""
+    removed = 0
+    for path in FOLDER.glob("saccade-*"):
+        match = NAME.fullmatch(path.name)
+        if match and _start_time(int(match[1])) != int(match[2]) and _owned_here(path.name):
+            removed += _unlink(path.name)
+    return removed
+
+
+def _owned_here(name: str) -> bool:
+    try:
+        descriptor = _open(name, os.O_RDONLY)
+    except SlotError:
+        return False
+    try:
+        header = os.pread(descriptor, HEADER.size, 0)
+    finally:
+        os.close(descriptor)
+    # A crash between creation and header leaves zeros or nothing: nobody uses such a segment.
+    return not any(header) or (len(header) == HEADER.size and HEADER.unpack(header)[3] == _pid_namespace())
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up to one of four sizes per octave: at most a quarter more, and few enough that slots are reused."""
+    wanted = max(nbytes, SMALLEST_SLOT_BYTES)
+    step = (1 << (wanted - 1).bit_length() - 1) // CLASSES_PER_OCTAVE
+    return -(-wanted // step) * step
+
+
+def _start_time(pid: int) -> int:
+    """Return the process's start in clock ticks since boot (proc(5), stat, field 22); 0 where it is not alive."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _open(name: str, flags: int) -> int:
+    if not NAME.fullmatch(name):
+        raise SlotError(f"{name[:80]!r} is no name of a shared-memory slot.")
+    try:
+        descriptor = os.open(FOLDER / name, flags | OPEN_FLAGS)
+    except OSError:
+        raise SlotError(f"There is no shared-memory slot {name}.") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SlotError(f"The shared-memory slot {name} is not a regular file.")
+    return descriptor
+
+
+def _header(descriptor: int, ref: SlotRef) -> tuple[int, int, int]:
+    """Return generation, bytes and owner's namespace from the segment, which is ours and can hold ref.nbytes."""
+    header = os.pread(descriptor, HEADER.size, 0)
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise SlotError(f"The shared-memory slot {ref.name} has no header of Saccade's.")
+    if not 0 <= ref.nbytes <= os.fstat(descriptor).st_size - HEADER_BYTES:
+        raise SlotError(f"The shared-memory slot {ref.name} is too short for {ref.nbytes} bytes.")
+    _, generation, nbytes, owner = HEADER.unpack(header)
+    return generation, nbytes, owner
+
+
+def _check_complete(descriptor: int, ref: SlotRef) -> None:
+    generation, nbytes, _ = _header(descriptor, ref)
+    if (generation, nbytes) != (ref.generation, ref.nbytes):
+        raise SlotError(
+            f"The shared-memory slot {ref.name} holds {nbytes} bytes of use {generation}, "
+            f"not {ref.nbytes} of use {ref.generation}."
+        )
+
+
+def _unlink(name: str) -> bool:
+    try:
+        os.unlink(FOLDER / name)
+    except OSError:
+        return False
+    return True

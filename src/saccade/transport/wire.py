@@ -1,0 +1,42 @@
+"""What both ends of the native wire must agree on: addresses, limits, the service's name."""
+
+from saccade.errors import StartupError
+from saccade.transport.proto import worker_pb2
+
+SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""A prompt whose pictures travel inline must fit; same-host pictures lie in shared memory."""
+
+_LIMITS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+CLIENT_OPTIONS: list[tuple[str, int]] = [
+    *_LIMITS,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_LIMITS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+def target(url: str) -> str:
+    """Return what gRPC calls the address of *url*: `grpc://host:port` or `unix:/path`. Raises StartupError."""
+    if url.startswith("unix:"):
+        return url
+    address = url.removeprefix("grpc://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in address:
+        raise StartupError(f"A worker's address is grpc://host:port or unix:/path, not {url!r}.")
+    return address

@@ -1,0 +1,44 @@
+"""Chats for tests, in the OpenAI form and in the form the reference takes."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+Part = str | Image.Image
+
+
+def picture(width: int, height: int, seed: int) -> Image.Image:
+    """A picture with structure at every scale, different for every seed."""
+    noise = np.random.default_rng(seed)
+    coarse = Image.fromarray(noise.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((width, height))
+    fine = noise.integers(-20, 21, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(coarse) + fine, 0, 255).astype(np.uint8))
+
+
+def data_url(image: Image.Image, image_format: str = "PNG") -> str:
+    """The picture as a data: URL."""
+    buffer = io.BytesIO()
+    image.save(buffer, image_format)
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def openai_messages(*parts: Part, system: str | None = None) -> list[Any]:
+    """One user turn of texts and pictures in the given order, after an optional system turn."""
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in parts
+    ]
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return [*before, {"role": "user", "content": content}]
+
+
+def reference_messages(*parts: Part, system: str | None = None) -> tuple[list[Any], list[Image.Image]]:
+    """The same chat as the reference takes it, and its pictures in order."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return [*before, {"role": "user", "content": content}], [part for part in parts if not isinstance(part, str)]

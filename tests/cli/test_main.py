@@ -1,0 +1,90 @@
+"""The program from outside: flags, their sources, how errors end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saccade import config
+from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, gateway_config
+from saccade.cli.main import make_app, run
+
+
+def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
+    """The arguments that `saccade serve TOKENS` is called with."""
+    _, bound, _ = make_app(file).parse_args(["serve", *tokens], exit_on_error=False, print_error=False)
+    return dict(bound.arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["serve", "--nope"], 2, "--nope"),
+        (["serve", "--port", "0"], 2, "--port"),
+        (["serve", "--limit-mm-per-prompt", '{"video": 1}'], 2, "images"),
+        (["nope"], 2, "nope"),
+        (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
+        (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
+        (["gateway"], 1, "--worker-url"),
+        (["gateway", "--worker-url", "http://x"], 1, "grpc://host:port"),
+        (["serve", "--config", "/nowhere.toml"], 1, "/nowhere.toml"),
+        (["--help"], 0, "inspect"),
+        (["serve", "--help"], 0, "--max-num-batched-tokens"),
+    ],
+)
+def test_exit_code_and_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert words in shown.out + shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("command", ["serve", "worker", "gateway"])
+def test_help_does_not_load_torch(command: str) -> None:
+    program = (
+        "import sys; from saccade.cli.main import run; run([sys.argv[1], '--help']); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, command], check=True, capture_output=True)
+
+
+def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "saccade.toml"
+    file.write_text('port = 1\nhost = "file"\nmax-num-seqs = 3\nallowed-origins = ["a", "b"]\n')
+    monkeypatch.setenv("SACCADE_PORT", "2")
+    monkeypatch.setenv("SACCADE_HOST", "environment")
+    monkeypatch.setenv("SACCADE_API_KEY", "one two")
+    given = parse("--port", "4", file=file)
+    assert given["server"] == ServerFlags("environment", 4, ("one", "two"), ("a", "b"))
+    assert given["engine"] == EngineFlags(max_num_seqs=3)
+
+
+def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "saccade.toml"
+    file.write_text("prot = 1\n")
+    assert run(["serve", "--config", str(file)]) == 2
+    assert "prot" in capsys.readouterr().err
+
+
+def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerFlags("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 0.0)
+    media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
+    engine = EngineFlags("name", 12, 13, 14, 0.5, 15, 16, False, "bfloat16", "cpu", 17, 18.5, True)
+    for name, value in config.to_environment(server, SECRET).items():
+        monkeypatch.setenv(name, value)
+    arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
+    assert "k1" not in arguments
+    assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
+
+
+def test_child_gets_no_setting_from_our_environment() -> None:
+    assert config.without_settings({"SACCADE_PORT": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_gateway_config_follows_the_flags() -> None:
+    made = gateway_config(
+        ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=ImageLimit(2)), ("unix:/w",)
+    )
+    assert (made.port, made.api_keys, made.limit_images, made.worker_urls) == (81, ("k",), 2, ("unix:/w",))

@@ -1,0 +1,76 @@
+"""The bundled model through HTTP answers 500 fresh pictures a kind as the reference does, one by one. # A10, F8"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import openai_messages, reference_messages
+from reference import Completion, Reference
+from server import Server, serving
+
+from saccade.cli.demo import bundled
+
+ROOT = Path(__file__).parents[2]
+PICTURES = 500
+SEED = 7_000_000
+TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def draw() -> Any:
+    """The drawing function of the training script; the seed range is nobody else's."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts/train_demo/pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pictures"] = module
+    spec.loader.exec_module(module)
+    return module.draw
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Server]:
+    """`saccade serve` on the bundled model."""
+    with serving() as server:
+        yield server
+
+
+def margin(reference: Reference, text: str, expected: Completion) -> float:
+    """How far apart the reference's two best logits lie at the first token in which *text* differs."""
+    ids = reference.tokenizer(text, add_special_tokens=False)["input_ids"]
+    pairs = zip(ids, expected.token_ids, strict=False)
+    step = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), len(ids))
+    top = expected.logits[step].topk(2).values
+    return float(top[0] - top[1])
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("kind", ["text", "colour"])
+def test_five_hundred_pictures(reader: Server, draw: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    client, model = reader.client(), reader.model
+    reference = Reference(bundled("model"))
+    items = [draw(kind, SEED + number) for number in range(PICTURES)]
+
+    def ask(item: Any) -> str:
+        messages = openai_messages(item.image, item.question)
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=16, temperature=0)
+        return answer.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(8) as threads:
+        ours = list(threads.map(ask, items))
+    different, ties, right = [], [], 0
+    for number, (item, text) in enumerate(zip(items, ours, strict=True)):
+        expected = reference.complete(*reference_messages(item.image, item.question))
+        right += text == item.answer
+        if text != expected.text:
+            gap = margin(reference, text, expected)
+            (ties if gap < TIE else different).append((number, text, expected.text, gap))
+    with capsys.disabled():
+        print(f"\n{kind}: {right}/{PICTURES} right, {len(different)} differ from the reference, ties set aside: {ties}")
+    assert different == []
+    assert len(ties) < PICTURES // 100
+    assert right >= 0.95 * PICTURES

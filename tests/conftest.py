@@ -1,0 +1,27 @@
+"""What every test may use: tiny checkpoints, made once."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision_schemas import import_torchvision
+
+torch.set_num_threads(1)
+import_torchvision()  # before anything imports transformers, which would fail on the first try and remember it
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3-VL in hub layout, float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers warns about its own deprecations at import
+        import checkpoints
+
+        return checkpoints.write_qwen3_vl(tmp_path_factory.mktemp("checkpoints") / "tiny-qwen3-vl")

@@ -1,0 +1,61 @@
+"""What the README promises a newcomer, run: its code, the examples, `saccade demo`. # F8"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server import Server, serving
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "src/saccade/cli/bundled/pictures"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Server]:
+    """`saccade serve` without a model: the bundled one."""
+    with serving() as server:
+        yield server
+
+
+def run(*command: str, folder: Path = ROOT, url: str = "") -> str:
+    environment = {**os.environ, "SACCADE_URL": url, "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def expected(picture: Path) -> tuple[str, str]:
+    """A bundled picture's text and colour, as its file name says: K7Q-red.png."""
+    text, colour = picture.stem.split("-")
+    return text, colour
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example(reader: Server, example: Path) -> None:
+    text, colour = expected(sorted(PICTURES.glob("*.png"))[0])
+    output = run(str(example), url=f"{reader.url}/v1")
+    assert text in output or colour in output
+
+
+def test_readme_code(reader: Server, tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    picture = sorted(PICTURES.glob("*.png"))[0]
+    (tmp_path / "picture.png").write_bytes(picture.read_bytes())
+    assert len(code) == 1
+    output = run("-c", code[0].replace("http://127.0.0.1:8000", reader.url), folder=tmp_path)
+    assert output.strip() == expected(picture)[0]
+
+
+def test_demo_reads_every_bundled_picture() -> None:
+    output = run("-m", "saccade.cli.main", "demo")
+    for picture in PICTURES.glob("*.png"):
+        text, colour = expected(picture)
+        assert f"What does it say? {text} " in output
+        assert f"What colour is the text? {colour} " in output

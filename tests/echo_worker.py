@@ -1,0 +1,72 @@
+"""Workers with an echo engine, for tests that need a real worker and no model."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from saccade.protocol.media import MediaItem, SlotRef, Span
+from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.transport.client import WorkerClient
+from saccade.worker.engine_process import PATIENCE, Patience
+from saccade.worker.service import Worker, WorkerConfig
+
+ECHO_ENGINE = Path(__file__).parent / "worker" / "echo_engine.py"
+FAIL, STALL = 666, 777
+WAIT_SECONDS = 20
+
+
+def command(**settings: object) -> list[str]:
+    return [sys.executable, str(ECHO_ENGINE), "--config", json.dumps(settings)]
+
+
+def ask(name: str, token_ids: list[int], *slots: str, generation: int = 1) -> EngineRequest:
+    media = tuple(
+        MediaItem(
+            modality="image",
+            content_hash=bytes(32),
+            grid=(1, 2, 2),
+            spans=(Span(0, 1),),
+            pixel_shape=(4, 12),
+            slot=SlotRef(name=slot, generation=generation, nbytes=48),
+        )
+        for slot in slots
+    )
+    return EngineRequest(request_id=name, token_ids=token_ids, sampling=SamplingParams(max_tokens=100), media=media)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(folder: Path, patience: Patience = PATIENCE, **settings: object) -> AsyncIterator[Worker]:
+    """A worker at `unix:FOLDER/w.sock` whose engine is ready."""
+    worker = Worker(WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience), lambda _: None)
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await worker.ready()
+        yield worker
+    finally:
+        worker.stop()
+        await running
+
+
+@asynccontextmanager
+async def connected(worker: Worker, **options) -> AsyncIterator[WorkerClient]:
+    client = WorkerClient(worker.server.bind, **options)
+    await client.start()
+    try:
+        await until(lambda: client.ready)
+        yield client
+    finally:
+        await client.close()
+
+
+async def tokens(client: WorkerClient, request: EngineRequest) -> list[int]:
+    return [token for delta in [delta async for delta in client.generate(request)] for token in delta.token_ids]

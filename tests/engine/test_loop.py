@@ -1,0 +1,240 @@
+"""The engine as a whole: answers, caches, slots, aborts, failures. Real model, real shared memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import msgspec
+import pytest
+import torch
+
+from saccade.engine.loop import Engine
+from saccade.protocol.output import FinishReason
+from saccade.protocol.request import EngineRequest
+from saccade.transport.shared_memory import SlotPool, open_slot
+
+SMALL = (1, 4, 6)
+WIDE = (1, 6, 16)
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_qwen3_vl: Path) -> Engine:
+    """One engine for tests that only need some engine; prompts differ by their seeds."""
+    return engines.engine(tiny_qwen3_vl, max_model_len=400)
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    pool = SlotPool(1 << 20)
+    yield pool
+    pool.close()
+
+
+def by_slot(asked: EngineRequest, pool: SlotPool) -> EngineRequest:
+    """The same request with its pixels in shared memory."""
+    media = []
+    for item in asked.media:
+        assert item.inline is not None
+        slot = pool.acquire(len(item.inline))
+        assert slot is not None
+        with open_slot(slot.ref) as view:
+            view[:] = item.inline
+        media.append(msgspec.structs.replace(item, inline=None, slot=slot.ref))
+    return msgspec.structs.replace(asked, media=tuple(media))
+
+
+def names(asked: EngineRequest) -> list[str]:
+    return [item.slot.name for item in asked.media if item.slot is not None]
+
+
+@pytest.mark.parametrize("text", [0, 6, 15, 40])
+def test_second_ask_is_cached_and_not_encoded(shared: Engine, tiny_qwen3_vl: Path, text: int) -> None:  # B3, B4, E6
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 70 + text), text], "first", max_tokens=4)
+    first = engines.drain(shared, asked).answers["first"]
+    before = shared.load()
+    again = msgspec.structs.replace(asked, request_id="second")
+    second = engines.drain(shared, again).answers["second"]
+    load, length = shared.load(), len(asked.token_ids)
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 16 * ((length - 1) // 16)
+    assert second.token_ids == first.token_ids
+    assert load.encoded_items_total == before.encoded_items_total
+    assert load.cached_tokens_total - before.cached_tokens_total == second.num_cached_tokens
+
+
+def test_other_picture_of_the_same_size_shares_no_block_of_it(shared: Engine, tiny_qwen3_vl: Path) -> None:  # E7
+    a, b = (
+        engines.request(tiny_qwen3_vl, [20, (WIDE, seed), 9], str(seed), text_seed=3, max_tokens=2) for seed in (21, 22)
+    )
+    assert a.token_ids == b.token_ids
+    engines.drain(shared, a)
+    assert engines.drain(shared, b).answers["22"].num_cached_tokens == 16  # the picture starts at 20
+
+
+def test_pictures_are_encoded_once_each(tiny_qwen3_vl: Path) -> None:  # D3, [eng] 5
+    subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False)
+    ab, bc = (
+        engines.request(tiny_qwen3_vl, [3, (SMALL, first), 2, (SMALL, first + 1), 4], str(first)) for first in (1, 2)
+    )
+    engines.drain(subject, ab)
+    engines.drain(subject, bc, msgspec.structs.replace(bc, request_id="twin"))
+    assert subject.load().encoded_items_total == 3
+    assert subject.load().encoder_cache_hits_total == 3
+
+
+def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = engines.request(tiny_qwen3_vl, [20, (SMALL, 1), 20])
+    answers = [
+        engines.drain(subject, msgspec.structs.replace(asked, salt=salt)).answers["a"] for salt in (b"", b"t", b"t")
+    ]
+    assert [answer.num_cached_tokens for answer in answers] == [0, 0, 32]
+    assert subject.load().encoded_items_total == 2
+
+
+def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26
+    subject = engines.engine(tiny_qwen3_vl)
+    engines.drain(subject, engines.request(tiny_qwen3_vl, [1, (SMALL, 1), 1, (WIDE, 2), 1]))
+    for entry, num_bytes in subject.runner.encoder_cache._entries.values():
+        assert entry.untyped_storage().nbytes() == num_bytes
+        assert entry.shape[1] == 128 * 4  # main features and three deepstack slices, as one
+
+
+def test_slots_go_back_once_and_only_misses_are_read(shared: Engine, tiny_qwen3_vl: Path, pool: SlotPool) -> None:
+    inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 31), 30], max_tokens=3)
+    first = by_slot(inline, pool)
+    told = engines.drain(shared, first)
+    assert told.released == names(first)
+    # The prefix holds this picture now: its slot is not even opened, so it may be gone.  # [eng] 23
+    second = by_slot(inline, pool)
+    pool.close()
+    assert engines.drain(shared, second).released == names(second)
+    assert told.answers["a"].finish_reason == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("when", ["waiting", "running", "hung up"])
+def test_abort_gives_back_everything(tiny_qwen3_vl: Path, pool: SlotPool, when: str) -> None:  # [eng] 17, 27
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = by_slot(engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4], max_tokens=50), pool)
+    subject.submit(7, asked)
+    released = []
+    if when == "running":
+        released += subject.step()[7].released
+    subject.abort(7, "a")
+    subject.abort(7, "unknown")
+    if when == "hung up":
+        subject.hangup(7)
+        assert not subject.has_work
+    else:
+        frame = subject.step()[7]
+        assert [delta.finish_reason for delta in frame.deltas] == [FinishReason.ABORT]
+        assert [*released, *frame.released] == names(asked)
+    load = subject.load()
+    assert (load.num_running, load.num_waiting, load.num_free_blocks) == (0, 0, load.num_blocks)
+    assert load.encoded_items_total == (when == "running")
+
+
+def test_one_dead_slot_fails_one_request(tiny_qwen3_vl: Path, pool: SlotPool) -> None:  # [eng] 16
+    subject = engines.engine(tiny_qwen3_vl)
+    inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4], "inline")
+    twin = msgspec.structs.replace(by_slot(inline, pool), request_id="twin")
+    other = by_slot(engines.request(tiny_qwen3_vl, [4, (SMALL, 2), 4], "other"), pool)
+    pool.close()
+    told = engines.drain(subject, twin, inline, other)
+    assert told.answers["other"].failure is not None
+    # The dead twin shows the picture that its neighbour brought.
+    assert told.answers["twin"].token_ids == told.answers["inline"].token_ids != []
+    assert sorted(told.released) == sorted(names(twin) + names(other))
+
+
+def test_retracted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 4
+    asked = [
+        engines.request(tiny_qwen3_vl, [seed, (SMALL, seed)], str(seed), seed, max_tokens=40) for seed in range(1, 6)
+    ]
+    roomy = engines.drain(engines.engine(tiny_qwen3_vl), *asked).answers
+    tight = engines.engine(tiny_qwen3_vl, num_blocks=9, encoder_cache_bytes=0, enable_prefix_caching=False)
+    told = engines.drain(tight, *asked).answers
+    assert tight.load().preemptions_total >= 2
+    assert {name: answer.token_ids for name, answer in told.items()} == {
+        name: answer.token_ids for name, answer in roomy.items()
+    }
+
+
+def test_seeds_reproduce_alone_and_in_a_batch(shared: Engine, tiny_qwen3_vl: Path) -> None:
+    asked = [
+        engines.request(tiny_qwen3_vl, [6], str(seed), text_seed=9, temperature=1.5, seed=seed, max_tokens=12)
+        for seed in range(8)
+    ]
+    together = engines.drain(shared, *asked).answers
+    alone = {one.request_id: engines.drain(shared, one).answers[one.request_id] for one in asked}
+    assert {name: answer.token_ids for name, answer in alone.items()} == {
+        name: answer.token_ids for name, answer in together.items()
+    }
+    assert len({tuple(answer.token_ids) for answer in alone.values()}) == 8
+    unseeded = msgspec.structs.replace(asked[0], sampling=msgspec.structs.replace(asked[0].sampling, seed=None))
+    fresh = [engines.drain(shared, unseeded).answers["0"].token_ids for _ in range(2)]
+    assert fresh[0] != fresh[1]
+
+
+def test_ends(shared: Engine, tiny_qwen3_vl: Path) -> None:
+    free = engines.request(tiny_qwen3_vl, [6], "free", text_seed=5)
+    ids = engines.drain(shared, free).answers["free"].token_ids
+    stop = engines.request(tiny_qwen3_vl, [6], "stop", text_seed=5, stop_token_ids=(ids[3],))
+    full = engines.request(tiny_qwen3_vl, [397], "full", max_tokens=99)
+    answers = engines.drain(shared, stop, full).answers
+    assert answers["stop"].token_ids == ids[: ids.index(ids[3]) + 1]
+    assert answers["stop"].finish_reason == FinishReason.STOP
+    assert len(answers["full"].token_ids) == 3  # prompt and answer fill the context
+    assert answers["full"].finish_reason == FinishReason.LENGTH
+
+
+def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    network = subject.runner.network
+    network.lm_head.weight[list(network.placeholder_token_ids)] *= 100
+    told = engines.drain(
+        subject,
+        *(engines.request(tiny_qwen3_vl, [5], str(seed), seed, temperature=seed % 2, max_tokens=30) for seed in range(8)),
+    )
+    sampled = {token for answer in told.answers.values() for token in answer.token_ids}
+    assert not sampled & set(network.placeholder_token_ids)
+
+
+def test_failed_step_fails_its_sequences_and_the_engine_goes_on(
+    shared: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise RuntimeError("secret detail")
+
+    asked = [engines.request(tiny_qwen3_vl, [6, (SMALL, 50)], name) for name in "ab"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shared.runner.network.language_model, "forward", broken)
+        told = engines.drain(shared, *asked)
+    for name in "ab":
+        failure = told.answers[name].failure
+        assert failure is not None
+        assert failure.code == "internal_error"
+        assert "secret" not in failure.message
+    assert len(engines.drain(shared, asked[0]).answers["a"].token_ids) == 8
+
+
+def test_connections_are_told_their_own(shared: Engine, tiny_qwen3_vl: Path) -> None:
+    for connection in (1, 2):
+        shared.submit(connection, engines.request(tiny_qwen3_vl, [9], f"{connection}", text_seed=connection))
+    for connection, frame in shared.step().items():
+        assert [delta.request_id for delta in frame.deltas] == [str(connection)]
+    shared.hangup(1)
+    while shared.has_work:
+        assert set(shared.step()) == {2}
+
+
+def test_counters(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    assert subject.load().steps_total == 0  # the warm-up leaves no trace
+    told = engines.drain(subject, engines.request(tiny_qwen3_vl, [5, (SMALL, 1)]))
+    load = subject.load()
+    assert (load.steps_total, load.prompt_tokens_total, load.generated_tokens_total) == (told.steps, 11, 8)
+    assert (load.encoded_items_total, load.encoded_patches_total) == (1, 24)
+    assert 0 < load.encode_seconds_total < load.network_seconds_total
+    assert min(load.schedule_seconds_total, load.batch_seconds_total, load.postprocess_seconds_total) > 0

@@ -1,0 +1,164 @@
+"""The engine's process: start, serve, heartbeat, end. Real processes over a real socket pair."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import msgspec
+import pytest
+
+from saccade.protocol.local import (
+    EngineFailed,
+    EngineMessage,
+    EngineProgress,
+    EngineReady,
+    EngineStep,
+    Forward,
+    Shutdown,
+)
+from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
+
+SOURCES = str(Path(engines.__file__).parents[1] / "src")
+
+
+class Front:
+    """The front's end of a started engine."""
+
+    def __init__(self, config: Any, through_stdin: bool = False) -> None:
+        self.socket, engine = socket.socketpair()
+        self.socket.settimeout(60)
+        self.buffer = b""
+        arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", json.dumps(config)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "saccade.engine", *arguments],
+            pass_fds=[engine.fileno()],
+            env={**os.environ, "PYTHONPATH": SOURCES},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        engine.close()
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(config).encode())
+        self.process.stdin.close()
+
+    def send(self, message: Any) -> None:
+        payload = msgspec.msgpack.encode(message)
+        self.socket.sendall(len(payload).to_bytes(4, "little") + payload)
+
+    def receive(self) -> Any:
+        payload = self._take(int.from_bytes(self._take(4), "little"))
+        return msgspec.msgpack.decode(payload, type=EngineMessage)
+
+    def _take(self, count: int) -> bytes:
+        while len(self.buffer) < count:
+            received = self.socket.recv(1 << 20)
+            if not received:
+                raise EOFError
+            self.buffer += received
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
+        return taken
+
+    def until(self, kind: type) -> Any:
+        while True:
+            message = self.receive()
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, EngineProgress), message
+
+
+@pytest.fixture(scope="module")
+def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
+    front = Front({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"}, through_stdin=True)
+    description = front.until(EngineReady).description
+    assert (description.model, description.block_size, description.dtype) == ("tiny", 16, "float32")
+    assert "config.json" in description.files.files
+    yield front
+    front.process.kill()
+    front.process.wait()
+    front.socket.close()
+
+
+def deltas(front: Front, count: int) -> dict[str, list[TokenDelta]]:
+    """Receive until *count* requests have ended."""
+    told: dict[str, list[TokenDelta]] = {}
+    while sum(bool(each[-1].finish_reason) for each in told.values()) < count:
+        for connection, frame in front.until(EngineStep).frames:
+            assert connection == 7
+            for delta in msgspec.msgpack.decode(frame, type=StepFrame).deltas:
+                told.setdefault(delta.request_id, []).append(delta)
+    return told
+
+
+def test_serves_and_survives_bad_commands(front: Front, tiny_qwen3_vl: Path) -> None:
+    asked = engines.request(tiny_qwen3_vl, [4, ((1, 4, 4), 1), 3], "good")
+    front.send(Forward(7, b"\xc1 no MessagePack"))
+    front.send(Forward(7, msgspec.msgpack.encode({"type": "submit", "request_id": "bad", "token_ids": "text"})))
+    front.send(Forward(7, msgspec.msgpack.encode(asked)))
+    told = deltas(front, 2)
+    assert [delta.token_ids for delta in told["good"]] == [[token] for delta in told["good"] for token in delta.token_ids]
+    assert len(told["good"]) == 8
+    assert told["bad"][0].failure is not None
+    assert told["bad"][0].failure.code == "invalid_value"
+
+
+def test_heartbeat_and_load(front: Front, tiny_qwen3_vl: Path) -> None:
+    front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], max_tokens=2))))
+    steps = [front.until(EngineStep) for _ in range(4)]
+    assert [step.iteration for step in steps] == list(range(steps[0].iteration, steps[0].iteration + 4))
+    drained = next(step for step in steps if step.frames and b"length" in step.frames[0][1])
+    assert drained.load is not None
+    assert (drained.load.num_running, drained.load.num_free_blocks) == (0, drained.load.num_blocks)
+
+
+def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: Path) -> None:
+    front.process.send_signal(signal.SIGINT)
+    front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "last"))))
+    assert deltas(front, 1)["last"][-1].finish_reason == FinishReason.LENGTH
+    front.send(Shutdown())
+    assert front.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [({"model_dir": "/nonexistent", "model": "x"}, "config.json"), ({"model_dir": 3}, "EngineConfig")],
+)
+def test_cannot_start(config: Any, words: str) -> None:
+    front = Front(config)
+    assert words in front.until(EngineFailed).message
+    assert front.process.wait(20) == 1
+    front.socket.close()
+
+
+def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
+    front = Front({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"})
+    front.until(EngineReady)
+    front.socket.close()
+    assert front.process.wait(20) == 0
+
+
+def test_dies_with_its_parent(tmp_path: Path) -> None:
+    # The grandchild keeps its socket open at both ends, so only the parent's death can end it.
+    program = textwrap.dedent(f"""
+        import os, socket, subprocess, sys
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.set_inheritable(True)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "saccade.engine", "--fd", str(theirs.fileno())],
+            pass_fds=[ours.fileno(), theirs.fileno()], stdin=subprocess.PIPE,
+        )
+        ours.recv(1)
+    """)
+    config = json.dumps({"model_dir": "/nonexistent"})
+    assert config
+    parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SOURCES})
+    parent.kill()
+    parent.wait()

@@ -1,0 +1,25 @@
+"""One gateway with a scripted worker for all tests that do not break it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scripted
+
+from saccade.protocol.output import FinishReason, TokenDelta
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    with scripted.running(tiny_qwen3_vl) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(shared_gateway: scripted.Gateway) -> scripted.Gateway:
+    """The gateway, its worker set to answer two tokens and stop."""
+    worker = shared_gateway.worker
+    worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, shared_gateway.eos], FinishReason.STOP)]
+    worker.requests.clear()
+    worker.num_aborted = 0
+    return shared_gateway

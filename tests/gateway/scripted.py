@@ -1,0 +1,185 @@
+"""A real gateway on loopback whose only worker answers by a script."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import structlog
+import uvloop
+
+from saccade.gateway import app
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.media_pool import MediaPool
+from saccade.gateway.workers import Fleet
+from saccade.models.files import read_model_files
+from saccade.protocol.description import Description
+from saccade.protocol.load import Load
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport import shared_memory
+from saccade.transport.client import slots_of
+
+Step = TokenDelta | float | Exception
+"""What a scripted worker does next: send a delta, wait some seconds, or raise."""
+
+MAX_MODEL_LEN = 4096
+
+structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests
+
+
+@dataclass
+class ScriptedWorker:
+    """Stands where a WorkerClient stands."""
+
+    description: Description | None
+    pool: MediaPool
+    script: list[Step] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
+    pixels: list[bytes] = field(default_factory=list)
+    num_aborted: int = 0
+    url: str = "grpc://scripted:1"
+    ready: bool = True
+    load: Load | None = None
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Play the script; the request's slots are read and given back at once."""
+        self.requests.append(request)
+        self.pixels = [shared_memory.read_slot(item.slot) for item in request.media if item.slot is not None]
+        self.pool.release(slots_of(request))
+        finished = False
+        try:
+            for step in self.script:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    finished = step.finish_reason is not None
+                    yield step
+        finally:
+            self.num_aborted += not finished
+
+
+@dataclass
+class Answer:
+    """What came back over HTTP."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of server-sent events; [DONE] as it is."""
+        data = [line[6:] for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
+        return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+@dataclass
+class Gateway:
+    """A running gateway and its scripted worker."""
+
+    port: int
+    worker: ScriptedWorker
+    fleet: Fleet
+    application: app.Application
+    server: Any
+    loop: asyncio.AbstractEventLoop
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send one request; *body* is sent as JSON unless it is bytes."""
+        raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def chat(self, content: Any = "hi", **fields: Any) -> Answer:
+        """Ask the scripted model."""
+        messages = [{"role": "user", "content": content}]
+        return self.ask("POST", "/v1/chat/completions", {"model": "tiny", "messages": messages, **fields})
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """An openai client that does not retry."""
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, **options)
+
+    @property
+    def eos(self) -> int:
+        """The id that ends an answer."""
+        assert self.worker.description is not None
+        return int(json.loads(self.worker.description.files.files["generation_config.json"])["eos_token_id"][0])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value, 0 where there is none."""
+        return self.application.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def describe(folder: Path) -> Description:
+    """What a worker would say of the checkpoint in *folder*."""
+    return Description(
+        model="tiny",
+        fingerprint=b"f" * 32,
+        files=read_model_files(folder),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        block_size=16,
+        num_blocks=64,
+        dtype="float32",
+        device="cpu",
+        shm_namespace=shared_memory.namespace(),
+        version="0",
+    )
+
+
+@contextmanager
+def running(folder: Path, config: GatewayConfig | None = None, described: bool = True) -> Iterator[Gateway]:
+    """Run a gateway in a thread of its own until the block ends."""
+    config = replace(config or GatewayConfig(), num_decode_processes=1)
+    started: list[Gateway] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        pool = MediaPool(config.media)
+        await pool.start()
+        fleet = Fleet((), pool.release)
+        worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
+        fleet._clients = (worker,)  # type: ignore[assignment]
+        listener = app.listen("127.0.0.1", 0)
+        application = app.create_app(config, fleet, pool)
+        server = app._DrainingServer(application, config.shutdown_timeout_seconds)
+        port = listener.getsockname()[1]
+        started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop()))
+        ready.set()
+        try:
+            await server.serve([listener])
+        finally:
+            await pool.close()
+
+    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    thread.start()
+    if not ready.wait(30):
+        raise TimeoutError("the gateway did not start")
+    gateway = started[0]
+    try:
+        while described and gateway.ask("GET", "/ready").status != 200:
+            threading.Event().wait(0.02)
+        yield gateway
+    finally:
+        gateway.server.handle_exit(15, None)
+        gateway.server.handle_exit(15, None)
+        thread.join(20)

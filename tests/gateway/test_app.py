@@ -1,0 +1,312 @@
+"""The server around the endpoints: keys, ids, origins, limits, readiness, drain, metrics."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+from chats import data_url, picture
+
+from saccade.errors import StartupError
+from saccade.gateway import app
+from saccade.gateway.auth import Keys
+from saccade.gateway.config import GatewayConfig
+from saccade.protocol.load import Load
+from saccade.protocol.output import FinishReason, TokenDelta
+
+PATHS = ("/v1/models", "/v1/models/tiny", "/metrics", "/version", "/openapi.json", "/nothing")
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    """A gateway with two keys, one origin and a small body limit."""
+    config = GatewayConfig(api_keys=("one", "two"), allowed_origins=("https://chat.example",), max_body_bytes=4000)
+    with scripted.running(tiny_qwen3_vl, config) as gateway:
+        gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+        yield gateway
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("headers", [{}, bearer("on"), bearer("one "), bearer(""), {"Authorization": "Basic one"}])
+def test_everything_needs_a_key(path: str, headers: dict[str, str], guarded: scripted.Gateway) -> None:
+    answer = guarded.ask("GET", path, **headers)
+    assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_any_of_the_keys_opens(key: str, guarded: scripted.Gateway) -> None:
+    assert guarded.ask("GET", "/v1/models", **bearer(key)).status == 200
+    assert guarded.ask("POST", "/v1/chat/completions", CHAT, **bearer(key)).status == 200
+    assert guarded.ask("POST", "/v1/chat/completions", CHAT).status == 401
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
+def test_probes_need_no_key(path: str, guarded: scripted.Gateway) -> None:
+    assert guarded.ask("GET", path).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/live/../v1/models", "//live", "/LIVE", "/live/", "/v1/models?/live", "/v1/models#/live"]
+)
+def test_paths_near_a_probe_need_a_key(path: str, guarded: scripted.Gateway) -> None:
+    assert guarded.ask("GET", path).status == 401
+    assert guarded.ask("GET", "/v1/models", Host="x/live?").status == 401
+
+
+def test_tenants_have_salts_of_their_own(guarded: scripted.Gateway, gateway: scripted.Gateway) -> None:
+    guarded.worker.requests.clear()
+    for key in ("one", "two", "one"):
+        guarded.ask("POST", "/v1/chat/completions", CHAT, **bearer(key))
+    first, second, again = (request.salt for request in guarded.worker.requests)
+    assert first == again != second
+    assert len(first) == len(second) == 16
+    gateway.chat()
+    assert gateway.worker.requests[0].salt == b""
+    assert b"one" not in repr(vars(Keys(("one",)))).encode()
+
+
+def test_body_over_the_limit(guarded: scripted.Gateway) -> None:
+    answer = guarded.ask("POST", "/v1/chat/completions", b" " * 4001, **bearer("one"))
+    assert (answer.status, answer.json["error"]["code"]) == (413, "body_too_large")
+
+
+def test_body_over_the_limit_without_a_length(guarded: scripted.Gateway) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
+    connection.request("POST", "/tokenize", iter([b" " * 3000] * 2), bearer("one"), encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [("https://chat.example", True), ("https://other.example", False)])
+def test_origins(origin: str, allowed: bool, guarded: scripted.Gateway) -> None:
+    preflight = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    answer = guarded.ask("OPTIONS", "/v1/chat/completions", **preflight)
+    assert (answer.headers.get("access-control-allow-origin") == origin) == allowed
+    refused = guarded.ask("GET", "/v1/models", Origin=origin)
+    assert refused.status == 401
+    assert (refused.headers.get("access-control-allow-origin") == origin) == allowed
+    assert refused.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("my-id.1", True), ("a" * 129, False), ("with space", False), (None, False)]
+)
+@pytest.mark.parametrize("path", ["/live", "/nothing", "/v1/models"])
+def test_request_ids(given: str | None, kept: bool, path: str, guarded: scripted.Gateway) -> None:
+    answer = guarded.ask("GET", path, **({"X-Request-Id": given} if given else {}))
+    assert (answer.headers["x-request-id"] == given) == kept
+    assert len(answer.headers["x-request-id"]) >= 7
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/tokenize", 400, "invalid_value"),
+        ("POST", "/detokenize", 400, "invalid_value"),
+    ],
+)
+def test_errors_are_openai_errors(method: str, path: str, status: int, code: str, gateway: scripted.Gateway) -> None:
+    answer = gateway.ask(method, path, b"{" if method == "POST" else None)
+    assert (answer.status, answer.json["error"]["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/json"
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_models(gateway: scripted.Gateway) -> None:
+    models = gateway.ask("GET", "/v1/models").json
+    assert models["object"] == "list"
+    assert models["data"] == [gateway.ask("GET", "/v1/models/tiny").json]
+    assert models["data"][0]["max_model_len"] == scripted.MAX_MODEL_LEN
+
+
+@pytest.mark.parametrize("text", ["Hello", "<|im_end|> 你好", ""])
+def test_tokenize_and_back(text: str, gateway: scripted.Gateway) -> None:
+    answer = gateway.ask("POST", "/tokenize", {"prompt": text}).json
+    assert answer["count"] == len(answer["tokens"])
+    assert gateway.eos not in answer["tokens"]
+    assert gateway.ask("POST", "/detokenize", {"model": "tiny", "tokens": answer["tokens"]}).json == {"prompt": text}
+
+
+def test_tokenize_shows_what_the_model_will_see(gateway: scripted.Gateway) -> None:
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture(70, 50, 1))}}, {"type": "text", "text": "?"}]
+    messages = [{"role": "user", "content": content}]
+    tokens = gateway.ask("POST", "/tokenize", {"model": "tiny", "messages": messages}).json["tokens"]
+    assert gateway.chat(content).status == 200
+    assert tokens == gateway.worker.requests[0].token_ids
+    bare = gateway.ask("POST", "/tokenize", {"messages": messages, "add_generation_prompt": False}).json["tokens"]
+    assert tokens[: len(bare)] == bare != tokens
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": CHAT["messages"]}, {"prompt": 3}, {"tokens": [-1]}])
+def test_tokenize_refuses(body: dict[str, Any], gateway: scripted.Gateway) -> None:
+    assert gateway.ask("POST", "/tokenize", body).status == 400
+    assert gateway.ask("POST", "/detokenize", body).status == 400
+
+
+def test_metrics(gateway: scripted.Gateway) -> None:
+    gateway.worker.load = Load(
+        num_running=2, num_blocks=10, num_free_blocks=4, prompt_tokens_total=7, encode_seconds_total=0.5
+    )
+    gateway.chat()
+    answer = gateway.ask("GET", "/metrics")
+    gateway.worker.load = None
+    lines = answer.body.decode().splitlines()
+    labels = '{model_name="tiny",worker="grpc://scripted:1"}'
+    for line in (
+        f"vllm:num_requests_running{labels} 2.0",
+        f"vllm:num_requests_waiting{labels} 0.0",
+        f"vllm:kv_cache_usage_perc{labels} 0.6",
+        f"vllm:prompt_tokens_total{labels} 7.0",
+        f"vllm:prefix_cache_hits_total{labels} 0.0",
+        'saccade_step_seconds_total{model_name="tiny",stage="encode",worker="grpc://scripted:1"} 0.5',
+        "saccade_slots_in_use 0.0",
+    ):
+        assert line in lines
+    names = {line.split("{")[0].split(" ")[0] for line in lines}
+    assert {
+        "vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count",
+        "vllm:e2e_request_latency_seconds_count", "vllm:generation_tokens_total", "vllm:prefix_cache_queries_total",
+        "saccade_event_loop_lag_seconds_count", "saccade_http_requests_total", "saccade_stage_seconds_bucket",
+    } <= names  # fmt: skip
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_labels_hold_nothing_a_client_sent(gateway: scripted.Gateway) -> None:
+    gateway.ask("GET", "/some-secret-path")
+    gateway.ask("GET", "/v1/models/some-secret-model")
+    gateway.chat("some-secret-text", model="some-secret-model")
+    assert b"secret" not in gateway.ask("GET", "/metrics").body
+
+
+def test_without_a_worker(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, described=False) as gateway:
+        assert gateway.ask("GET", "/live").status == 200
+        assert gateway.ask("GET", "/v1/models").json == {"object": "list", "data": []}
+        for answer in (
+            gateway.ask("GET", "/ready"),
+            gateway.ask("GET", "/health"),
+            gateway.chat(),
+            gateway.ask("POST", "/tokenize", {"prompt": "a"}),
+        ):
+            assert (answer.status, answer.json["error"]["code"]) == (503, "worker_unavailable")
+            assert answer.headers["retry-after"] == "1"
+
+
+def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl) as gateway:
+        gateway.worker.script = [TokenDelta("r", [300]), 1.0, TokenDelta("r", [301], FinishReason.LENGTH)]
+        answers: list[scripted.Answer] = []
+        running = threading.Thread(target=lambda: answers.append(gateway.chat()))
+        running.start()
+        until(lambda: len(gateway.worker.requests) == 1)
+        gateway.server.handle_exit(signal.SIGTERM, None)
+        until(lambda: gateway.application.admission.draining)
+        for answer in (gateway.ask("GET", "/ready"), gateway.chat()):
+            assert (answer.status, answer.json["error"]["code"]) == (503, "draining")
+        assert gateway.ask("GET", "/live").status == 200
+        running.join(20)
+        assert answers[0].status == 200
+        assert answers[0].json["choices"][0]["finish_reason"] == "length"
+
+
+def test_drain_ends_when_its_time_is_over(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(shutdown_timeout_seconds=0.1)) as gateway:
+        gateway.worker.script = [TokenDelta("r", [300]), 60.0]
+        broken: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                gateway.chat()
+            except (http.client.HTTPException, OSError) as error:
+                broken.append(error)
+
+        running = threading.Thread(target=ask)
+        running.start()
+        until(lambda: len(gateway.worker.requests) == 1)
+        gateway.server.handle_exit(signal.SIGTERM, None)
+        running.join(20)
+        until(lambda: gateway.worker.num_aborted == 1)
+
+
+def test_whole_process_starts_and_stops_by_signal() -> None:
+    program = (
+        "import sys, uvloop; from saccade.gateway.app import serve; from saccade.gateway.config import GatewayConfig;"
+        "uvloop.run(serve(GatewayConfig(port=int(sys.argv[1]), worker_urls=('unix:/nowhere',), num_decode_processes=1)))"
+    )
+    listener = app.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    listener.close()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+    def status(path: str) -> int | None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    try:
+        until(lambda: status("/live") == 200)
+        assert status("/ready") == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not [name for name in os.listdir("/dev/shm") if f"-{process.pid}-" in name]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_taken_port_is_a_startup_error() -> None:
+    with app.listen("127.0.0.1", 0) as listener, pytest.raises(StartupError, match="--port"):
+        app.listen("127.0.0.1", listener.getsockname()[1])
+
+
+def test_loopback_is_the_default() -> None:
+    assert GatewayConfig().host == "127.0.0.1"
+    assert "secret" not in repr(GatewayConfig(api_keys=("secret",)))
+
+
+def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
+    document = gateway.ask("GET", "/openapi.json").json
+    assert set(document["paths"]) == {
+        "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/live", "/ready", "/health",
+        "/metrics", "/version", "/openapi.json",
+    }  # fmt: skip
+    references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert references == set(document["components"]["schemas"])

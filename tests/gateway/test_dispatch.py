@@ -1,0 +1,151 @@
+"""Fleet and Dispatcher over real workers with echo engines."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from echo_worker import STALL, ask, serving, until
+
+from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.dispatch import Dispatcher
+from saccade.gateway.workers import Fleet, Model
+from saccade.protocol.request import EngineRequest
+from saccade.transport import shared_memory
+
+
+def folders(root: Path, *names: str) -> list[Path]:
+    made = [root / name for name in names]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+def url(folder: Path) -> str:
+    return f"unix:{folder}/w.sock"
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[Fleet]:
+    fleet = Fleet([url(place) for place in places], released.extend)
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+
+
+async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
+    return [token async for delta in dispatcher.stream(model, request) for token in delta.token_ids]
+
+
+async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
+    (a,) = folders(tmp_path, "a")
+    seen: list[Model] = []
+    async with fleet_of(a, released=[]) as fleet:
+        fleet.on_model(seen.append)
+        assert not fleet.ready
+        with pytest.raises(WorkerUnavailable):
+            fleet.model("echo")
+        async with serving(a):
+            await until(lambda: fleet.ready)
+            assert [model.name for model in seen] == ["echo"]
+            assert seen[0].description.files.files == {"config.json": b"{}"}
+            assert [model.name for model in fleet.models()] == ["echo"]
+            with pytest.raises(ModelNotFound, match="served: echo") as failure:
+                fleet.model("other")
+            assert failure.value.param == "model"
+        await until(lambda: not fleet.ready)
+        with pytest.raises(WorkerUnavailable):
+            fleet.model("echo")
+        async with serving(a):
+            await until(lambda: fleet.ready)
+        async with serving(a, fingerprint="g"):
+            await until(lambda: len(seen) == 2)
+        assert [model.description.fingerprint for model in seen] == [b"f", b"g"]
+
+
+async def test_work_goes_where_least_is_in_flight(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "a", "b")
+    async with serving(a), serving(b), fleet_of(a, b, released=[]) as fleet:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        dispatcher = Dispatcher(fleet)
+        stalled = [asyncio.create_task(answer(dispatcher, ask(f"r{n}", [STALL]))) for n in range(4)]
+        await until(lambda: [client.load and client.load.num_running for client in fleet.clients] == [2, 2])
+        assert dispatcher.num_requests == 4
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        assert dispatcher.num_requests == 0
+        await until(lambda: [client.load and client.load.num_running for client in fleet.clients] == [0, 0])
+        assert await answer(dispatcher, ask("next", [1, 2])) == [1, 2]
+
+
+async def test_worker_with_another_model_of_the_same_name_gets_no_work(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "a", "b")
+    async with serving(a), serving(b, fingerprint="g"), fleet_of(a, b, released=[]) as fleet:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        assert [worker.url for worker in fleet.model("echo").workers] == [url(a)]
+
+
+async def test_models_are_told_apart_by_name(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "a", "b")
+    async with serving(a), serving(b, model="other"), fleet_of(a, b, released=[]) as fleet:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        assert [model.name for model in fleet.models()] == ["echo", "other"]
+        assert [worker.url for worker in fleet.model("other").workers] == [url(b)]
+
+
+@pytest.mark.parametrize(
+    ("model", "place", "error"),
+    [("other", "a", ModelNotFound), ("echo", "nowhere", WorkerUnavailable)],
+)
+async def test_slots_come_back_when_no_worker_gets_the_request(
+    tmp_path: Path, model: str, place: str, error: type[SaccadeError]
+) -> None:
+    released: list[str] = []
+    (a,) = folders(tmp_path, "a")
+    async with serving(a), fleet_of(tmp_path / place, released=released) as fleet:
+        await until(lambda: fleet.ready or place == "nowhere")
+        with pytest.raises(error):
+            await answer(Dispatcher(fleet), ask("r", [1], "slot"), model)
+    assert released == ["slot"]
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+async def test_pixels_travel_inline_to_another_machine(tmp_path: Path, same_machine: bool) -> None:
+    (a,) = folders(tmp_path, "a")
+    pool = shared_memory.SlotPool(1 << 20)
+    pixels = bytes(range(48))
+    slot = pool.acquire(len(pixels))
+    assert slot is not None
+    with shared_memory.open_slot(slot.ref) as memory:
+        memory[:] = pixels
+    request = ask("r", [1], slot.ref.name, generation=slot.ref.generation)
+    journal = tmp_path / "journal"
+    place = shared_memory.namespace() if same_machine else "elsewhere"
+    fleet = Fleet([url(a)], lambda names: [pool.release(name) for name in names])
+    await fleet.start()
+    try:
+        async with serving(a, shm_namespace=place, journal=str(journal)):
+            await until(lambda: fleet.ready)
+            assert await answer(Dispatcher(fleet), request) == [1]
+            assert journal.read_text() == ("" if same_machine else f"inline {pixels.hex()}\n")
+            assert pool.num_used == 0
+    finally:
+        await fleet.close()
+        pool.close()
+
+
+async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_path: Path) -> None:
+    (a,) = folders(tmp_path, "a")
+    async with serving(a) as worker, fleet_of(a, released=[]) as fleet:
+        await until(lambda: fleet.ready)
+        dispatcher = Dispatcher(fleet)
+        request = asyncio.create_task(answer(dispatcher, ask("r", [STALL])))
+        await until(lambda: fleet.clients[0].load and fleet.clients[0].load.num_running)
+        worker.relay.lost("The engine is gone.")
+        with pytest.raises(WorkerFailed):
+            await request
+        assert dispatcher.num_requests == 0

@@ -1,0 +1,54 @@
+"""Placeholders are filled by position."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.errors import InvalidBase64, InvalidImageUrl, InvalidValue
+from saccade.gateway.prepare import decode_data_url, expand
+
+PAD = 9
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 8), max_size=5), min_size=1, max_size=6),
+    counts=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+)
+def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list[int]) -> None:
+    counts = counts[: len(texts) - 1]
+    token_ids = [token_id for text in texts[:-1] for token_id in (*text, PAD)] + texts[-1]
+    expanded, spans = expand(token_ids, PAD, counts)
+    placed = [position for span in spans for position in range(span.start, span.start + span.length)]
+    assert [position for position, token_id in enumerate(expanded) if token_id == PAD] == placed
+    assert [span.length for span in spans] == counts
+    assert [token_id for token_id in expanded if token_id != PAD] == [i for text in texts for i in text]
+
+
+@pytest.mark.parametrize(("token_ids", "counts"), [([1, PAD], []), ([1], [4]), ([PAD, PAD], [4])])
+def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # A9
+    with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images; the messages hold {len(counts)}"):
+        expand(token_ids, PAD, counts)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["data:image/png;base64,aGk=", "DATA:;BASE64,aGk=", "data:application/x;a=b;base64,aGk=", "data:;base64,aGk="],
+)
+def test_data_urls(url: str) -> None:
+    assert decode_data_url(url) == b"hi"
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("data:;base64,aGk", InvalidBase64),
+        ("data:;base64,aG k=", InvalidBase64),
+        ("data:;base64,aGk=%3D", InvalidBase64),
+        ("data:image/png,hi", InvalidImageUrl),
+        ("https://example.com/data:;base64,aGk=", InvalidImageUrl),
+        (" data:;base64,aGk=", InvalidImageUrl),
+    ],
+)
+def test_other_urls_are_refused(url: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        decode_data_url(url)

@@ -1,0 +1,55 @@
+"""Keys of KV blocks: equal exactly for equal content. # B3, E7, F3"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.identity.blocks import KEY_BYTES, MediaRun, block_keys, root_key
+
+BLOCK_SIZE = 16
+ROOT = root_key(b"model", b"")
+PAD = 500
+
+
+def prompt(content_hash: bytes, start: int, length: int, total: int) -> tuple[list[int], list[MediaRun]]:
+    token_ids = [7] * start + [PAD] * length + [9] * (total - start - length)
+    return token_ids, [MediaRun(start, length, content_hash)]
+
+
+@given(st.integers(0, 60), st.integers(1, 60), st.integers(0, 40))
+def test_pictures_share_blocks_only_before_the_first_placeholder(start: int, length: int, rest: int) -> None:
+    total = start + length + rest
+    one = block_keys(ROOT, *prompt(b"a" * 32, start, length, total), BLOCK_SIZE)
+    other = block_keys(ROOT, *prompt(b"b" * 32, start, length, total), BLOCK_SIZE)
+    shared = start // BLOCK_SIZE
+    assert len(one) == total // BLOCK_SIZE
+    assert one[:shared] == other[:shared]
+    assert not set(one[shared:]) & set(other[shared:])
+
+
+@given(st.lists(st.integers(0, 1000), max_size=64), st.lists(st.integers(0, 1000), max_size=64))
+def test_keys_are_equal_exactly_as_far_as_the_tokens_are(one: list[int], other: list[int]) -> None:
+    keys = [block_keys(ROOT, tokens, [], BLOCK_SIZE) for tokens in (one, other)]
+    for index, pair in enumerate(zip(*keys, strict=False)):
+        end = (index + 1) * BLOCK_SIZE
+        assert (pair[0] == pair[1]) == (one[:end] == other[:end])
+
+
+def test_a_block_knows_where_in_the_item_it_lies() -> None:
+    """The second and third block of a long picture hold the same token ids; their keys differ, whatever came before."""
+    token_ids, runs = prompt(b"a" * 32, 0, 64, 64)
+    shifted = [MediaRun(0, 64, b"a" * 32, offset=16)]
+    assert len(set(block_keys(ROOT, token_ids, runs, BLOCK_SIZE))) == 4
+    assert block_keys(ROOT, token_ids, runs, BLOCK_SIZE)[0] != block_keys(ROOT, token_ids, shifted, BLOCK_SIZE)[0]
+
+
+def test_adjacent_pictures_are_told_apart_by_where_they_meet() -> None:
+    token_ids = [PAD] * 16
+    first = [MediaRun(0, 8, b"a" * 32), MediaRun(8, 8, b"b" * 32)]
+    second = [MediaRun(0, 4, b"a" * 32), MediaRun(4, 12, b"b" * 32)]
+    assert block_keys(ROOT, token_ids, first, BLOCK_SIZE) != block_keys(ROOT, token_ids, second, BLOCK_SIZE)
+
+
+def test_models_and_tenants_share_nothing() -> None:
+    roots = [root_key(b"model", b""), root_key(b"other", b""), root_key(b"model", b"tenant"), root_key(b"mode", b"l")]
+    assert len(set(roots)) == len(roots)
+    assert all(len(root) == KEY_BYTES for root in roots)

@@ -1,0 +1,113 @@
+"""Decoding, against the reference processors' own conversion."""
+
+import io
+import zlib
+
+import numpy as np
+import pictures
+import pytest
+from PIL import Image, ImageFile, ImageOps
+
+from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError
+from saccade.media.decode import decode
+from saccade.media.header import PictureLimits, read_header
+
+CORPUS = pictures.corpus()
+JPEG = pictures.encode(pictures.picture(200, 150), "JPEG")
+PNG = pictures.encode(pictures.picture(200, 150), "PNG")
+WEBP = pictures.encode(pictures.picture(200, 150), "WEBP")
+GIF = pictures.encode(pictures.picture(200, 150, "P"), "GIF")
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_pixels_equal_the_reference_conversion(name: str) -> None:
+    from transformers.image_transforms import convert_to_rgb
+
+    with Image.open(io.BytesIO(CORPUS[name])) as image:
+        expected = convert_to_rgb(ImageOps.exif_transpose(image), return_numpy=True)
+    decoded = decode(CORPUS[name], PictureLimits())
+    assert decoded.dtype == np.uint8
+    assert decoded.shape[1::-1] == read_header(CORPUS[name]).upright
+    np.testing.assert_array_equal(decoded, expected)
+
+
+def test_16_bit_grey_keeps_its_upper_byte() -> None:
+    image = pictures.picture(50, 40, "I;16")
+    decoded = decode(pictures.encode(image), PictureLimits())
+    np.testing.assert_array_equal(decoded, np.repeat((np.asarray(image) >> 8)[..., None], 3, -1))
+
+
+def test_16_bit_transparency_is_white() -> None:
+    image = pictures.picture(50, 40, "I;16")
+    transparent = image.getpixel((7, 7))
+    decoded = decode(pictures.encode(image, transparency=transparent), PictureLimits())
+    assert decoded[7, 7].tolist() == [255, 255, 255]
+
+
+def _with(data: bytes, position: int, new: bytes) -> bytes:
+    return data[:position] + new + data[position + len(new) :]
+
+
+BROKEN = {
+    **{f"jpeg cut at {share}": JPEG[: int(len(JPEG) * share)] for share in (0.1, 0.5, 0.9, 0.99)},
+    **{f"png cut at {share}": PNG[: int(len(PNG) * share)] for share in (0.1, 0.5, 0.9)},
+    **{f"webp cut at {share}": WEBP[: int(len(WEBP) * share)] for share in (0.1, 0.5, 0.9)},
+    **{f"gif cut at {share}": GIF[: int(len(GIF) * share)] for share in (0.1, 0.5, 0.9)},
+    "png with a broken checksum in its header": _with(PNG, 29, b"\0\0\0\0"),
+    "png with a broken chunk": _with(PNG, PNG.index(b"IDAT"), b"\0\0\0\0"),
+    "png whose pixels are no zlib stream": _with(PNG, PNG.index(b"IDAT") + 4, b"\0" * 64),
+    "png with a bomb of text": pictures.png(8, 8, bytes(200), [(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 25)))]),
+    "png by its first bytes only": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "jpeg without tables": JPEG[:2]
+    + b"\xff\xc0\0\x0b\x08\0\x10\0\x10\x01\x01\x11\0\xff\xda\0\x08\x01\x01\0\0\x3f\0"
+    + bytes(9),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_damaged_picture_is_invalid(name: str) -> None:
+    with pytest.raises(InvalidImage, match=r"^The (JPEG|PNG|WebP|GIF|picture)[^0-9]*\.$"):
+        decode(BROKEN[name], PictureLimits())
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [pictures.png(20_000, 20_000), pictures.png(9_000, 9_000), pictures.png(1, 65_500), pictures.png(16_385, 200)],
+)
+def test_a_large_picture_is_refused_from_its_header(encoded: bytes) -> None:
+    with pytest.raises(ImageTooLarge):
+        decode(encoded, PictureLimits())
+
+
+def test_limits_above_the_decoders_own_do_not_crash() -> None:
+    limits = PictureLimits(max_pixels=1 << 40, max_side=1 << 20)
+    with pytest.raises(ImageTooLarge):
+        decode(pictures.png(20_000, 20_000), limits)
+    with pytest.raises(InvalidImage):  # 100 MP: Pillow warns, and the data is missing
+        decode(pictures.png(10_000, 10_000), limits)
+
+
+def test_settings_of_pillow_stay_as_they_are() -> None:
+    decode(JPEG, PictureLimits())
+    assert Image.MAX_IMAGE_PIXELS == 1024 * 1024 * 1024 // 4 // 3
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+def test_only_the_first_of_many_frames_is_decoded() -> None:
+    many = decode(pictures.long_gif(10_000), PictureLimits())
+    np.testing.assert_array_equal(many, decode(pictures.long_gif(1), PictureLimits()))
+
+
+@pytest.mark.parametrize("name", ["png RGB", "jpeg progressive", "webp lossless alpha", "gif animated", "apng"])
+def test_flipped_bytes_give_pixels_or_a_sentence(name: str) -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(60):
+        encoded = bytearray(CORPUS[name])
+        for position in generator.integers(0, len(encoded), 4):
+            encoded[position] ^= 1 << generator.integers(0, 8)
+        try:
+            decoded = decode(bytes(encoded), PictureLimits())
+        except SaccadeError as error:
+            assert "0x" not in error.message  # noqa: PT017
+        else:
+            assert decoded.shape[1::-1] == read_header(bytes(encoded)).upright

@@ -1,0 +1,145 @@
+"""Headers read without decoding, against Pillow."""
+
+import io
+import struct
+
+import pictures
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from saccade.errors import ImageTooLarge, InvalidImage, RequestError, UnsupportedImageFormat
+from saccade.media.header import MAX_STEPS, PictureHeader, PictureLimits, read_header
+
+CORPUS = pictures.corpus()
+SAMPLES = {kind: pictures.encode(pictures.picture(40, 30), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF")}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_header_agrees_with_pillow(name: str) -> None:
+    header = read_header(CORPUS[name])
+    with Image.open(io.BytesIO(CORPUS[name])) as image:
+        assert (header.format.upper(), header.width, header.height) == (image.format, *image.size)
+        assert header.upright == ImageOps.exif_transpose(image).size
+
+
+def _exif(order: str, kind: int, value: int) -> bytes:
+    mark = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    content = struct.pack(order + {1: "B3x", 3: "H2x", 4: "I"}[kind], value)
+    return b"Exif\0\0" + mark + struct.pack(order + "IHHHI", 8, 1, pictures.ORIENTATION, kind, 1) + content + bytes(4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize(("value", "expected"), [(6, 6), (8, 8), (0, 1), (9, 1)])
+def test_orientation_in_either_byte_order_and_any_integer(order: str, kind: int, value: int, expected: int) -> None:
+    encoded = pictures.encode(pictures.picture(40, 30), "JPEG", exif=_exif(order, kind, value))
+    assert read_header(encoded).orientation == expected
+
+
+@pytest.mark.parametrize("cut", range(6, len(_exif("<", 3, 6))))
+def test_broken_exif_means_upright(cut: int) -> None:
+    encoded = pictures.encode(pictures.picture(40, 30), "JPEG", exif=_exif("<", 3, 6)[:cut])
+    assert read_header(encoded).orientation in (1, 6)
+
+
+def test_exif_after_the_pixels_of_a_png_counts() -> None:
+    whole = pictures.turned(6, "PNG")
+    start = whole.index(b"eXIf") - 4
+    length = 12 + int.from_bytes(whole[start : start + 4], "big")
+    moved = whole[:start] + whole[start + length : -12] + whole[start : start + length] + whole[-12:]
+    assert read_header(moved).orientation == 6
+
+
+def test_a_first_frame_wider_than_its_gif_counts() -> None:
+    whole = bytearray(SAMPLES["GIF"])
+    whole[6:10] = struct.pack("<HH", 10, 10)
+    with Image.open(io.BytesIO(whole)) as image:
+        assert read_header(bytes(whole)).upright == image.size == (40, 30)
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        (b"BM\x36\0\0\0", "BMP"), (b"II*\0\x08\0\0\0", "TIFF"), (b"MM\0*\0\0\0\x08", "TIFF"), (b"%PDF-1.7", "PDF"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", "AVIF"), (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"), (b"8BPS\0\x01", "PSD"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"), (b"<?xml version='1.0'?>\n<svg/>", "SVG"),
+        (b"<!DOCTYPE html><p>not found</p>", "HTML"), (b"\0\0\x01\0\x01\0", "ICO"), (b"\xff\x0a\0\0", "JPEG XL"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\0\0\0\x18ftypisom", "MP4"), (b"hello", "no picture"),
+    ],
+)  # fmt: skip
+def test_other_kinds_are_refused_by_name(start: bytes, name: str) -> None:
+    with pytest.raises(UnsupportedImageFormat, match=rf"{name}.*JPEG, PNG, WebP and GIF"):
+        read_header(start)
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_a_cut_header_is_invalid(kind: str) -> None:
+    for length in range(12, 40):
+        if length < len(SAMPLES[kind]):
+            try:
+                header = read_header(SAMPLES[kind][:length])
+            except InvalidImage:
+                continue
+            assert (header.width, header.height) == (40, 30)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"",
+        pictures.png(0, 5),
+        pictures.png(5, 0),
+        b"\xff\xd8\xff\xd9",
+        b"\xff\xd8" + b"\xff\xe0\0\x02" * 10_000_000,
+        b"\xff\xd8" + b"\xff" * 10_000_000,
+        b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 10_000_000,
+        b"GIF89a\x05\0\x05\0\0\0\0" + b"!\xf9\0" * 10_000_000,
+        b"RIFF\0\0\0\0WEBPVP8 " + bytes(40),
+        b"RIFF\0\0\0\0WEBPVP8X" + bytes(4),
+    ],
+    ids=lambda encoded: str(encoded[:12]),
+)
+def test_hostile_headers_are_invalid(encoded: bytes) -> None:
+    with pytest.raises(InvalidImage):
+        read_header(encoded)
+
+
+def test_the_walk_over_chunks_is_bounded() -> None:
+    """An orientation that stands behind more chunks than are walked is not found, however many there are."""
+    chunks = [(b"zzZz", b"")] * (MAX_STEPS + 1)
+    exif = (b"eXIf", _exif("<", 3, 6))
+    assert read_header(pictures.png(4, 3, chunks=[*chunks[:100], exif])).orientation == 6
+    assert read_header(pictures.png(4, 3, chunks=[*chunks, exif])).orientation == 1
+
+
+@given(kind=st.sampled_from(sorted(SAMPLES)), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_give_a_header_or_a_request_error(kind: str, data: st.DataObject) -> None:
+    encoded = bytearray(SAMPLES[kind])
+    for _ in range(data.draw(st.integers(1, 8))):
+        encoded[data.draw(st.integers(0, min(80, len(encoded) - 1)))] = data.draw(st.integers(0, 255))
+    try:
+        header = read_header(bytes(encoded[: data.draw(st.integers(0, len(encoded)))]))
+    except RequestError as error:
+        assert error.message.endswith(".")  # noqa: PT017
+    else:
+        assert header.width > 0
+        assert header.height > 0
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "encoded_bytes", "fits"),
+    [
+        (1280, 960, 300_000, True), (16_384, 3_000, 9, True), (20_000, 20_000, 9, False), (9_000, 9_000, 9, False),
+        (16_385, 100, 9, False), (1, 65_500, 9, False), (1, 200, 9, True), (201, 1, 9, False), (9, 9, (64 << 20) + 1, False),
+    ],
+)  # fmt: skip
+def test_limits(width: int, height: int, encoded_bytes: int, fits: bool) -> None:
+    header = PictureHeader("PNG", width, height)
+    if fits:
+        PictureLimits().check(header, encoded_bytes)
+    else:
+        with pytest.raises(ImageTooLarge, match=r"at most"):
+            PictureLimits().check(header, encoded_bytes)

@@ -1,0 +1,28 @@
+"""Resampling, against the reference processors' resize."""
+
+import numpy as np
+import pictures
+import pytest
+import torch
+
+from saccade.media.resize import resize
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "new_width", "new_height"),
+    [(1, 1, 32, 32), (75, 51, 64, 64), (51, 75, 512, 32), (640, 481, 640, 480), (300, 200, 96, 64), (33, 900, 32, 928)],
+)
+def test_resize_is_bit_equal_to_torchvision(width: int, height: int, new_width: int, new_height: int) -> None:
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    drawn = pictures.draw(width, height)
+    planes = torch.from_numpy(np.ascontiguousarray(drawn.transpose(2, 0, 1)))
+    expected = functional.resize(planes, [new_height, new_width], InterpolationMode.BICUBIC, antialias=True)
+    np.testing.assert_array_equal(resize(drawn, new_height, new_width), expected.numpy())
+
+
+def test_the_same_size_is_a_view() -> None:
+    drawn = pictures.draw(64, 32)
+    planes = resize(drawn, 32, 64)
+    assert planes.shape == (3, 32, 64)
+    assert np.shares_memory(planes, drawn)

@@ -1,0 +1,204 @@
+"""The network's parts against transformers, and the encoder's contract."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import engines
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.engine.loader import load_model
+from saccade.errors import StartupError
+from saccade.models.qwen3_vl.network import Network
+from saccade.nn.backends.torch_sdpa import Backend
+from saccade.nn.context import PackedLayout
+
+GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
+
+
+@pytest.fixture(scope="module")
+def network(tiny_qwen3_vl: Path) -> Any:
+    return load_model(EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu"), lambda *_: None).network
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_qwen3_vl: Path) -> engines.Oracle:
+    return engines.Oracle(tiny_qwen3_vl)
+
+
+def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
+    inline = (engines.picture(grid, seed).inline or b"" for seed, grid in enumerate(grids))
+    return torch.frombuffer(bytearray(b"".join(inline)), dtype=torch.uint8).view(-1, 768)
+
+
+@torch.inference_mode()
+def test_vision_tower_equals_the_reference(network: Any, oracle: engines.Oracle) -> None:  # A10
+    metadata, counts = network.prepare(GRIDS, Backend())
+    features = network.encode(pixels(GRIDS), metadata)
+    doubled = torch.cat([oracle._pixel_values(engines.picture(grid, seed)) for seed, grid in enumerate(GRIDS)])
+    expected = oracle.model.model.get_image_features(doubled, torch.tensor(GRIDS), return_dict=True)
+    parts = [torch.cat(tuple(expected.pooler_output)), *(torch.cat(tuple(deep)) for deep in expected.deepstack_features)]
+    torch.testing.assert_close(features, torch.cat(parts, 1), atol=1e-4, rtol=0)
+    assert counts == [grid[1] * grid[2] // 4 for grid in GRIDS]
+
+
+def test_normalisation_is_bit_equal(network: Any, oracle: engines.Oracle) -> None:  # F4
+    patches = pixels([(1, 16, 16)])
+    reference = patches.view(-1, 3, 256).float()
+    mean, std = torch.tensor([0.5] * 3) * 255, torch.tensor([0.5] * 3) * 255
+    assert torch.equal(network._normalise(patches), ((reference - mean[:, None]) / std[:, None]).flatten(1))
+
+
+def test_positions_equal_the_reference(network: Any, oracle: engines.Oracle) -> None:  # B5, [eng] 1
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        ids, spans, grids = [0], [], []
+        for _ in range(draw.integers(1, 4)):
+            ids += [0] * draw.integers(1, 6)
+            grid = (1, 2 * int(draw.integers(1, 7)), 2 * int(draw.integers(1, 7)))
+            spans.append((len(ids), grid))
+            grids.append(grid)
+            ids += [oracle.placeholder] * (grid[1] * grid[2] // 4)
+        ids += [0] * draw.integers(0, 4)
+        tensor = torch.tensor([ids])
+        types = (tensor == oracle.placeholder).int()
+        expected, delta = oracle.model.model.get_rope_index(tensor, types, torch.tensor(grids))
+        positions = network.positions(spans)
+        assert np.array_equal(positions.slice(0, len(ids)), expected[:, 0].numpy())
+        assert positions.delta == delta.item()
+
+
+def test_grids_may_be_a_list_or_a_tensor(network: Any) -> None:  # C2
+    from_list, from_tensor = (network.prepare(grids, Backend())[0] for grids in (GRIDS, torch.tensor(GRIDS)))
+    with torch.inference_mode():
+        assert torch.equal(network.encode(pixels(GRIDS), from_list), network.encode(pixels(GRIDS), from_tensor))
+
+
+class _NoSync(TorchDispatchMode):
+    """Refuses every operation that makes the host wait for a tensor's content."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        assert not any(word in name for word in ("_local_scalar_dense", "nonzero", "unique", "is_nonzero", "masked_select"))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("as_grids", [list, torch.tensor])
+def test_encode_does_not_sync(network: Any, as_grids: Callable[[Any], Any]) -> None:  # C3, [eng] 35
+    grids, patches = as_grids(GRIDS), pixels(GRIDS)
+    with torch.inference_mode(), _NoSync():
+        network.encode(patches, network.prepare(grids, Backend())[0])
+        with pytest.raises(AssertionError):  # the check itself works
+            torch.ones(1).item()
+
+
+class _Recording(Backend):
+    def __init__(self) -> None:
+        self.layouts: list[PackedLayout] = []
+
+    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout) -> torch.Tensor:
+        self.layouts.append(layout)
+        return super().packed(q, k, v, layout)
+
+
+def test_every_block_gets_the_metadata(network: Any) -> None:  # C1
+    backend = _Recording()
+    with torch.inference_mode():
+        network.encode(pixels(GRIDS), network.prepare(GRIDS, backend)[0])
+    assert len(backend.layouts) == len(network.visual.blocks)
+    for layout in backend.layouts:
+        assert layout.cu_seqlens.tolist() == [0, 24, 44, 300, 304]
+        assert (layout.max_seqlen, layout.sequence_lengths) == (256, (24, 20, 256, 4))
+
+
+def test_three_axes_reach_attention(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 13
+    asked = engines.request(tiny_qwen3_vl, [4, ((1, 8, 8), 1), 4], max_tokens=1)
+    rows = []
+    for axis in (None, 0, 1, 2):
+        subject = engines.engine(tiny_qwen3_vl)
+        logits = engines.record_logits(subject)
+        sliced: Any = subject.runner.network.positions
+
+        class Flat:
+            """Positions with one axis replaced by another."""
+
+            def __init__(self, spans: Any, sliced: Any = sliced, axis: int | None = axis) -> None:
+                self.whole, self.axis = sliced(spans), axis
+                self.delta = self.whole.delta
+
+            def slice(self, start: int, stop: int) -> Any:
+                positions = self.whole.slice(start, stop).copy()
+                if self.axis is not None:
+                    positions[self.axis] = positions[(self.axis + 1) % 3]
+                return positions
+
+        subject.runner.network.positions = Flat
+        engines.drain(subject, asked)
+        rows.append(logits["a"][0])
+    assert all((rows[0] - row)[~row.isinf()].abs().max() > 1e-3 for row in rows[1:])
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def build(config: Any, preprocessor: Any = None) -> Network:
+    with torch.device("meta"):
+        network: Network = models.load_network("qwen3_vl")(config, preprocessor or {})
+    return network
+
+
+def test_deepstack_only_where_declared(tiny_qwen3_vl: Path) -> None:  # [eng] 43
+    config = config_of(tiny_qwen3_vl)
+    config["vision_config"]["deepstack_visual_indexes"] = []
+    assert len(build(config).visual.deepstack_merger_list) == 0
+    del config["vision_config"]["deepstack_visual_indexes"]
+    with pytest.raises(StartupError, match="deepstack_visual_indexes"):
+        build(config)
+
+
+def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
+    config = config_of(tiny_qwen3_vl)
+    text = config["text_config"]
+    text["rope_parameters"] = {**text.pop("rope_scaling"), "rope_theta": text.pop("rope_theta")}
+    assert build(config).language_model.config == build(config_of(tiny_qwen3_vl)).language_model.config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("text_config.rope_scaling.mrope_section", [6, 5, 6], "mrope_section"),  # [eng] 45
+        ("text_config.rope_scaling.mrope_section", [6, 10], "mrope_section"),
+        ("text_config.rope_scaling.mrope_interleaved", False, "mrope_interleaved"),
+        ("text_config.rope_scaling.rope_type", "yarn", "yarn"),
+        ("text_config.hidden_size", "128", "hidden_size"),
+        ("text_config.hidden_act", "relu", "hidden_act"),
+        ("text_config.num_key_value_heads", 3, "num_key_value_heads"),
+        ("text_config", None, "text_config"),
+        ("vision_config.num_position_embeddings", 63, "num_position_embeddings"),
+        ("vision_config.deepstack_visual_indexes", [0, 9], "deepstack_visual_indexes"),
+        ("vision_config.out_hidden_size", 64, "out_hidden_size"),
+        ("image_token_id", None, "image_token_id"),  # A9
+        ("image_token_id", 10**6, "image_token_id"),
+    ],
+)
+def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: object, words: str) -> None:
+    config = config_of(tiny_qwen3_vl)
+    *parents, last = path.split(".")
+    place = config
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    with pytest.raises(StartupError, match=words):
+        build(config)
+
+
+def test_wrong_mean_is_named(tiny_qwen3_vl: Path) -> None:  # A3
+    with pytest.raises(StartupError, match="image_mean"):
+        build(config_of(tiny_qwen3_vl), {"image_mean": [0.5]})

@@ -1,0 +1,54 @@
+"""Rotary positions: three axes, one formula wherever a sequence is cut."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.nn.rope import MultimodalPositions, interleaved_axes, rotate, rotation
+
+
+def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
+    positions = MultimodalPositions([(2, (1, 3, 4))]).slice(0, 16)
+    assert positions[:, :2].tolist() == [[0, 1]] * 3
+    assert positions[0, 2:14].tolist() == [2] * 12
+    assert positions[1, 2:14].tolist() == [2] * 4 + [3] * 4 + [4] * 4
+    assert positions[2, 2:14].tolist() == [2, 3, 4, 5] * 3
+    assert positions[:, 14:].tolist() == [[6, 7]] * 3
+
+
+def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in a picture
+    positions = MultimodalPositions([(2, (1, 3, 4))])
+    assert positions.slice(14, 17).tolist() == [[6, 7, 8]] * 3
+    assert positions.delta == 6 - 14
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), max_size=4)
+
+
+@given(SPANS, st.integers(0, 60), st.integers(1, 60))
+def test_any_slice_equals_the_whole(parts: list[tuple[int, int, int, int]], start: int, length: int) -> None:
+    spans, index = [], 0
+    for text, *grid in parts:
+        spans.append((index + text, tuple(grid)))
+        index += text + int(np.prod(grid))
+    positions = MultimodalPositions(spans)  # type: ignore[arg-type]
+    whole = positions.slice(0, 120 + index)
+    assert np.array_equal(positions.slice(start, start + length), whole[:, start : start + length])
+    assert np.array_equal(whole[:, index:], np.tile(np.arange(index, 120 + index) + positions.delta, (3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("section", "axes"), [((2, 2, 2), "THWTHW"), ((4, 2, 2), "THWTHWTT"), ((11, 11, 10), "THW" * 10 + "TH")]
+)
+def test_interleaved_axes(section: tuple[int, int, int], axes: str) -> None:
+    assert "".join("THW"[axis] for axis in interleaved_axes(section)) == axes
+
+
+def test_rotation_turns_pairs() -> None:
+    angles = torch.tensor([[0.3, 1.2]])
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    turned = rotate(x, *rotation(angles, torch.float32))[0, 0]
+    complex_x = torch.complex(x[0, 0, :2], x[0, 0, 2:]) * torch.polar(torch.ones(2), angles[0])
+    torch.testing.assert_close(turned, torch.cat((complex_x.real, complex_x.imag)))

@@ -1,0 +1,119 @@
+"""Run the real `saccade serve` for a test, as a user would, and stop it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+
+READY_SECONDS = 60
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `saccade serve`."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    key: str = "none"
+
+    @property
+    def url(self) -> str:
+        """The server's root, without /v1."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: object) -> openai.OpenAI:
+        """An openai client that does not retry."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": self.key, **options})
+
+    @property
+    def model(self) -> str:
+        """The name it serves."""
+        return self.client().models.list().data[0].id
+
+    def tree(self) -> list[psutil.Process]:
+        """The server's process and everything below it."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def engine(self) -> psutil.Process:
+        """The engine's process."""
+        return next(process for process in self.tree() if "saccade.engine" in process.cmdline())
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples over its labels."""
+        request = urllib.request.Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        if not values:
+            raise LookupError(f"no metric {name}")
+        return sum(values)
+
+    def settled(self, name: str) -> float:
+        """The metric once the engine's counters, which arrive a few times a second, stand still."""
+        value, seen = self.metric(name), -1.0
+        while value != seen:
+            time.sleep(0.6)
+            value, seen = self.metric(name), value
+        return value
+
+    def is_ready(self) -> bool:
+        """Whether /ready answers 200."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_until_ready(self, seconds: float = READY_SECONDS) -> None:
+        """Wait for /ready; raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not self.is_ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"not ready; exit code {self.process.poll()}")
+            time.sleep(0.05)
+
+
+def slots() -> set[str]:
+    """The names of Saccade's segments in shared memory."""
+    return {path.name for path in SHARED_MEMORY.glob("saccade-*")}
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(*arguments: str, key: str = "none") -> Iterator[Server]:
+    """Start `saccade serve` with *arguments*, wait until it is ready, and stop it."""
+    port = free_port()
+    command = [sys.executable, "-m", "saccade.cli.main", "serve", *arguments, "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+    server = Server(port, process, key)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise

@@ -1,0 +1,158 @@
+"""The process tree with small real programs: restart, drain in order, nothing left."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from saccade.errors import StartupError
+from saccade.supervisor.child import ChildSpec
+from saccade.supervisor.tree import Tree, answers_ready, until
+
+PROGRAM = """
+import signal, sys, time
+name, journal, obeys = sys.argv[1:]
+def end(*_):
+    if obeys == "obeys":
+        open(journal, "a").write(f"end {name}\\n")
+        sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+open(journal, "a").write(f"start {name}\\n")
+while True:
+    time.sleep(60)
+"""
+WAIT_SECONDS = 20
+
+
+def spec(name: str, journal: Path, obeys: str = "obeys", stop_seconds: float = 10.0) -> ChildSpec:
+    return ChildSpec(name, (sys.executable, "-c", PROGRAM, name, str(journal), obeys), stop_seconds)
+
+
+def lines(journal: Path) -> list[str]:
+    return journal.read_text().splitlines() if journal.exists() else []
+
+
+async def wait(condition) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def run(specs: list[ChildSpec], journal: Path) -> tuple[Tree, asyncio.Task[None]]:
+    """A tree whose programs have all started."""
+
+    async def until_ready() -> None:
+        await wait(lambda: len(lines(journal)) >= len(specs))
+
+    tree = Tree(specs, until_ready)
+    running = asyncio.create_task(tree.run())
+    await wait(lambda: len(lines(journal)) == len(specs) and tree.ready)
+    return tree, running
+
+
+async def test_signal_ends_all_in_order(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    tree, running = await run([spec("gateway", journal), spec("worker", journal)], journal)
+    pids = [child.pid for child in tree.children]
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert lines(journal)[2:] == ["end gateway", "end worker"]
+    assert all(pid is not None and gone(pid) for pid in pids)
+
+
+async def test_dead_child_is_started_again_and_the_other_lives_on(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    tree, running = await run([spec("gateway", journal), spec("worker", journal)], journal)
+    gateway, worker = (child.pid for child in tree.children)
+    assert gateway is not None
+    os.kill(gateway, signal.SIGKILL)
+    await wait(lambda: lines(journal).count("start gateway") == 2)
+    assert tree.children[1].pid == worker
+    os.kill(os.getpid(), signal.SIGINT)
+    await running
+
+
+async def test_child_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    tree, running = await run([spec("stubborn", journal, "ignores", stop_seconds=0.2)], journal)
+    pid = tree.children[0].pid
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert pid is not None
+    assert gone(pid)
+
+
+async def test_second_signal_kills_at_once(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    _, running = await run([spec("stubborn", journal, "ignores", stop_seconds=3600)], journal)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await running
+
+
+async def test_death_before_all_are_ready_ends_the_start(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    failing = ChildSpec("worker", (sys.executable, "-c", "raise SystemExit(3)"))
+    tree = Tree([spec("gateway", journal), failing], asyncio.Event().wait)
+    with pytest.raises(StartupError, match="worker ended with code 3"):
+        await tree.run()
+    assert [child.pid for child in tree.children] == [None, None]
+
+
+def test_supervisor_that_is_killed_takes_all_with_it(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    program = f"""
+import asyncio, json, sys
+from saccade.supervisor.child import ChildSpec
+from saccade.supervisor.tree import Tree
+async def until_ready():
+    while tree.children[0].pid is None or not open({str(journal)!r}, "a+").tell():
+        await asyncio.sleep(0.01)
+    print(json.dumps(tree.children[0].pid), flush=True)
+spec = ChildSpec("child", (sys.executable, "-c", {PROGRAM!r}, "child", {str(journal)!r}, "obeys"))
+tree = Tree([spec], until_ready)
+asyncio.run(tree.run())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        pid = json.loads(supervisor.stdout.readline())
+        supervisor.kill()
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=WAIT_SECONDS)
+    assert gone(pid)
+    assert lines(journal) == ["start child", "end child"]
+
+
+@pytest.mark.parametrize(("status", "expected"), [("200 OK", True), ("503 Service Unavailable", False)])
+async def test_answers_ready(status: str, expected: bool) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readline()).startswith(b"GET /ready ")
+        writer.write(f"HTTP/1.1 {status}\r\n\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await answers_ready("127.0.0.1", port) is expected
+    assert not await answers_ready("127.0.0.1", port)
+
+
+async def test_until_asks_again() -> None:
+    answers = iter([False, False, True])
+
+    async def check() -> bool:
+        return next(answers)
+
+    await until(check, every_seconds=0)
+    assert next(answers, None) is None

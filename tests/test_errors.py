@@ -1,0 +1,34 @@
+"""The exception tree is what the wire and HTTP rely on."""
+
+import pytest
+
+from saccade import errors
+from saccade.errors import InternalError, SaccadeError, from_code
+
+
+def leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
+    return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
+
+
+NAMED = [kind for kind in leaves(SaccadeError) if not kind.__subclasses__()]
+
+
+@pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
+def test_code_crosses_a_process_border_and_comes_back(kind: type[SaccadeError]) -> None:
+    error = from_code(kind.code, "What was wrong.", "messages[0]")
+    assert type(error) is kind
+    assert (error.message, error.param) == ("What was wrong.", "messages[0]")
+
+
+def test_codes_are_unique() -> None:
+    codes = [kind.code for kind in NAMED]
+    assert len(set(codes)) == len(codes)
+
+
+def test_unknown_code_is_our_fault() -> None:
+    assert type(from_code("no_such_code", "")) is InternalError
+
+
+def test_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = {line.split("─ ")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
+    assert drawn == {kind.__name__ for kind in leaves(SaccadeError)} - {"SaccadeError"}

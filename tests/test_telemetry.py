@@ -1,0 +1,52 @@
+"""Log lines are JSON where no person reads them; metrics live in a registry of their own."""
+
+import json
+import subprocess
+import sys
+
+import prometheus_client
+
+from saccade.telemetry import STAGES, Metrics
+
+PROGRAM = """
+import logging, structlog
+from saccade.telemetry import configure_logging
+configure_logging()
+with structlog.contextvars.bound_contextvars(request_id="r1"):
+    structlog.get_logger("saccade.a").info("hello", number=3)
+    logging.getLogger("saccade.b").warning("worker %s left", "w")
+    logging.getLogger("uvicorn.error").info("chatter")
+    try:
+        local = "a local variable"
+        1 / 0
+    except ZeroDivisionError:
+        structlog.get_logger("saccade.c").exception("failed")
+"""
+
+
+def test_log_lines_of_both_kinds_are_json_with_the_request_id() -> None:
+    output = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in output.stderr.splitlines()]
+    assert output.stdout == ""
+    assert [line["event"] for line in lines] == ["hello", "worker w left", "failed"]
+    assert [line["level"] for line in lines] == ["info", "warning", "error"]
+    assert all(line["request_id"] == "r1" and line["timestamp"].endswith("Z") for line in lines)
+    assert "ZeroDivisionError" in lines[2]["exception"]
+    assert "a local variable" not in output.stderr
+
+
+def test_stages_are_there_before_their_first_use() -> None:
+    metrics = Metrics()
+    with metrics.stage("hash"):
+        pass
+    counts = {
+        stage: metrics.registry.get_sample_value("saccade_stage_seconds_count", {"stage": stage}) for stage in STAGES
+    }
+    assert counts == {stage: float(stage == "hash") for stage in STAGES}
+
+
+def test_nothing_is_registered_globally() -> None:
+    Metrics()
+    text = prometheus_client.generate_latest().decode()
+    assert "saccade_" not in text
+    assert "vllm:" not in text

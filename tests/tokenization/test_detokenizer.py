@@ -1,0 +1,106 @@
+"""Streamed text is the whole text, cut where it is certain."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from saccade.tokenization.detokenizer import Detokenizer
+from saccade.tokenization.tokenizer import Tokenizer
+
+TEXTS = ("plain words", "Héllo wörld", "你好，世界！", "👩‍👩‍👧‍👦🤔", "a\ufffdb", "مرحبا", "")
+ours = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def stream(tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...] = ()) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, stop)
+    return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_streams_without_broken_characters(text: str, tokenizer: Tokenizer) -> None:
+    pieces = stream(tokenizer, tokenizer.encode_text(text))
+    assert "".join(pieces) == text
+    assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
+
+
+@ours
+@given(token_ids=st.lists(st.integers(0, 639), max_size=60))
+def test_any_ids_stream_as_they_decode_whole(
+    token_ids: list[int], tokenizer: Tokenizer, reference_tokenizer: object
+) -> None:
+    known = [token_id for token_id in token_ids if token_id < tokenizer.num_tokens]
+    whole = reference_tokenizer.decode(known, skip_special_tokens=True)  # type: ignore[attr-defined]
+    assert "".join(stream(tokenizer, token_ids)) == whole
+
+
+@ours
+@given(text=st.text(max_size=40))
+def test_any_text_survives(text: str, tokenizer: Tokenizer, reference_tokenizer: object) -> None:
+    token_ids = tokenizer.encode_text(text)
+    whole = reference_tokenizer.decode(token_ids)  # type: ignore[attr-defined]
+    assert "".join(stream(tokenizer, token_ids)) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("one two three", ("two",), "one "),
+        ("one two three", ("four",), "one two three"),
+        ("one two three", ("three", "two"), "one "),
+        ("aaab", ("aab",), "a"),
+        ("abcabcabd!", ("abcabd",), "abc"),
+        ("xabcd", ("abcd", "bc"), "xa"),
+        ("xabcd", ("abcd", "d"), "x"),
+        ("stop", ("stop",), ""),
+        ("ends with st", ("stop",), "ends with st"),
+        ("你好世界", ("世",), "你好"),
+        ("line\n\nnext", ("\n\n",), "line"),
+    ],
+)
+def test_stop_strings(text: str, stop: tuple[str, ...], shown: str, tokenizer: Tokenizer) -> None:
+    token_ids = [tokenizer.encode_text(character) for character in text]
+    one_by_one = stream(tokenizer, [token_id for ids in token_ids for token_id in ids], stop)
+    whole = Detokenizer(tokenizer, stop)
+    assert "".join(one_by_one) == shown
+    assert whole.push(tokenizer.encode_text(text)) + whole.finish() == shown
+    assert whole.stopped == (shown != text)
+
+
+@ours
+@given(
+    text=st.text(alphabet="ab", max_size=30),
+    stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_text_is_held_back_only_as_long_as_it_may_be_a_stop_string(
+    text: str, stop: list[str], tokenizer: Tokenizer
+) -> None:
+    ends = [(text.find(s) + len(s), -len(s)) for s in stop if s in text]
+    expected = text[: sum(min(ends))] if ends else text
+    pieces = stream(tokenizer, [tokenizer.encode_text(character)[0] for character in text], tuple(stop))
+    assert "".join(pieces) == expected
+    shown = 0
+    for position, piece in enumerate(pieces[:-1], start=1):
+        shown += len(piece)
+        held = text[shown:position] if shown < len(expected) else ""
+        assert not held or any(s.startswith(held) for s in stop)
+
+
+def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, ("b",))
+    token_ids = [tokenizer.encode_text(character)[0] for character in "abc"]
+    assert detokenizer.push(token_ids) == "a"
+    assert (detokenizer.num_tokens, detokenizer.stopped) == (2, True)
+    assert detokenizer.push(token_ids) + detokenizer.finish() == ""
+
+
+def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
+    specials = list(tokenizer.special_tokens.values())
+    assert stream(tokenizer, specials) == [""] * (len(specials) + 1)
+
+
+def test_pieces_are_never_longer_than_they_must_be(tokenizer: Tokenizer) -> None:
+    pieces = stream(tokenizer, tokenizer.encode_text("plain words without end"))
+    assert pieces[-1] == ""
+    assert all(before or after for before, after in pairwise(pieces[:-1]))

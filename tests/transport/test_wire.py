@@ -1,0 +1,165 @@
+"""Both ends of the native wire, with a front that says whatever a test wants."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from echo_worker import ask, tokens, until
+
+from saccade.errors import InternalError, StartupError, WorkerFailed
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
+from saccade.protocol.request import EngineRequest, GatewayCommand
+from saccade.transport.backoff import Backoff
+from saccade.transport.client import WorkerClient
+from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused, WorkerServer
+from saccade.transport.wire import MAX_MESSAGE_BYTES, target
+
+DESCRIPTION = Description(
+    model="m",
+    fingerprint=bytes(32),
+    files=ModelFiles(files={}),
+    max_model_len=1,
+    max_num_seqs=1,
+    block_size=16,
+    num_blocks=1,
+    dtype="float32",
+    device="cpu",
+    shm_namespace="here",
+    version="0",
+)
+FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
+
+
+class Parrot:
+    """A front that answers a request with *frames*, in order; None stands for a good last delta."""
+
+    def __init__(self, frames: list[bytes | None]) -> None:
+        self.frames = frames
+        self.commands: list[GatewayCommand] = []
+        self.num_connections = 0
+
+    def describe(self) -> bytes:
+        return msgspec.msgpack.encode(DESCRIPTION)
+
+    def open(self) -> Connection:
+        self.num_connections += 1
+        return Connection(self.num_connections)
+
+    def receive(self, connection: Connection, command: bytes) -> None:
+        self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
+        last = self.commands[-1]
+        if isinstance(last, EngineRequest):
+            delta = TokenDelta(last.request_id, [len(last.token_ids)], FinishReason.LENGTH)
+            for frame in self.frames:
+                connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
+
+    def hang_up(self, connection: Connection) -> None:
+        pass
+
+
+@asynccontextmanager
+async def talking(
+    folder: Path, front: Parrot, on_released: Callable[[Sequence[str]], None] = lambda _: None
+) -> AsyncIterator[WorkerClient]:
+    server = WorkerServer(front, f"unix:{folder}/w.sock")
+    await server.start()
+    client = WorkerClient(server.address, on_released)
+    await client.start()
+    try:
+        await until(lambda: client.ready)
+        yield client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(tmp_path: Path) -> None:
+    front = Parrot([FOREIGN])
+    async with talking(tmp_path, front) as client:
+        with pytest.raises(WorkerFailed):
+            await tokens(client, ask("r", [1]))
+        await until(lambda: client.ready)
+        assert front.num_connections == 2
+        front.frames = [None]
+        assert await tokens(client, ask("again", [1, 1])) == [2]
+
+
+async def test_delta_of_an_unknown_request_is_dropped(tmp_path: Path) -> None:
+    stray = msgspec.msgpack.encode(StepFrame([TokenDelta("stray", [9])], released=["not ours"]))
+    async with talking(tmp_path, Parrot([stray, None])) as client:
+        assert await tokens(client, ask("r", [1])) == [1]
+
+
+async def test_large_request_travels_inline(tmp_path: Path) -> None:
+    front = Parrot([None])
+    async with talking(tmp_path, front) as client:
+        request = ask("r", [1], "slot")
+        pixels = bytes(32 << 20)
+        media = (msgspec.structs.replace(request.media[0], slot=None, inline=pixels),)
+        assert await tokens(client, msgspec.structs.replace(request, media=media)) == [1]
+        sent = front.commands[0]
+        assert isinstance(sent, EngineRequest)
+        assert sent.media[0].inline == pixels
+    assert len(pixels) < MAX_MESSAGE_BYTES
+
+
+async def test_request_id_in_use_is_refused(tmp_path: Path) -> None:
+    released: list[str] = []
+    async with talking(tmp_path, Parrot([]), released.extend) as client:
+        first = asyncio.create_task(tokens(client, ask("same", [1])))
+        await asyncio.sleep(0)
+        with pytest.raises(InternalError, match="same"):
+            await tokens(client, ask("same", [1], "slot"))
+        assert released == ["slot"]
+        first.cancel()
+
+
+async def test_a_slot_that_two_items_share_is_free_only_after_both(tmp_path: Path) -> None:
+    """Freed at the first release, it could hold another request's picture when the second one came."""
+    released: list[list[str]] = []
+    release = msgspec.msgpack.encode(StepFrame([], released=["slot"]))
+    async with talking(tmp_path, Parrot([release, release, None]), lambda names: released.append(list(names))) as client:
+        request = ask("r", [1], "slot")
+        assert await tokens(client, msgspec.structs.replace(request, media=request.media * 2)) == [1]
+        assert released == [["slot"]]
+
+
+async def test_gateway_that_does_not_read_is_cut_off() -> None:
+    connection = Connection(1)
+    for _ in range(MAX_WAITING_FRAMES + 2):
+        connection.send(b"frame")
+    for _ in range(MAX_WAITING_FRAMES):
+        assert await connection.next() == b"frame"
+    with pytest.raises(Refused) as refusal:
+        await connection.next()
+    assert refusal.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [("grpc://h:1", "h:1"), ("h:1", "h:1"), ("grpc://[::1]:2/", "[::1]:2"), ("unix:/a/b", "unix:/a/b")],
+)
+def test_target(url: str, expected: str) -> None:
+    assert target(url) == expected
+
+
+@pytest.mark.parametrize("url", ["", "h", "http://h:1", "grpc://h:x", "grpc://:1", "grpc://h:1/path"])
+def test_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(StartupError):
+        target(url)
+
+
+def test_backoff_doubles_and_begins_anew_after_a_healthy_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    backoff = Backoff(first_seconds=0.5, limit_seconds=2.0, healthy_seconds=60.0)
+    assert [backoff.after_failure() for _ in range(4)] == [0.5, 1.0, 2.0, 2.0]
+    backoff.started()
+    now = 60.0
+    assert backoff.after_failure() == 0.5

@@ -1,0 +1,191 @@
+"""A worker with an engine of its own: what gateways see when the engine lives, fails, hangs and dies."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import grpc
+import msgspec
+import psutil
+import pytest
+from echo_worker import FAIL, STALL, WAIT_SECONDS, ask, command, connected, serving, tokens, until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnavailable
+from saccade.protocol.output import FinishReason, StepFrame
+from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
+from saccade.transport.proto.worker_pb2_grpc import WorkerStub
+from saccade.transport.wire import SERVICE_NAME
+from saccade.worker.engine_process import Patience
+from saccade.worker.service import Worker, WorkerConfig
+
+
+async def test_requests_are_multiplexed_and_slots_come_back(tmp_path: Path) -> None:
+    released: list[str] = []
+    async with serving(tmp_path) as worker, connected(worker, on_released=released.extend) as client:
+        assert client.description is not None
+        assert client.description.model == "echo"
+        prompts = [[n, n + 1, n + 2] for n in range(20)]
+        answers = await asyncio.gather(*(tokens(client, ask(f"r{n}", ids, f"s{n}")) for n, ids in enumerate(prompts)))
+        assert answers == prompts
+        assert sorted(released) == sorted(f"s{n}" for n in range(20))
+        await until(lambda: client.load is not None)
+
+
+async def test_last_delta_says_why(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, connected(worker) as client:
+        deltas = [delta async for delta in client.generate(ask("r", [1, 2]))]
+        assert [delta.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
+
+
+async def test_failure_of_one_request_is_raised_there_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, connected(worker) as client:
+        other = asyncio.create_task(tokens(client, ask("other", [1, 2, 3])))
+        with pytest.raises(InvalidValue) as failure:
+            await tokens(client, ask("bad", [FAIL]))
+        assert failure.value.param == "messages"
+        assert await other == [1, 2, 3]
+
+
+async def test_iterator_closed_early_aborts(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    async with serving(tmp_path, journal=str(journal), step_seconds=0.01) as worker, connected(worker) as client:
+        deltas = client.generate(ask("left", list(range(100))))
+        await anext(deltas)
+        await deltas.aclose()
+        await until(journal.read_text)
+        assert journal.read_text() == "abort left\n"
+        assert await tokens(client, ask("next", [5])) == [5]
+
+
+async def test_gateway_that_goes_away_is_hung_up(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    async with serving(tmp_path, journal=str(journal)) as worker:
+        async with connected(worker) as client:
+            stalled = asyncio.create_task(tokens(client, ask("r", [STALL])))
+            await asyncio.sleep(0)
+        with pytest.raises(WorkerFailed):
+            await stalled
+        await until(journal.read_text)
+        assert journal.read_text() == "hangup 1\n"
+
+
+async def test_killed_engine_fails_its_requests_and_is_replaced(tmp_path: Path) -> None:
+    released: list[str] = []
+    async with serving(tmp_path) as worker, connected(worker, on_released=released.extend) as client:
+        first = worker.relay.engine.pid
+        assert first is not None
+        running = [asyncio.create_task(tokens(client, ask(f"r{n}", [STALL]))) for n in range(3)]
+        await until(lambda: client.load is not None and client.load.num_running == 3)
+        os.kill(first, signal.SIGKILL)
+        for request in running:
+            with pytest.raises(WorkerFailed):
+                await request
+        with pytest.raises(WorkerUnavailable):
+            await tokens(client, ask("early", [1], "slot"))
+        assert released == ["slot"]
+        await until(lambda: client.ready)
+        assert await tokens(client, ask("again", [7])) == [7]
+        assert worker.relay.engine.pid != first
+
+
+async def test_slots_of_a_killed_engine_come_back(tmp_path: Path) -> None:
+    released: list[str] = []
+    async with serving(tmp_path) as worker, connected(worker, on_released=released.extend) as client:
+        assert worker.relay.engine.pid is not None
+        os.kill(worker.relay.engine.pid, signal.SIGSTOP)
+        request = asyncio.create_task(tokens(client, ask("r", [1], "slot")))
+        await asyncio.sleep(0)
+        os.kill(worker.relay.engine.pid, signal.SIGKILL)
+        with pytest.raises(WorkerFailed):
+            await request
+        assert released == ["slot"]
+
+
+async def test_engine_that_stands_still_is_killed_and_replaced(tmp_path: Path) -> None:
+    async with serving(tmp_path, Patience(silence_seconds=1.0)) as worker, connected(worker) as client:
+        first = worker.relay.engine.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(WorkerFailed):
+            await tokens(client, ask("r", [1]))
+        await until(lambda: client.ready)
+        assert await tokens(client, ask("again", [7])) == [7]
+        assert not psutil.pid_exists(first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"failure": "The weights are damaged."}, "The weights are damaged."),
+        ({"exit_code": 3}, "The engine ended with exit code 3."),
+    ],
+)
+async def test_engine_that_cannot_start_ends_the_worker(tmp_path: Path, settings: dict, sentence: str) -> None:
+    worker = Worker(WorkerConfig(f"unix:{tmp_path}/w.sock", command(**settings)), lambda _: None)
+    with pytest.raises(StartupError, match=sentence):
+        await worker.run()
+
+
+async def test_stopped_worker_leaves_no_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker:
+        pid = worker.relay.engine.pid
+        assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
+async def test_address_in_use_is_an_operators_error(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker:
+        busy = Worker(WorkerConfig("192.0.2.1:1", command()), lambda _: None)
+        with pytest.raises(StartupError, match=r"192\.0\.2\.1:1"):
+            await busy.run()
+        assert worker.relay.serving.is_set()
+
+
+async def test_malformed_frames_harm_nobody_else(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, connected(worker) as client:
+        async with grpc.aio.insecure_channel(worker.server.bind) as channel:
+            half = msgspec.msgpack.encode({"type": "submit", "request_id": "half", "token_ids": "not a list"})
+            call = WorkerStub(channel).Stream()
+            await call.write(GatewayFrame(payload=half))
+            answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
+            while not answer.deltas:
+                answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
+            assert answer.deltas[0].request_id == "half"
+            assert answer.deltas[0].finish_reason is FinishReason.ERROR
+            await call.write(GatewayFrame(payload=b"\x80\x04\x95 a pickle"))
+            async with asyncio.timeout(WAIT_SECONDS):
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await tokens(client, ask("well", [1])) == [1]
+
+
+async def test_health_follows_the_engine(tmp_path: Path) -> None:
+    states = health_pb2.HealthCheckResponse
+    async with serving(tmp_path) as worker, grpc.aio.insecure_channel(worker.server.bind) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        seen = [(await watch.read()).status]
+        if seen == [states.NOT_SERVING]:
+            seen = [(await watch.read()).status]
+        assert worker.relay.engine.pid is not None
+        os.kill(worker.relay.engine.pid, signal.SIGKILL)
+        seen += [(await watch.read()).status, (await watch.read()).status]
+        assert seen == [states.SERVING, states.NOT_SERVING, states.SERVING]
+        watch.cancel()
+
+
+async def test_nothing_is_described_before_the_engine_is_ready(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, grpc.aio.insecure_channel(worker.server.bind) as channel:
+        worker.relay.serving.clear()
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await WorkerStub(channel).Describe(DescribeRequest())
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_reflection_lists_the_service(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, grpc.aio.insecure_channel(worker.server.bind) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names
