@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,9 +86,10 @@ class Server:
             time.sleep(0.05)
 
 
-def slots() -> set[str]:
-    """The names of Saccade's segments in shared memory."""
-    return {path.name for path in SHARED_MEMORY.glob("saccade-*")}
+def slots(processes: Iterable[psutil.Process]) -> set[str]:
+    """The names of the shared-memory segments that *processes* own, or owned."""
+    owners = {str(process.pid) for process in processes}
+    return {path.name for path in SHARED_MEMORY.glob("saccade-*") if path.name.split("-")[1] in owners}
 
 
 def free_port() -> int:

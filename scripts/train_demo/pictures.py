@@ -41,7 +41,7 @@ SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
         for x, y in arm
     ),
 }
-# Two shades a name; every picture moves its shade a little further.
+# The shades of each name; every picture moves its shade a little further.
 COLOURS = {
     "black": ((0, 0, 0), (25, 25, 25)),
     "red": ((255, 0, 0), (205, 20, 35)),
@@ -49,7 +49,7 @@ COLOURS = {
     "blue": ((0, 0, 255), (30, 70, 200)),
     "orange": ((255, 140, 0), (240, 120, 10)),
     "purple": ((128, 0, 128), (110, 40, 170)),
-    "brown": ((139, 69, 19), (115, 65, 30)),
+    "brown": ((139, 69, 19), (115, 65, 30), (165, 42, 42)),
     "pink": ((255, 60, 160), (255, 105, 180)),
 }
 # Where Debian keeps the files, and the package each comes from.  "builtin" is Pillow's own font.

@@ -13,7 +13,8 @@ CHATS: dict[str, tuple[Part, ...]] = {
     "one picture": (picture(150, 100, 1), "Describe the picture."),
     "two pictures": (picture(64, 96, 2), picture(200, 64, 3), "Compare the two images."),
     "pictures between texts": ("First:", picture(96, 96, 4), "then", picture(70, 130, 5), "which is it?"),  # F1
-    "special tokens in the text": (picture(96, 64, 6), "caf\u00e9 \u4f60\u597d \U0001f600"),
+    "the same picture twice": ("Once", picture(96, 64, 7), "and again", picture(96, 64, 7), "?"),
+    "unicode": (picture(96, 64, 6), "caf\u00e9 \u4f60\u597d \U0001f600"),
 }
 
 
@@ -24,9 +25,7 @@ def ask(server: Server, parts: tuple[Part, ...], max_tokens: int = 12, **options
 
 
 @pytest.mark.parametrize("parts", CHATS.values(), ids=CHATS.keys())
-def test_answer_equals_the_reference(
-    tiny_server: Server, tiny_reference: Reference, parts: tuple[Part, ...]
-) -> None:
+def test_answer_equals_the_reference(tiny_server: Server, tiny_reference: Reference, parts: tuple[Part, ...]) -> None:
     messages, pictures = reference_messages(*parts)
     expected = tiny_reference.complete(messages, pictures, max_tokens=12)
     answer = ask(tiny_server, parts)
@@ -77,9 +76,7 @@ def test_another_picture_of_the_same_size_shares_no_block_past_its_start(tiny_se
 
 def test_seed_makes_sampling_reproducible(tiny_server: Server) -> None:
     parts = (picture(96, 96, 40), "Tell me.")
-    texts = [
-        ask(tiny_server, parts, temperature=1.0, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)
-    ]
+    texts = [ask(tiny_server, parts, temperature=1.0, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
 

@@ -83,6 +83,14 @@ def test_pictures_are_encoded_once_each(tiny_qwen3_vl: Path) -> None:  # D3, [en
     assert subject.load().encoder_cache_hits_total == 3
 
 
+def test_picture_across_chunks_is_encoded_once(tiny_qwen3_vl: Path) -> None:  # [eng] 24, 26
+    subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=8, encoder_cache_bytes=0)
+    asked = [engines.request(tiny_qwen3_vl, [3, (WIDE, seed), 3], str(seed)) for seed in (1, 2)]
+    engines.drain(subject, *asked)
+    assert subject.load().encoded_items_total == 2
+    assert subject.runner.encoder_cache.used_bytes == 0
+
+
 def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [20, (SMALL, 1), 20])
@@ -195,7 +203,10 @@ def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:
     network.lm_head.weight[list(network.placeholder_token_ids)] *= 100
     told = engines.drain(
         subject,
-        *(engines.request(tiny_qwen3_vl, [5], str(seed), seed, temperature=seed % 2, max_tokens=30) for seed in range(8)),
+        *(
+            engines.request(tiny_qwen3_vl, [5], str(seed), seed, temperature=seed % 2, max_tokens=30)
+            for seed in range(8)
+        ),
     )
     sampled = {token for answer in told.answers.values() for token in answer.token_ids}
     assert not sampled & set(network.placeholder_token_ids)

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +102,9 @@ def test_serves_and_survives_bad_commands(front: Front, tiny_qwen3_vl: Path) -> 
     front.send(Forward(7, msgspec.msgpack.encode({"type": "submit", "request_id": "bad", "token_ids": "text"})))
     front.send(Forward(7, msgspec.msgpack.encode(asked)))
     told = deltas(front, 2)
-    assert [delta.token_ids for delta in told["good"]] == [[token] for delta in told["good"] for token in delta.token_ids]
+    assert [delta.token_ids for delta in told["good"]] == [
+        [token] for delta in told["good"] for token in delta.token_ids
+    ]
     assert len(told["good"]) == 8
     assert told["bad"][0].failure is not None
     assert told["bad"][0].failure.code == "invalid_value"
@@ -144,21 +145,25 @@ def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     assert front.process.wait(20) == 0
 
 
-def test_dies_with_its_parent(tmp_path: Path) -> None:
-    # The grandchild keeps its socket open at both ends, so only the parent's death can end it.
-    program = textwrap.dedent(f"""
-        import os, socket, subprocess, sys
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.set_inheritable(True)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "saccade.engine", "--fd", str(theirs.fileno())],
-            pass_fds=[ours.fileno(), theirs.fileno()], stdin=subprocess.PIPE,
-        )
-        ours.recv(1)
-    """)
-    config = json.dumps({"model_dir": "/nonexistent"})
-    assert config
-    parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": SOURCES})
+def test_dies_with_its_parent(tiny_qwen3_vl: Path) -> None:
+    # The parent is a process between this one and the engine; the engine's socket stays open when it is killed.
+    config = json.dumps({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"})
+    ours, theirs = socket.socketpair()
+    program = f"""
+import subprocess, sys
+command = [sys.executable, "-m", "saccade.engine", "--fd", "{theirs.fileno()}", "--config", sys.argv[1]]
+subprocess.Popen(command, pass_fds=[{theirs.fileno()}], stderr=subprocess.DEVNULL).wait()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, config], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": SOURCES}
+    )
+    theirs.close()
+    ours.settimeout(60)
+    received = b""
+    while b"ready" not in received:
+        received += ours.recv(1 << 20)
     parent.kill()
     parent.wait()
+    while ours.recv(1 << 20):  # ends only when the engine, the last holder of the other end, is gone
+        pass
+    ours.close()

@@ -17,7 +17,9 @@ FORBIDDEN = 5
 
 def row(seed: int = 0, index: int = 0, **params: Any) -> Any:
     return SimpleNamespace(
-        seed=seed, num_generated_tokens=index, sampling=SamplingParams(**{"max_tokens": 1, "temperature": 1.0, **params})
+        seed=seed,
+        num_generated_tokens=index,
+        sampling=SamplingParams(**{"max_tokens": 1, "temperature": 1.0, **params}),
     )
 
 

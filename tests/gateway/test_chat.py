@@ -216,7 +216,7 @@ def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen
     assert [i for i, token_id in enumerate(request.token_ids) if token_id == layout.placeholder_token_id] == placed
     first, second, third = request.media
     assert first.content_hash == third.content_hash != second.content_hash
-    assert first.slot == third.slot != second.slot
+    assert None is not first.slot == third.slot != second.slot is not None
     assert gateway.worker.pixels[0] == gateway.worker.pixels[2] != gateway.worker.pixels[1]
 
 

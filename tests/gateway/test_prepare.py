@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.errors import InvalidBase64, InvalidImageUrl, InvalidValue
-from saccade.gateway.prepare import decode_data_url, expand
+from saccade.errors import InvalidValue
+from saccade.gateway.prepare import expand
 
 PAD = 9
 
@@ -28,27 +28,3 @@ def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list
 def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # A9
     with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images; the messages hold {len(counts)}"):
         expand(token_ids, PAD, counts)
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["data:image/png;base64,aGk=", "DATA:;BASE64,aGk=", "data:application/x;a=b;base64,aGk=", "data:;base64,aGk="],
-)
-def test_data_urls(url: str) -> None:
-    assert decode_data_url(url) == b"hi"
-
-
-@pytest.mark.parametrize(
-    ("url", "error"),
-    [
-        ("data:;base64,aGk", InvalidBase64),
-        ("data:;base64,aG k=", InvalidBase64),
-        ("data:;base64,aGk=%3D", InvalidBase64),
-        ("data:image/png,hi", InvalidImageUrl),
-        ("https://example.com/data:;base64,aGk=", InvalidImageUrl),
-        (" data:;base64,aGk=", InvalidImageUrl),
-    ],
-)
-def test_other_urls_are_refused(url: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        decode_data_url(url)

@@ -124,7 +124,9 @@ async def test_a_slot_that_two_items_share_is_free_only_after_both(tmp_path: Pat
     """Freed at the first release, it could hold another request's picture when the second one came."""
     released: list[list[str]] = []
     release = msgspec.msgpack.encode(StepFrame([], released=["slot"]))
-    async with talking(tmp_path, Parrot([release, release, None]), lambda names: released.append(list(names))) as client:
+    async with talking(
+        tmp_path, Parrot([release, release, None]), lambda names: released.append(list(names))
+    ) as client:
         request = ask("r", [1], "slot")
         assert await tokens(client, msgspec.structs.replace(request, media=request.media * 2)) == [1]
         assert released == [["slot"]]

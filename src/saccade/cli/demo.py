@@ -34,7 +34,7 @@ QUESTIONS = ("What does it say?", "What colour is the text?")
 
 @dataclass(frozen=True)
 class Answer:
-    """A streamed answer. *ttft_ms* runs from sending the request to the first text; *tokens_per_second* counts after it."""
+    """A streamed answer. *ttft_ms* runs from sending to the first text; *tokens_per_second* counts what follows it."""
 
     text: str
     ttft_ms: float
@@ -128,9 +128,7 @@ def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
 
     segments = []
     for y in range(0, height, 2):
-        segments += [
-            Segment("▀", Style(color=colour(x, y), bgcolor=colour(x, y + 1))) for x in range(columns)
-        ]
+        segments += [Segment("▀", Style(color=colour(x, y), bgcolor=colour(x, y + 1))) for x in range(columns)]
         segments.append(Segment.line())
     return Segments(segments)
 

@@ -1,7 +1,8 @@
 """`saccade gateway`: the HTTP side by itself."""
 
-import asyncio
 import logging
+
+import uvloop
 
 from saccade.cli.flags import MEDIA_FLAGS, SERVER_FLAGS, LogLevel, Many, MediaFlags, ServerFlags, gateway_config
 from saccade.errors import StartupError
@@ -31,4 +32,4 @@ def gateway(
     for url in worker_url:
         target(url)
     configure_logging(logging.getLevelNamesMapping()[log_level])
-    asyncio.run(app.serve(gateway_config(server, media, worker_url)))
+    uvloop.run(app.serve(gateway_config(server, media, worker_url)))

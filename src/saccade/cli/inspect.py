@@ -2,48 +2,23 @@
 
 import asyncio
 import math
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import pybase64
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from saccade import models
+from saccade.cli.inspection import BLOCK_SIZE, Stopwatch, draft_of, resized, served_model
 from saccade.engine.loader import fingerprint, weight_files
 from saccade.errors import RequestError, StartupError
-from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
-from saccade.gateway.openai import ChatMessage, ContentPart, ImageUrl
-from saccade.gateway.prepare import Draft, Picture, Preparer
+from saccade.gateway.prepare import Draft, Picture
 from saccade.gateway.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key
-from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, read_header
-from saccade.media.resize import resize
+from saccade.media.header import read_header
 from saccade.models.files import read_model_files
-from saccade.protocol.description import Description
 from saccade.supervisor.checkpoint import resolve_model
-from saccade.telemetry import Metrics
 
-BLOCK_SIZE = 16
 SHOWN_IDS = 12
-
-
-@dataclass
-class Stopwatch:
-    """What each stage took, in ms."""
-
-    stages: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> None:
-        """Book the time since the last lap as *stage*."""
-        now = time.perf_counter()
-        self.stages[stage] = self.stages.get(stage, 0.0) + 1000 * (now - self._last)
-        self._last = now
 
 
 def inspect(
@@ -66,17 +41,17 @@ def inspect(
         raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
     folder = resolve_model(model)
     watch = Stopwatch()
-    served = _served_model(folder)
+    served = served_model(folder)
     watch.lap("load model files")
-    draft = asyncio.run(_draft(served, [_read(path) for path in images], question))
+    draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
     watch.lap("header, hash, template, tokenize")
     console = Console()
     for path, picture in zip(images, draft.pictures, strict=True):
-        written = _write_resized(path, picture, served, out, watch)
-        _show_picture(console, path, picture, written)
+        _show_picture(console, path, picture, _write_resized(path, picture, served, out, watch))
     _show_prompt(console, served, draft)
     _show_keys(console, folder, draft)
-    console.print("  ".join(f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report"), highlight=False)
+    timings = (f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report")
+    console.print("  ".join(timings), highlight=False)
 
 
 def _read(path: Path) -> bytes:
@@ -86,48 +61,16 @@ def _read(path: Path) -> bytes:
         raise StartupError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def _served_model(folder: Path) -> ServedModel:
-    """The gateway's half of the model, as if a worker had described it."""
-    description = Description(
-        model=folder.name,
-        fingerprint=b"",
-        files=read_model_files(folder),
-        max_model_len=1 << 30,
-        max_num_seqs=1,
-        block_size=BLOCK_SIZE,
-        num_blocks=0,
-        dtype="",
-        device="",
-        shm_namespace="",
-        version="",
-    )
-    return ServedModel.from_description(description)
-
-
-async def _draft(served: ServedModel, encoded: list[bytes], question: str) -> Draft:
-    limits = PictureLimits()
-    preparer = Preparer(MediaPool(MediaPoolConfig(limits=limits)), Metrics(), limits, len(encoded))
-    urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
-    pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
-    return await preparer.draft(served, [ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])])
-
-
 def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path | None, watch: Stopwatch) -> Path:
-    """Take the picture through the decode process's steps and write what comes out of the resize."""
+    """Write what comes out of the resize as PNG and return its path."""
     layout = picture.layout
-    watch.lap("report")
+    target = (out or path.parent) / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
     try:
-        pixels = decode(picture.encoded, PictureLimits())
+        Image.fromarray(resized(picture, served, watch)).save(target)
     except RequestError as error:
         raise StartupError(f"{path}: {error.message}") from error
-    watch.lap("decode")
-    patches = np.empty(layout.pixel_shape, dtype=np.uint8)
-    models.load_pixels(served.family)(served.layout.settings).write(pixels, layout, patches)
-    watch.lap("resize and patches")
-    planes = resize(pixels, layout.resized_height, layout.resized_width)
-    target = (out or path.parent) / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
-    Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0))).save(target)
-    watch.lap("report")
+    except OSError as error:
+        raise StartupError(f"Cannot write {target}: {error.strerror}.") from error
     return target
 
 
@@ -139,7 +82,8 @@ def _show_picture(console: Console, path: Path, picture: Picture, written: Path)
     table.add_row("picture", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
     table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {written}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
-    table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {math.prod(layout.pixel_shape)} bytes")
+    nbytes = math.prod(layout.pixel_shape)
+    table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")
     table.add_row("tokens", str(layout.num_tokens))
     table.add_row("content_hash", picture.content_hash.hex())
     console.print(table, markup=False, highlight=False, soft_wrap=True)

@@ -76,13 +76,14 @@ class Admission:
             num_tokens = self.facts.item_tokens(item.grid)
         except InvalidValue as error:
             raise InvalidValue(error.message, f"{param}.grid") from error
-        covered = sum(span.length for span in item.spans)
+        if len(item.spans) != 1:
+            raise InvalidValue(f"A picture has one span of placeholders, not {len(item.spans)}.", f"{param}.spans")
+        covered = item.spans[0].length
         if covered != num_tokens:
             raise InvalidValue(
                 f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
             )
-        for span in item.spans:
-            _check_span(span, token_ids, placeholder, f"{param}.spans")
+        _check_span(item.spans[0], token_ids, placeholder, f"{param}.spans")
         self._check_pixels(item, param)
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:

@@ -43,11 +43,10 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     parsed = parse_json(files, CONFIG)
     family = models.load_network(models.find(architecture(parsed)))
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device, parsed)
     # Built without storage first: neither a second copy in float32 nor random initial values are ever made.
     with torch.device("meta"):
         network = family(parsed, parse_json(files, PREPROCESSOR_CONFIG))
-    network.to(dtype)
+    network.to(choose_dtype(config.dtype, device, parsed))
     network.to_empty(device=device)
     weights = weight_files(folder)
     load_weights(network, weights, progress)

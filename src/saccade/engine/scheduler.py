@@ -94,6 +94,14 @@ class Scheduler:
         self.block_manager.release(sequence)
         self._unpin(sequence)
 
+    def retract(self, sequence: Sequence) -> None:
+        """Take a running sequence's state away between two steps; its turn comes again by its arrival."""
+        self.running.remove(sequence)
+        self.block_manager.release(sequence)
+        self._unpin(sequence)
+        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
+        self.num_preemptions += 1
+
     def _admit(self, step: Schedule, left: _Left) -> None:
         while self.waiting and left.tokens > 0 and len(self.running) < self.budgets.max_num_seqs:
             sequence = self.waiting[0]
@@ -141,18 +149,11 @@ class Scheduler:
         while not self.block_manager.extend(sequence):
             # Those that could not be started again go last; among the others the newest goes first.
             victim = max(self.running, key=lambda candidate: (candidate.recomputable, candidate.arrival))
-            self._retract(victim)
+            self.retract(victim)
             step.chunks.pop(victim, None)
             if victim is sequence:
                 return False
         return True
-
-    def _retract(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.block_manager.release(sequence)
-        self._unpin(sequence)
-        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
-        self.num_preemptions += 1
 
     def _unpin(self, sequence: Sequence, num_computed_tokens: int | None = None) -> None:
         """Unpin the sequence's encodings: all, or those whose every token is computed."""

@@ -1,5 +1,6 @@
 """One request as the scheduler sees it. No torch."""
 
+import bisect
 from array import array
 from typing import Protocol
 
@@ -62,6 +63,8 @@ class Sequence:
                 offset += span.length
         placed.sort(key=lambda pair: pair[0].start)
         self.runs = [run for run, _ in placed]
+        self._run_starts = [run.start for run in self.runs]
+        self._run_ends = [run.start + run.length for run in self.runs]
         self.run_sources = [source for _, source in placed]
 
     @property
@@ -86,11 +89,8 @@ class Sequence:
 
     def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, PixelSource]]:
         """Return the runs that overlap tokens [start, stop), in order, each with its source."""
-        return [
-            (run, source)
-            for run, source in zip(self.runs, self.run_sources, strict=True)
-            if run.start < stop and start < run.start + run.length
-        ]
+        first, last = bisect.bisect_right(self._run_ends, start), bisect.bisect_left(self._run_starts, stop)
+        return list(zip(self.runs[first:last], self.run_sources[first:last], strict=True))
 
     def block_keys(self, num_blocks: int, block_size: int) -> list[bytes]:
         """Return the keys of the first *num_blocks* blocks, which must be full of known tokens."""

@@ -1,6 +1,5 @@
 """From a config to a warm engine."""
 
-import gc
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
 
@@ -35,11 +34,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     progress("warming up", 0, 0)
     caches = _allocate(config, model, _num_blocks(config, model))
     warmup.run(_assemble(config, model, caches), num_text_tokens=2 * config.block_size + 1)
-    engine = _assemble(config, model, caches)
-    # What lives now lives until the end: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    return engine
+    return _assemble(config, model, caches)
 
 
 def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:

@@ -5,33 +5,22 @@ prompt   draft -> the same with the pixels' whereabouts, prepared by decode proc
 """
 
 import asyncio
-import binascii
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import pybase64
 
-from saccade.errors import (
-    ContextLengthExceeded,
-    InvalidBase64,
-    InvalidImageUrl,
-    InvalidValue,
-    RequestError,
-    TooManyImages,
-    UnsupportedParameter,
-)
+from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
-from saccade.gateway.openai import ChatMessage, ContentPart
+from saccade.gateway.messages import decode_data_url, read_messages
+from saccade.gateway.openai import ChatMessage
 from saccade.gateway.served_model import ServedModel
 from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
-from saccade.tokenization.chat_template import Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 THREAD_FROM_BYTES = 256 * 1024
 """Longer input is worked on in a thread; shorter takes less time than the way there."""
 
@@ -113,8 +102,8 @@ class Preparer:
     async def prompt(self, served: ServedModel, draft: Draft) -> Prompt:
         """Return *draft* with its pixels where a worker can read them.
 
-        A picture that is there twice is prepared once. Whoever gets the prompt owns its slots; on failure and
-        cancellation there are none.
+        A picture that is there twice is prepared once and lies in one slot. Whoever gets the prompt owns its slots;
+        on failure and cancellation there are none.
         """
         first: dict[bytes, Picture] = {}
         for picture in draft.pictures:
@@ -129,12 +118,11 @@ class Preparer:
             except BaseException:
                 await self._abandon(tasks.values())
                 raise
-        pixels = {key: task.result() for key, task in tasks.items()}
-        media = tuple(
-            _media_item(picture, span, pixels[picture.content_hash])
+        media = (
+            _media_item(picture, span, tasks[picture.content_hash].result())
             for picture, span in zip(draft.pictures, draft.spans, strict=True)
         )
-        return Prompt(draft.token_ids, media)
+        return Prompt(draft.token_ids, tuple(media))
 
     async def _picture(self, served: ServedModel, field: str, url: str) -> Picture:
         def read() -> Picture:
@@ -167,59 +155,6 @@ class Preparer:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, PreparedPicture) and outcome.slot is not None:
                 self.pool.release([outcome.slot.name])
-
-
-def read_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], list[tuple[str, str]]]:
-    """Return the chat as templates take it, and (field, URL) of every picture in order. Raises RequestError."""
-    chat: list[Message] = []
-    urls: list[tuple[str, str]] = []
-    for position, message in enumerate(messages):
-        field = f"messages[{position}]"
-        if message.role in ("tool", "function") or message.tool_calls:
-            raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
-        if message.role not in ROLES:
-            raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
-        content: Any = message.content
-        if content is None:
-            raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
-        if not isinstance(content, str):
-            parts = enumerate(content)
-            content = [_read_part(part, f"{field}.content[{index}]", urls) for index, part in parts]
-        name = {"name": message.name} if message.name is not None else {}
-        chat.append({"role": ROLES[message.role], "content": content, **name})
-    return chat, urls
-
-
-def _read_part(part: ContentPart, field: str, urls: list[tuple[str, str]]) -> dict[str, str]:
-    match part:
-        case ContentPart(type="text", text=str(text)):
-            return {"type": "text", "text": text}
-        case ContentPart(type="text"):
-            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
-        case ContentPart(type="image_url", image_url=None):
-            raise InvalidValue(f"`{field}.image_url` is missing.", f"{field}.image_url")
-        case ContentPart(type="image_url", image_url=str(url)):
-            urls.append((f"{field}.image_url", url))
-        case ContentPart(type="image_url", image_url=image):
-            urls.append((f"{field}.image_url.url", image.url))  # type: ignore[union-attr]
-        case _:
-            raise UnsupportedParameter(
-                f"`{field}.type`: parts of this type are not served yet; send `text` and `image_url`.", f"{field}.type"
-            )
-    return {"type": "image"}
-
-
-def decode_data_url(url: str) -> bytes:
-    """Return the bytes of a data: URL. Raises InvalidImageUrl and InvalidBase64."""
-    head, comma, payload = url.partition(",")
-    if head[:5].lower() != "data:":
-        raise InvalidImageUrl("Images are not fetched by URL yet; send the image itself as a data: URL in base64.")
-    if not comma or not head.lower().endswith(";base64"):
-        raise InvalidImageUrl("A data: URL must be `data:image/png;base64,` followed by the image in base64.")
-    try:
-        return pybase64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidBase64("The data: URL's payload is not valid base64.") from error
 
 
 def expand(

@@ -17,7 +17,7 @@ def families() -> dict[str, Family]:
 
 
 def find(architecture: str) -> str:
-    """Return the folder name of the family that serves *architecture*, as config.json spells it. Raises StartupError."""
+    """Return the folder name of the family that serves *architecture* (config.json's spelling). Raises StartupError."""
     known = families()
     matches = [name for name, family in known.items() if architecture in family.architectures]
     if len(matches) != 1:

@@ -35,7 +35,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
-    """Return the object in the JSON file *name*, {} where the file is absent. Raises StartupError where it is malformed."""
+    """Return the object in the JSON file *name*, {} where there is none. Raises StartupError if it is malformed."""
     content = files.files.get(name)
     if content is None:
         return {}

@@ -33,7 +33,7 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture of a prompt. Pixels lie in *slot*, or in *inline*, or (both None) the worker is believed to hold them.
+    """One picture of a prompt. Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
 
     *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one;
     a video, later, one per frame group. *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.

@@ -1,0 +1,77 @@
+"""What `saccade inspect` shows, made by the gateway's own steps."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pybase64
+
+from saccade import models
+from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.gateway.openai import ChatMessage, ContentPart, ImageUrl
+from saccade.gateway.prepare import Draft, Picture, Preparer
+from saccade.gateway.served_model import ServedModel
+from saccade.media.decode import decode
+from saccade.media.header import PictureLimits
+from saccade.media.resize import resize
+from saccade.models.files import read_model_files
+from saccade.protocol.description import Description
+from saccade.telemetry import Metrics
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Stopwatch:
+    """What each stage took, in ms."""
+
+    stages: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap as *stage*."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + 1000 * (now - self._last)
+        self._last = now
+
+
+def served_model(folder: Path) -> ServedModel:
+    """Return the gateway's half of the model in *folder*, as if a worker had described it. Raises StartupError."""
+    description = Description(
+        model=folder.name,
+        fingerprint=b"",
+        files=read_model_files(folder),
+        max_model_len=1 << 30,
+        max_num_seqs=1,
+        block_size=BLOCK_SIZE,
+        num_blocks=0,
+        dtype="",
+        device="",
+        shm_namespace="",
+        version="",
+    )
+    return ServedModel.from_description(description)
+
+
+async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> Draft:
+    """Return the prompt of one turn: the pictures, then the question. Raises RequestError."""
+    limits = PictureLimits()
+    preparer = Preparer(MediaPool(MediaPoolConfig(limits=limits)), Metrics(), limits, len(encoded))
+    urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
+    pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
+    return await preparer.draft(served, [ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])])
+
+
+def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:
+    """Take *picture* through a decode process's steps; return it resized, uint8 [h, w, 3]. Raises RequestError."""
+    layout = picture.layout
+    watch.lap("report")
+    pixels = decode(picture.encoded, PictureLimits())
+    watch.lap("decode")
+    patches = np.empty(layout.pixel_shape, dtype=np.uint8)
+    models.load_pixels(served.family)(served.layout.settings).write(pixels, layout, patches)
+    watch.lap("resize and patches")
+    planes = resize(pixels, layout.resized_height, layout.resized_width)
+    return np.ascontiguousarray(planes.transpose(1, 2, 0))
