@@ -112,7 +112,7 @@ class EngineFlags:
     "Where the network runs; auto takes a GPU where there is one."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network; by default torch's choice."
-    engine_silence: Seconds = 30.0
+    engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
     "Accepted and ignored: code that ships with a model is never run."

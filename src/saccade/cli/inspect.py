@@ -8,7 +8,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from saccade.cli.inspection import BLOCK_SIZE, Stopwatch, draft_of, resized, served_model
+from saccade.cli.inspection import Stopwatch, draft_of, resized
 from saccade.engine.loader import fingerprint, weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.prepare import Draft, Picture
@@ -18,7 +18,9 @@ from saccade.media.header import read_header
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
 
+BLOCK_SIZE = 16
 SHOWN_IDS = 12
+UNBOUNDED = 1 << 40
 
 
 def inspect(
@@ -41,7 +43,7 @@ def inspect(
         raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
     folder = resolve_model(model)
     watch = Stopwatch()
-    served = served_model(folder)
+    served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
     draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
     watch.lap("header, hash, template, tokenize")

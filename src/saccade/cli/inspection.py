@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,7 @@ from saccade.gateway.served_model import ServedModel
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
 from saccade.media.resize import resize
-from saccade.models.files import read_model_files
-from saccade.protocol.description import Description
 from saccade.telemetry import Metrics
-
-BLOCK_SIZE = 16
 
 
 @dataclass
@@ -35,24 +30,6 @@ class Stopwatch:
         now = time.perf_counter()
         self.stages[stage] = self.stages.get(stage, 0.0) + 1000 * (now - self._last)
         self._last = now
-
-
-def served_model(folder: Path) -> ServedModel:
-    """Return the gateway's half of the model in *folder*, as if a worker had described it. Raises StartupError."""
-    description = Description(
-        model=folder.name,
-        fingerprint=b"",
-        files=read_model_files(folder),
-        max_model_len=1 << 30,
-        max_num_seqs=1,
-        block_size=BLOCK_SIZE,
-        num_blocks=0,
-        dtype="",
-        device="",
-        shm_namespace="",
-        version="",
-    )
-    return ServedModel.from_description(description)
 
 
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> Draft:

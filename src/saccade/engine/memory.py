@@ -9,6 +9,9 @@ from saccade.engine.config import GIB, EngineConfig
 from saccade.errors import StartupError
 from saccade.nn.context import KvCache, KvSpec
 
+KvCaches = list[KvCache]
+"""The paged caches of all layers."""
+
 
 def block_bytes(spec: KvSpec, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers, keys and values."""
@@ -58,7 +61,7 @@ def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int
     return config.max_model_len
 
 
-def allocate(spec: KvSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[KvCache]:
+def allocate(spec: KvSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KvCaches:
     """Return zeroed caches, one per layer."""
     shape = (2, blocks, block_size, spec.num_kv_heads, spec.head_dim)
     return [KvCache(*_zeros(shape, dtype, device).unbind(0)) for _ in range(spec.num_layers)]

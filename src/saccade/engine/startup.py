@@ -15,7 +15,6 @@ from saccade.engine.loop import Engine
 from saccade.engine.runner import ModelRunner
 from saccade.engine.scheduler import Budgets, Scheduler
 from saccade.nn.backends import load_backend
-from saccade.nn.context import KvCache
 from saccade.protocol.description import Description
 from saccade.transport.shared_memory import namespace
 
@@ -45,7 +44,7 @@ def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:
     return memory.num_blocks(config, bytes_per_block, wanted, parameter.device)
 
 
-def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> list[KvCache]:
+def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> memory.KvCaches:
     parameter = next(model.network.parameters())
     return memory.allocate(model.network.kv_spec, num_blocks, config.block_size, parameter.dtype, parameter.device)
 
@@ -60,7 +59,7 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel) -> None:
     warmup.run(_assemble(config, model, caches), num_text_tokens, side)
 
 
-def _assemble(config: EngineConfig, model: LoadedModel, caches: list[KvCache]) -> Engine:
+def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches) -> Engine:
     num_blocks = caches[0].keys.shape[0]
     max_model_len = memory.model_length(config, model.network.max_position_embeddings, num_blocks)
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)

@@ -84,7 +84,7 @@ class Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return _json(describe())
+        return _json(describe([served.name for served in self.catalogue.models()]))
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self.max_body_bytes)

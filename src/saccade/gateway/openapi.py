@@ -1,5 +1,6 @@
 """The description of the HTTP API, generated from the structs that parse and answer."""
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -32,6 +33,8 @@ POST_ERRORS = {
 }
 MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 ANYTHING = {"type": "object"}
+TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+"""A picture of one pixel."""
 
 
 def server_version() -> str:
@@ -42,13 +45,13 @@ def server_version() -> str:
         return "unknown"
 
 
-def describe() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document as JSON values."""
+def describe(models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document as JSON values; *models* are served and appear in its examples."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": server_version(), "description": "Serves vision-language models."},
-        "paths": _paths(),
+        "paths": _paths(models),
         "components": {
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -57,9 +60,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _paths() -> dict[str, Any]:
+def _paths(models: Sequence[str]) -> dict[str, Any]:
     chat = _post("Answer a chat", ChatRequest, ChatCompletion)
-    chat["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
+    chat["responses"]["200"]["content"]["text/event-stream"] = {}  # chunks, then [DONE]: no one schema
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/models": {"get": _get("List the models", _json(ModelList))},
@@ -75,6 +79,11 @@ def _paths() -> dict[str, Any]:
         "/version": {"get": _get("The server's version", _schema(ANYTHING))},
         "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
     }
+
+
+def _example(model: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": TINY_PICTURE}}, {"type": "text", "text": "What does it say?"}]
+    return {"value": {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 16}}
 
 
 def _reference(body: type) -> dict[str, str]:

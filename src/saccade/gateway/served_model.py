@@ -15,7 +15,7 @@ from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
 from saccade.models.family import Layout
-from saccade.protocol.description import Description
+from saccade.protocol.description import Description, ModelFiles
 from saccade.tokenization.chat_template import ChatTemplate, find_source
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
@@ -52,8 +52,12 @@ class ServedModel:
 
     @classmethod
     def from_description(cls, description: Description) -> "ServedModel":
-        """Build the gateway's half of a model from the files its worker sent. Raises StartupError."""
-        given = description.files
+        """Build the gateway's half of a model from what its worker sent. Raises StartupError."""
+        return cls.from_files(description.model, description.files, description.max_model_len)
+
+    @classmethod
+    def from_files(cls, name: str, given: ModelFiles, max_model_len: int) -> "ServedModel":
+        """Build the gateway's half of a model from its files. Raises StartupError."""
         config = files.parse_json(given, files.CONFIG)
         tokenizer_config = files.parse_json(given, files.TOKENIZER_CONFIG)
         family = models.find(files.architecture(config))
@@ -66,16 +70,16 @@ class ServedModel:
         template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config))
         if tokenizer.encode(template.render(PROBE)).count(layout.placeholder_token_id) != 1:
             raise StartupError("The chat template does not write exactly one placeholder for one picture.")
-        digest = files_digest({name: given.files[name] for name in PROCESSOR_FILES if name in given.files})
+        digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(
-            name=description.model,
+            name=name,
             family=family,
             tokenizer=tokenizer,
             template=template,
             layout=layout,
             processor=processor_fingerprint(layout.settings, digest, DECODER),
             defaults=generation_defaults(files.parse_json(given, files.GENERATION_CONFIG), config),
-            max_model_len=description.max_model_len,
+            max_model_len=max_model_len,
             created=int(time.time()),
         )
 
