@@ -51,7 +51,7 @@ def request(
     media = []
     for part in parts:
         if isinstance(part, int):
-            token_ids += draw.integers(0, 500, part).tolist()
+            token_ids += draw.integers(0, min(500, config["image_token_id"]), part).tolist()
         else:
             item = picture(*part, start=len(token_ids))
             media.append(item)

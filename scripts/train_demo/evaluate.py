@@ -1,7 +1,7 @@
 """Measure a model folder with transformers alone: greedy answers in float32, compared exactly."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 GROUP = 50
 """Pictures answered at once."""
+TEXT_KINDS = ("text", "colour")
 OTHER_SIZES = ((160, 64), (192, 64), (128, 96), (96, 96))
 
 
@@ -92,7 +93,7 @@ def evaluate(folder: Path, count: int, seed: int) -> dict[str, Any]:
         drawn = [draw(kind, seed + number, "test", style) for number in range(count)]
         result["kinds"][kind] = _kind(examiner, drawn)
         result["controls"][kind] = _controls(examiner, drawn)
-        if available_fonts([KEPT_OUT_FONT]):
+        if kind in TEXT_KINDS and available_fonts([KEPT_OUT_FONT]):
             result["kept_out_font"][kind] = _score(
                 examiner, _varied(kind, count, seed, fonts=(KEPT_OUT_FONT,))
             ).written()
@@ -122,7 +123,10 @@ def _kind(examiner: Examiner, drawn: list[Drawn]) -> dict[str, Any]:
     found: dict[str, Any] = dict(_count(said, drawn).written())
     if any(len(item.text) > 1 and not held_out(item.text) for item in drawn):
         raise RuntimeError("a text of the evaluation was open to training")
-    for name, key in (("by_length", lambda item: str(len(item.text))), ("by_font", lambda item: item.font)):
+    keys: dict[str, Callable[[Drawn], str]] = {"by_colour": lambda item: item.colour}
+    if drawn[0].kind in TEXT_KINDS:
+        keys |= {"by_length": lambda item: str(len(item.text)), "by_font": lambda item: item.font}
+    for name, key in keys.items():
         found[name] = {}
         for value in sorted({key(item) for item in drawn}):
             pairs = [(text, item) for text, item in zip(said, drawn, strict=True) if key(item) == value]

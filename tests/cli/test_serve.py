@@ -10,7 +10,11 @@ from saccade.cli.main import run
 
 @pytest.mark.parametrize(
     ("missing", "words"),
-    [("chat_template.json", "no chat template"), ("tokenizer.json", "no tokenizer.json"), ("config.json", "config.json")],
+    [
+        ("chat_template.json", "no chat template"),
+        ("tokenizer.json", "no tokenizer.json"),
+        ("config.json", "config.json"),
+    ],
 )
 def test_incomplete_folder_is_named(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, words: str

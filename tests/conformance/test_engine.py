@@ -7,6 +7,7 @@ import engines
 import pytest
 import torch
 
+from saccade.cli.demo import bundled
 from saccade.protocol.request import EngineRequest
 
 ATOL = 1e-4
@@ -20,9 +21,15 @@ PROMPTS: dict[str, list[Any]] = {
 CHUNKS = [7, 16, 64, 2048]
 
 
+@pytest.fixture(scope="module", params=["random", "bundled"])
+def checkpoint(request: pytest.FixtureRequest, tiny_qwen3_vl: Path) -> Path:
+    """A checkpoint with random weights, untied, and the trained one that ships, tied."""
+    return tiny_qwen3_vl if request.param == "random" else bundled("model")
+
+
 @pytest.fixture(scope="module")
-def oracle(tiny_qwen3_vl: Path) -> engines.Oracle:
-    return engines.Oracle(tiny_qwen3_vl)
+def oracle(checkpoint: Path) -> engines.Oracle:
+    return engines.Oracle(checkpoint)
 
 
 def check(oracle: engines.Oracle, asked: EngineRequest, token_ids: list[int], rows: list[torch.Tensor]) -> None:
@@ -37,22 +44,22 @@ def check(oracle: engines.Oracle, asked: EngineRequest, token_ids: list[int], ro
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("name", PROMPTS)
-def test_chunks_fresh_and_cached(tiny_qwen3_vl: Path, oracle: engines.Oracle, name: str, chunk: int) -> None:
-    subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
+def test_chunks_fresh_and_cached(checkpoint: Path, oracle: engines.Oracle, name: str, chunk: int) -> None:
+    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     for request_id in ("fresh", "cached"):
-        asked = engines.request(tiny_qwen3_vl, PROMPTS[name], request_id, max_tokens=12)
+        asked = engines.request(checkpoint, PROMPTS[name], request_id, max_tokens=12)
         answer = engines.drain(subject, asked).answers[request_id]
         check(oracle, asked, answer.token_ids, logits[request_id])
     assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
 
 
 @pytest.mark.parametrize("chunk", CHUNKS[1:])
-def test_batch_of_eight(tiny_qwen3_vl: Path, oracle: engines.Oracle, chunk: int) -> None:
-    subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=chunk)
+def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) -> None:
+    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk)
     logits = engines.record_logits(subject)
     asked = [
-        engines.request(tiny_qwen3_vl, list(PROMPTS.values())[number % 5], str(number), number, max_tokens=12)
+        engines.request(checkpoint, list(PROMPTS.values())[number % 5], str(number), number, max_tokens=12)
         for number in range(8)
     ]
     answers = engines.drain(subject, *asked).answers
@@ -60,13 +67,13 @@ def test_batch_of_eight(tiny_qwen3_vl: Path, oracle: engines.Oracle, chunk: int)
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
-def test_retracted(tiny_qwen3_vl: Path, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
+def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
     subject = engines.engine(
-        tiny_qwen3_vl, max_num_batched_tokens=8, encoder_cache_bytes=0, enable_prefix_caching=False
+        checkpoint, max_num_batched_tokens=8, encoder_cache_bytes=0, enable_prefix_caching=False
     )
     logits = engines.record_logits(subject)
     asked = [
-        engines.request(tiny_qwen3_vl, [seed, ((1, 4, 6), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)
+        engines.request(checkpoint, [seed, ((1, 4, 6), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)
     ]
     retracted = []
 
@@ -84,10 +91,10 @@ def test_retracted(tiny_qwen3_vl: Path, oracle: engines.Oracle) -> None:  # B5, 
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", PROMPTS)
-def test_every_chunk_size(tiny_qwen3_vl: Path, oracle: engines.Oracle, name: str) -> None:  # [eng] 24
-    asked = engines.request(tiny_qwen3_vl, PROMPTS[name], max_tokens=4)
+def test_every_chunk_size(checkpoint: Path, oracle: engines.Oracle, name: str) -> None:  # [eng] 24
+    asked = engines.request(checkpoint, PROMPTS[name], max_tokens=4)
     for chunk in range(1, len(asked.token_ids) + 1):
-        subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=chunk, max_num_seqs=1)
+        subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=1)
         logits = engines.record_logits(subject)
         answer = engines.drain(subject, asked).answers["a"]
         check(oracle, asked, answer.token_ids, logits["a"])

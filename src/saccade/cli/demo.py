@@ -64,7 +64,7 @@ def _is_ready(port: int) -> bool:
 def serving() -> Iterator[str]:
     """Run `saccade serve` on the bundled model; yield its base URL; stop it. Raises StartupError."""
     port = _free_port()
-    server = subprocess.Popen([sys.executable, "-m", "saccade.cli.main", "serve", "--port", str(port)])
+    server = subprocess.Popen([sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)])
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _is_ready(port):

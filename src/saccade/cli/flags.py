@@ -111,7 +111,7 @@ class EngineFlags:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU where there is one."
     threads: Count | None = ENGINE.threads
-    "CPU threads of the network; by default torch's choice."
+    "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False

@@ -7,7 +7,9 @@ import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from saccade import config
@@ -43,6 +45,7 @@ def serve(
     engine: EngineFlags = ENGINE_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
     log_level: LogLevel = "WARNING",
+    summary: Annotated[bool, Parameter(show=False)] = True,
 ) -> None:
     """Serve a model on this machine: one gateway and one worker.
 
@@ -66,7 +69,7 @@ def serve(
         socket = Path(private) / "worker.sock"
         specs = (_gateway(socket, server, media, log_level), _worker(folder, socket, name, engine, log_level))
         configure_logging(logging.getLevelNamesMapping()[log_level])
-        asyncio.run(_run(specs, socket, server, console))
+        asyncio.run(_run(specs, socket, server, console if summary else None))
 
 
 def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: str) -> ChildSpec:
@@ -108,14 +111,14 @@ def _worker(folder: Path, socket: Path, name: str, engine: EngineFlags, log_leve
     )
 
 
-async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console) -> None:
+async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> None:
     async def until_ready() -> None:
         worker = WorkerClient(f"unix:{socket}")
         await worker.start()
         try:
             await until(lambda: _is_ready(worker))
             await until(lambda: answers_ready(server.host, server.port))
-            if worker.description is not None:
+            if console is not None and worker.description is not None:
                 show_summary(console, worker.description, f"http://{server.host}:{server.port}/v1")
         finally:
             await worker.close()

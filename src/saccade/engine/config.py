@@ -16,7 +16,8 @@ class EngineConfig:
     *dtype* auto is float32 on the CPU and the checkpoint's own on CUDA. *max_model_len* None is the model's, as far as
     the KV pool reaches. *num_blocks* None sizes the pool: by *kv_cache_bytes* where given, else 1 GiB on the CPU (never
     more than max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA.
-    *encode_budget_patches* bounds what the vision encoder does in one step. *threads* None leaves torch's choice.
+    *encode_budget_patches* bounds what the vision encoder does in one step. *threads* None leaves one core to
+    the other processes, unless OMP_NUM_THREADS says otherwise.
     """
 
     model_dir: str

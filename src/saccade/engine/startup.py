@@ -1,5 +1,6 @@
 """From a config to a warm engine."""
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from math import isqrt
 
@@ -22,8 +23,7 @@ from saccade.transport.shared_memory import namespace
 def start(config: EngineConfig, progress: Progress) -> Engine:
     """Load the model, size the KV pool, warm up, and return an engine that is ready. Raises StartupError."""
     config.check()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(_num_threads(config))
     progress("reading the model's files", 0, 0)
     model = load_model(config, progress)
     device: torch.device = next(model.network.parameters()).device
@@ -34,6 +34,19 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     caches = _allocate(config, model, _num_blocks(config, model))
     warmup.run(_assemble(config, model, caches), num_text_tokens=2 * config.block_size + 1)
     return _assemble(config, model, caches)
+
+
+def _num_threads(config: EngineConfig) -> int:
+    """Return the configured threads, else OMP_NUM_THREADS, else one less than there are cores.
+
+    OpenMP's threads spin while they wait for one another: on every core, they would starve gateway, front and decode
+    processes, and be starved by them.
+    """
+    if config.threads is not None:
+        return config.threads
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:
