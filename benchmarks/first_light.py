@@ -122,6 +122,12 @@ def measure_transformers(reference: Reference, seed: int) -> Row:
     return summary("transformers generate", 1, timings, wall)
 
 
+def cpu_name() -> str:
+    """The processor's name as the kernel knows it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def main() -> None:
     """Measure both sides twice, in turn, and write the rows with machine, commit and command."""
     parser = argparse.ArgumentParser()
@@ -140,11 +146,12 @@ def main() -> None:
             rows.append(measure_transformers(reference, 50 + repeat))
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
     report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
         "commit": commit.strip(),
         "command": "python " + " ".join(["benchmarks/first_light.py", *sys.argv[1:]]),
         "threads": threads,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "note": "transformers gets the picture decoded; Saccade gets a PNG in base64",
         "start_to_ready_seconds": ready_seconds,
         "output_tokens": OUTPUT_TOKENS,
         "requests": REQUESTS,

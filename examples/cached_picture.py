@@ -7,7 +7,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures"
+PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures/texts"
 
 
 def main() -> None:

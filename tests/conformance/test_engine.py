@@ -68,9 +68,7 @@ def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) ->
 
 
 def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
-    subject = engines.engine(
-        checkpoint, max_num_batched_tokens=8, encoder_cache_bytes=0, enable_prefix_caching=False
-    )
+    subject = engines.engine(checkpoint, max_num_batched_tokens=8, encoder_cache_bytes=0, enable_prefix_caching=False)
     logits = engines.record_logits(subject)
     asked = [
         engines.request(checkpoint, [seed, ((1, 4, 6), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)

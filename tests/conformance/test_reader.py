@@ -49,7 +49,7 @@ def margin(reference: Reference, text: str, expected: Completion) -> float:
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("kind", ["text", "colour"])
+@pytest.mark.parametrize("kind", ["text", "colour", "shape", "shape_colour"])
 def test_five_hundred_pictures(reader: Server, draw: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     client, model = reader.client(), reader.model
     reference = Reference(bundled("model"))

@@ -29,7 +29,11 @@ START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.1
 PICTURE_COLUMNS = 48
-QUESTIONS = ("What does it say?", "What colour is the text?")
+QUESTIONS = {
+    "texts": ("What does it say?", "What colour is the text?"),
+    "shapes": ("What shape is it?", "What colour is the shape?"),
+}
+"""What is asked about the pictures of each folder."""
 
 
 @dataclass(frozen=True)
@@ -138,17 +142,20 @@ def demo() -> None:
     import openai
 
     console = Console()
-    pictures = sorted(bundled("pictures").glob("*.png"))
+    pictures = [picture for kind in QUESTIONS for picture in sorted(bundled("pictures").glob(f"{kind}/*.png"))]
     with serving() as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = client.models.list().data[0].id
         for picture in pictures:
-            console.print()
-            console.print(picture_rows(picture))
-            for question in QUESTIONS:
+            console.print(f"\n{picture.name}", style="dim", highlight=False)
+            if console.is_terminal:
+                console.print(picture_rows(picture))
+            for question in QUESTIONS[picture.parent.name]:
                 console.print(f"{question} ", end="", style="bold")
                 answer = ask(client, model, picture, question, console)
                 rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
                 console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
-    console.print("\nThe bundled model reads 1 to 4 capitals and digits, and names the text's colour; nothing else.")
+    console.print(
+        "\nThe bundled model reads 1 to 4 capitals and digits, names six shapes and eight colours; nothing else."
+    )
     console.print("Start it for yourself with `saccade serve`, or a model of your own with `saccade serve MODEL`.")
