@@ -14,9 +14,9 @@ class Plan:
     """Everything that decides a run, apart from where its files lie."""
 
     seed: int = 0
-    eye_steps: int = 3000
+    eye_steps: int = 2700
     """Steps of the vision tower alone."""
-    steps: int = 8000
+    steps: int = 6500
     """All steps, those of the eye included."""
     batch: int = 128
     eye_rate: float = 8e-4
