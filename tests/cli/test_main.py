@@ -88,3 +88,12 @@ def test_gateway_config_follows_the_flags() -> None:
         ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=ImageLimit(2)), ("unix:/w",)
     )
     assert (made.port, made.api_keys, made.limit_images, made.worker_urls) == (81, ("k",), 2, ("unix:/w",))
+
+
+@pytest.mark.parametrize(
+    "command", [["serve", "--api-key="], ["serve", "--api-key", "two words"], ["gateway", "--api-key", " "]]
+)
+def test_key_that_nobody_could_send_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty one, as from an unset variable, must not open the API; one with a space must not become two."""
+    assert run(command) == 1
+    assert "--api-key" in capsys.readouterr().err

@@ -54,9 +54,9 @@ def test_chunks_fresh_and_cached(checkpoint: Path, oracle: engines.Oracle, name:
     assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
 
 
-@pytest.mark.parametrize("chunk", CHUNKS[1:])
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) -> None:
-    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk)
+    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     asked = [
         engines.request(checkpoint, list(PROMPTS.values())[number % 5], str(number), number, max_tokens=12)

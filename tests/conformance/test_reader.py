@@ -23,11 +23,13 @@ TIE = 1e-4
 @pytest.fixture(scope="module")
 def draw() -> Any:
     """The drawing function of the training script; the seed range is nobody else's."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts/train_demo/pictures.py")
+    # A name of its own: the tests have a module `pictures` too.
+    name = "train_demo_pictures"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/train_demo/pictures.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["pictures"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module.draw
 

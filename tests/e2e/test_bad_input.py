@@ -1,4 +1,4 @@
-"""Bad input is a 4xx with a code and a sentence that names the field; the next request works. # 8"""
+"""Bad input is a 4xx with a code and a sentence that names the field; the next request works. Contract 8."""
 
 import base64
 import io

@@ -109,7 +109,9 @@ def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng]
         assert entry.shape[1] == 128 * 4  # main features and three deepstack slices, as one
 
 
-def test_slots_go_back_once_and_only_misses_are_read(shared: Engine, tiny_qwen3_vl: Path, pool: SlotPool) -> None:
+def test_slots_go_back_once_and_only_misses_are_read(
+    shared: Engine, tiny_qwen3_vl: Path, pool: SlotPool
+) -> None:  # A7, B1
     inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 31), 30], max_tokens=3)
     first = by_slot(inline, pool)
     told = engines.drain(shared, first)
@@ -167,6 +169,29 @@ def test_retracted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5
     assert {name: answer.token_ids for name, answer in told.items()} == {
         name: answer.token_ids for name, answer in roomy.items()
     }
+
+
+def test_a_picture_from_a_cache_can_be_computed_again_when_the_caches_have_dropped_it(
+    tiny_qwen3_vl: Path, pool: SlotPool
+) -> None:
+    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
+    inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
+    expected = engines.drain(subject, inline).answers["a"].token_ids
+    asked = by_slot(inline, pool)
+
+    def lose_everything() -> None:
+        if subject.load().steps_total == before + 4:
+            for sequence in list(subject.scheduler.running):
+                subject.scheduler.retract(sequence)
+            blocks = subject._paged_blocks
+            blocks._free.extend([blocks._take() for _ in range(blocks.num_free_blocks)])
+
+    before = subject.load().steps_total
+    told = engines.drain(subject, asked, each_step=lose_everything)
+    assert told.answers["a"].num_cached_tokens > 0  # the first time, the slot was not read
+    assert told.answers["a"].token_ids == expected
+    assert subject.load().encoded_items_total == 2
+    assert told.released == names(asked)
 
 
 def test_seeds_reproduce_alone_and_in_a_batch(shared: Engine, tiny_qwen3_vl: Path) -> None:

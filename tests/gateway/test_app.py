@@ -240,22 +240,16 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> N
         assert answers[0].json["choices"][0]["finish_reason"] == "length"
 
 
-def test_drain_ends_when_its_time_is_over(tiny_qwen3_vl: Path) -> None:
+def test_drain_ends_when_its_time_is_over(tiny_qwen3_vl: Path) -> None:  # contract 8
     with scripted.running(tiny_qwen3_vl, GatewayConfig(shutdown_timeout_seconds=0.1)) as gateway:
         gateway.worker.script = [TokenDelta("r", [300]), 60.0]
-        broken: list[Exception] = []
-
-        def ask() -> None:
-            try:
-                gateway.chat()
-            except (http.client.HTTPException, OSError) as error:
-                broken.append(error)
-
-        running = threading.Thread(target=ask)
+        answers: list[scripted.Answer] = []
+        running = threading.Thread(target=lambda: answers.append(gateway.chat()))
         running.start()
         until(lambda: len(gateway.worker.requests) == 1)
         gateway.server.handle_exit(signal.SIGTERM, None)
         running.join(20)
+        assert [(answer.status, answer.json["error"]["code"]) for answer in answers] == [(503, "draining")]
         until(lambda: gateway.worker.num_aborted == 1)
 
 

@@ -85,7 +85,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("name", ["png 1x1", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"])
-async def test_patches_lie_in_the_slot(pool: MediaPool, name: str) -> None:
+async def test_patches_lie_in_the_slot(pool: MediaPool, name: str) -> None:  # A7
     await _check(pool, pictures.corpus()[name])
 
 

@@ -1,11 +1,20 @@
 """Placeholders are filled by position."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.errors import InvalidValue
-from saccade.gateway.prepare import expand
+from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.gateway.openai import ChatMessage, ContentPart
+from saccade.gateway.prepare import Preparer, expand
+from saccade.gateway.served_model import ServedModel
+from saccade.media.header import PictureLimits
+from saccade.models.files import read_model_files
+from saccade.telemetry import Metrics
 
 PAD = 9
 
@@ -28,3 +37,26 @@ def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list
 def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # A9
     with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images; the messages hold {len(counts)}"):
         expand(token_ids, PAD, counts)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [ChatMessage("user", "")] * 40_000,
+        [ChatMessage("user", [ContentPart("text", "")] * 400_000)],
+        [ChatMessage("user", "word " * 40_000)],
+    ],
+    ids=["messages", "parts", "text"],
+)
+async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage], tiny_qwen3_vl: Path) -> None:
+    """However little text is in them."""
+    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
+    preparer = Preparer(MediaPool(MediaPoolConfig()), Metrics(), PictureLimits(), 1)
+    drafting = asyncio.create_task(preparer.draft(served, messages))
+    num_rounds = 0
+    while not drafting.done():
+        await asyncio.sleep(0.001)
+        num_rounds += 1
+    with pytest.raises(ContextLengthExceeded):
+        await drafting
+    assert num_rounds > 10

@@ -15,6 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.loader import load_model
 from saccade.errors import StartupError
+from saccade.models.preprocessing import merge_blocks
 from saccade.models.qwen3_vl.network import Network
 from saccade.nn.backends.torch_sdpa import Backend
 from saccade.nn.context import PackedLayout
@@ -194,6 +195,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
         ("vision_config.num_position_embeddings", 63, "num_position_embeddings"),
         ("vision_config.deepstack_visual_indexes", [0, 9], "deepstack_visual_indexes"),
         ("vision_config.out_hidden_size", 64, "out_hidden_size"),
+        ("vision_config.in_channels", 1, "in_channels"),
         ("image_token_id", None, "image_token_id"),  # A9
         ("image_token_id", 10**6, "image_token_id"),
     ],
@@ -207,6 +209,12 @@ def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: objec
     place[last] = value
     with pytest.raises(StartupError, match=words):
         build(config)
+
+
+@pytest.mark.parametrize("preprocessor", [{}, {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}])
+def test_engine_normalises_as_the_gateway_says(tiny_qwen3_vl: Path, preprocessor: Any) -> None:  # A3
+    settings = merge_blocks.resolve(preprocessor)
+    assert build(config_of(tiny_qwen3_vl), preprocessor).mean_std == [settings["image_mean"], settings["image_std"]]
 
 
 def test_wrong_mean_is_named(tiny_qwen3_vl: Path) -> None:  # A3

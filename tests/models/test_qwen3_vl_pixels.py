@@ -130,6 +130,7 @@ def test_settings_are_json(layout: Layout) -> None:
         ({}, {"size": 448}, "size"),
         ({}, {"patch_size": 0}, "patch_size"),
         ({}, {"image_std": 0.5}, "image_std"),
+        ({}, {"image_mean": ["0.5"] * 3}, "image_mean"),
         ({}, {"resample": 2}, "resample"),
         ({}, {"do_resize": False}, "do_resize"),
     ],

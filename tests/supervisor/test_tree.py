@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from saccade.errors import StartupError
-from saccade.supervisor.child import ChildSpec
+from saccade.supervisor.child import Child, ChildSpec
 from saccade.supervisor.tree import Tree, answers_ready, until
 
 PROGRAM = """
@@ -101,6 +101,16 @@ async def test_second_signal_kills_at_once(tmp_path: Path) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     async with asyncio.timeout(WAIT_SECONDS):
         await running
+
+
+async def test_stopped_child_is_not_started_again() -> None:
+    child = Child(ChildSpec("short", (sys.executable, "-c", "")))
+    running = asyncio.create_task(child.run())
+    await wait(lambda: child._process is not None and child._process.returncode is not None)
+    last = child._process
+    await child.stop()
+    assert await running == 0
+    assert child._process is last
 
 
 async def test_death_before_all_are_ready_ends_the_start(tmp_path: Path) -> None:

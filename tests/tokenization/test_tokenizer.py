@@ -1,6 +1,7 @@
 """Special tokens are those that the files name; typed ones are text."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,21 @@ def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
 def test_special_variables() -> None:
     config = {"bos_token": None, "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": "<pad>", "x": "y"}
     assert special_variables(config) == {"eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def test_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:
+    """The event loop among them: it has other clients to answer."""
+    done = threading.Event()
+    num_turns = 0
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not done.wait(0.001):
+            num_turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    tokenizer.encode_text("word " * 400_000)
+    done.set()
+    other.join()
+    assert num_turns > 50

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from echo_worker import ask, tokens, until
 
-from saccade.errors import InternalError, StartupError, WorkerFailed
+from saccade.errors import ImageTooLarge, InternalError, StartupError, WorkerFailed
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand
@@ -107,6 +107,24 @@ async def test_large_request_travels_inline(tmp_path: Path) -> None:
         assert isinstance(sent, EngineRequest)
         assert sent.media[0].inline == pixels
     assert len(pixels) < MAX_MESSAGE_BYTES
+
+
+async def test_request_over_the_largest_message_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.client.MAX_COMMAND_BYTES", 1 << 20)
+    released: list[str] = []
+    front = Parrot([])
+    async with talking(tmp_path, front, released.extend) as client:
+        other = asyncio.create_task(tokens(client, ask("other", [1, 1])))
+        await until(lambda: front.commands)
+        request = ask("large", [1], "slot")
+        inline = msgspec.structs.replace(request.media[0], slot=None, inline=bytes(1 << 20))
+        with pytest.raises(ImageTooLarge):
+            await tokens(client, msgspec.structs.replace(request, media=(*request.media, inline)))
+        assert released == ["slot"]
+        front.frames = [msgspec.msgpack.encode(StepFrame([TokenDelta("other", [7], FinishReason.LENGTH)])), None]
+        assert await tokens(client, ask("next", [1])) == [1]
+        assert await other == [7]
+    assert front.num_connections == 1
 
 
 async def test_request_id_in_use_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import http.client
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from saccade.config import without_settings
 from saccade.errors import StartupError
 
 if TYPE_CHECKING:
@@ -68,7 +70,9 @@ def _is_ready(port: int) -> bool:
 def serving() -> Iterator[str]:
     """Run `saccade serve` on the bundled model; yield its base URL; stop it. Raises StartupError."""
     port = _free_port()
-    server = subprocess.Popen([sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)])
+    command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)]
+    # A key or a host meant for a real server would shut the demo out of its own.
+    server = subprocess.Popen(command, env=without_settings(os.environ))
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _is_ready(port):

@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
 from saccade.engine.config import EngineConfig
+from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 
 DEFAULTS = GatewayConfig()
@@ -60,6 +61,11 @@ class ServerFlags:
     "The largest request body."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
+
+    def __post_init__(self) -> None:
+        """Raise StartupError for a key that nobody could send, or that would leave the API open."""
+        if any(key.split() != [key] for key in self.api_key):
+            raise StartupError("An --api-key is empty or has a space in it; nobody could send it in a header.")
 
 
 AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]

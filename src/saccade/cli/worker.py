@@ -54,7 +54,7 @@ def worker(
         warn_of_remote_code(console)
     folder = resolve_model(model)
     settings = json.dumps(dataclasses.asdict(engine_config(model, folder, engine)))
-    command = (sys.executable, "-m", "saccade.engine", "--config", settings)
+    command = (sys.executable, "-m", "saccade.engine", "--config", settings, "--log-level", log_level)
     bind = f"unix:{uds}" if uds is not None else f"{host}:{port}"
     configure_logging(logging.getLevelNamesMapping()[log_level])
     asyncio.run(_serve(WorkerConfig(bind, command, Patience(silence_seconds=engine.engine_silence)), console, summary))

@@ -12,6 +12,7 @@ import msgspec
 from saccade.engine.config import EngineConfig
 from saccade.engine.process import run
 from saccade.protocol.local import EngineFailed
+from saccade.telemetry import configure_logging
 from saccade.transport.local import EngineChannel
 
 PR_SET_PDEATHSIG = 1
@@ -23,8 +24,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m saccade.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of a Unix stream socket pair")
     parser.add_argument("--config", help="EngineConfig as JSON; read from standard input where absent")
+    parser.add_argument("--log-level", default="INFO", choices=tuple(logging.getLevelNamesMapping()))
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.getLevelNamesMapping()[arguments.log_level])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # Ctrl-C reaches the whole terminal; the front decides when its engine ends.

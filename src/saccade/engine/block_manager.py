@@ -108,11 +108,6 @@ class PagedBlocks:
             self._let_go(block)
         sequence.block_table = array("q")
 
-    def clear_cache(self) -> None:
-        """Forget all cached blocks that nobody refers to."""
-        while self._cached:
-            self._evict()
-
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -160,11 +160,6 @@ class Engine:
 
     def _postprocess(self, schedule: Schedule, sampled: list[tuple[Sequence, int]]) -> None:
         self.scheduler.commit(schedule)
-        for sequence in schedule.chunks:
-            if sequence.sources and not sequence.num_generated_tokens:
-                for source in sequence.sources:
-                    if source.end <= sequence.num_computed_tokens:
-                        source.release_slot(self._released[sequence.connection])
         for sequence, token_id in sampled:
             sequence.token_ids.append(token_id)
             self._num_generated_tokens += 1

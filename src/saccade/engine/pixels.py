@@ -1,8 +1,8 @@
 """Where a sequence's pixels are, and when their shared-memory slot goes back to the gateway.
 
 A slot is read only when its picture is about to be encoded. Its bytes are then kept until the request ends, because a
-retracted sequence may have to encode the picture again. A slot that was never read goes back as soon as the prefill is
-past its picture. Either way its name is given up exactly once.
+retracted sequence may have to encode the picture again. For the same reason a slot that was never read, because a cache
+held the picture, goes back when the request ends. Either way its name is given up exactly once.
 """
 
 from saccade.engine.encoder_cache import EncoderKey

@@ -9,6 +9,7 @@ import uvicorn
 
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.connection import Connection
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.routes import Application
 from saccade.gateway.workers import Fleet
@@ -65,7 +66,7 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -7,6 +7,7 @@ Each part is an ASGI application around another one, outermost first:
     Guarded        asks for the key, turns errors into answers; nothing gets past it
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import (
     BodyTooLarge,
+    Draining,
     InternalError,
     InvalidApiKey,
     InvalidValue,
@@ -100,6 +102,7 @@ class Guarded:
             await send(message)
 
         try:
+            # Without an app in the scope, Starlette's router would answer unknown paths itself, in plain text.
             scope["app"] = self
             scope[SALT] = self._keys.salt(scope["path"], scope["headers"])
             await self._app(scope, receive, send_watched)
@@ -110,6 +113,9 @@ class Guarded:
             headers = dict(error.headers or {})
         except SaccadeError as error:
             failure = error
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a whole request; unanswered, it would get a 500 in plain text.
+            failure = Draining("The server is shutting down and could not wait for this answer.")
         except Exception:
             _logger.exception("unforeseen error")
             failure = InternalError(UNFORESEEN)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from saccade.gateway.media_pool import MediaPoolConfig
 from saccade.media.header import PictureLimits
 
+POOL = MediaPoolConfig()
+
 
 @dataclass(frozen=True)
 class GatewayConfig:
@@ -22,15 +24,15 @@ class GatewayConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     limit_images: int = 16
-    max_picture_pixels: int = 50_000_000
-    max_requests: int = 2048
+    max_picture_pixels: int = POOL.limits.max_pixels
+    max_requests: int = 256
     max_body_bytes: int = 64 << 20
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0
-    num_decode_processes: int = 2
-    decode_timeout_seconds: float = 20.0
-    decode_memory_bytes: int = 1 << 30
-    shared_memory_bytes: int = 1 << 30
+    num_decode_processes: int = POOL.num_processes
+    decode_timeout_seconds: float = POOL.time_limit_seconds
+    decode_memory_bytes: int = POOL.memory_bytes
+    shared_memory_bytes: int = POOL.slot_bytes
 
     @property
     def picture_limits(self) -> PictureLimits:

@@ -95,11 +95,6 @@ class MediaPool:
         return self._slots.num_used
 
     @property
-    def slot_bytes(self) -> int:
-        """Bytes of shared memory taken, free slots included."""
-        return self._slots.allocated_bytes
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """Ids of the decode processes."""
         return tuple(process.pid for process in self._processes)
@@ -187,7 +182,7 @@ class MediaPool:
                 return await process.exchange(job)
         except TimeoutError:
             error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
-        except OSError:
+        except (OSError, msgspec.DecodeError):
             error = InvalidImage("Decoding the picture ended its decode process: the picture may be damaged.")
         # Its slot may be used again only when it can write no more.
         await asyncio.to_thread(process.kill)

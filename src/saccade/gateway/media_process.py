@@ -39,7 +39,10 @@ def fork_server(control: socket.socket) -> socket.socket | None:
     # These reach a whole terminal or service at once; the gateway still drains, and needs decode processes for it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    control.sendall(READY)
+    try:
+        control.sendall(READY)
+    except OSError:  # the gateway has ended meanwhile
+        return None
     server = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)

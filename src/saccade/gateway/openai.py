@@ -9,7 +9,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from saccade.errors import InvalidValue, UnsupportedParameter
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
 MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
 MAX_CHARACTERS = 4 * 2**20
 MAX_TOKENS = 2**20
 
@@ -18,7 +20,7 @@ T = TypeVar("T")
 # Roles and kinds of parts are checked by hand, which explains more; the description of the API names them all the same.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
-Text = Annotated[str, Meta(min_length=1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -61,9 +63,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
     seed: Annotated[int, Meta(ge=-MAX_SEED, le=MAX_SEED)] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -204,6 +206,8 @@ class ErrorAnswer(Struct, frozen=True):
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
@@ -223,7 +227,9 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logit_bias": ({},),
+    "logits_processors": ([],),
     "logprobs": (False,),
+    "media_io_kwargs": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
@@ -235,7 +241,10 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": (),
     "tool_choice": ("none", "auto"),
@@ -243,6 +252,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "verbosity": (),
     "web_search_options": (),
 }
 """Fields that would change the answer and are not served yet, with the values, besides null, that change nothing."""

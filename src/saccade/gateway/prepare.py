@@ -27,6 +27,9 @@ THREAD_FROM_BYTES = 256 * 1024
 THREAD_FROM_CHARACTERS = 16 * 1024
 """The same for text, which takes longer to tokenise than bytes to hash."""
 
+PART_CHARACTERS = 32
+"""A message, or a part of one, takes at least as long as so many characters, however few it holds."""
+
 T = TypeVar("T")
 
 
@@ -70,16 +73,16 @@ class Preparer:
         self, served: ServedModel, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
     ) -> Draft:
         """Return the token ids of *messages* with their pictures' spans. Raises RequestError, naming the field."""
-        chat, urls = read_messages(messages)
+        is_long = sum(map(_num_characters, messages)) > THREAD_FROM_CHARACTERS
+        chat, urls = await _maybe_in_thread(is_long, lambda: read_messages(messages))
         if len(urls) > self.limit_images:
             raise TooManyImages(
                 f"The messages hold {len(urls)} images; at most {self.limit_images} are served per request.", "messages"
             )
         pictures = await asyncio.gather(*(self._picture(served, field, url) for field, url in urls))
-        num_characters = sum(len(part) for part in _texts(messages))
         with self.metrics.stage("tokenize"):
             token_ids = await _maybe_in_thread(
-                num_characters > THREAD_FROM_CHARACTERS,
+                is_long,
                 lambda: served.tokenizer.encode(served.template.render(chat, add_generation_prompt)),
             )
         counts = [picture.layout.num_tokens for picture in pictures]
@@ -195,12 +198,12 @@ def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaI
     )
 
 
-def _texts(messages: Sequence[ChatMessage]) -> Iterable[str]:
-    for message in messages:
-        if isinstance(message.content, str):
-            yield message.content
-        else:
-            yield from (part.text for part in message.content or () if part.text is not None)
+def _num_characters(message: ChatMessage) -> int:
+    """Return how much work *message* is, in characters."""
+    num_characters = len(message.name or "") + PART_CHARACTERS
+    if isinstance(message.content, str):
+        return num_characters + len(message.content)
+    return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
 
 
 def _at(error: RequestError, field: str) -> RequestError:

@@ -1,7 +1,7 @@
 """Stream to chunks: detokenize, stop, usage.
 
 An answer is sent whole or as server-sent events; both read the same `Answer`. The headers wait for the first text, so
-an error before it still has its own HTTP status.
+an error before it still has its own HTTP status; unless a ping, after a long silence, had to send them first.
 """
 
 import asyncio

@@ -110,6 +110,7 @@ class Catalogue:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._served: dict[str, ServedModel] = {}
+        self._described: dict[str, Description] = {}
         self._building: set[asyncio.Task[None]] = set()
         fleet.on_model(self._on_model)
         for model in fleet.models():
@@ -133,6 +134,7 @@ class Catalogue:
 
     def _on_model(self, model: Model) -> None:
         self._served.pop(model.name, None)
+        self._described[model.name] = model.description
         task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
         self._building.add(task)
         task.add_done_callback(self._building.discard)
@@ -146,4 +148,6 @@ class Catalogue:
             # A task of its own: what nobody foresaw in a checkpoint's files must not pass unseen.
             _logger.exception("model cannot be served", model=description.model)
         else:
-            self._served[description.model] = served
+            # Builds run side by side; what the workers said last holds, not what was built last.
+            if self._described[description.model] is description:
+                self._served[description.model] = served

@@ -12,6 +12,9 @@ from saccade.transport.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
+EXIT_NOT_STARTED = 126
+"""What shells return where a program cannot be run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ChildSpec:
@@ -53,11 +56,17 @@ class Child:
             wait_seconds = backoff.after_failure()
             logger.error("%s ended with code %d; it is started again in %.1f s", self.spec.name, code, wait_seconds)
             await asyncio.sleep(wait_seconds)
+            if self._stopping:
+                return code
 
     async def _live(self) -> int:
-        self._process = await lifeline.start(
-            self.spec.command, signal_at_parents_death=signal.SIGTERM, environment=self.spec.environment
-        )
+        try:
+            self._process = await lifeline.start(
+                self.spec.command, signal_at_parents_death=signal.SIGTERM, environment=self.spec.environment
+            )
+        except OSError as error:
+            logger.error("%s cannot be started: %s", self.spec.name, error.strerror)
+            return EXIT_NOT_STARTED
         if self._stopping:
             self.kill()
         return await self._process.wait()

@@ -59,7 +59,8 @@ class Tokenizer:
     def encode(self, segments: Iterable[Segment]) -> list[int]:
         """Return the ids of a rendered prompt. Raises InvalidValue where text alone would become a special token."""
         text = "".join(self._aliases[text] if is_special else text for text, is_special in segments)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Of the library's calls only those for batches let other threads run meanwhile.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._special_ids.isdisjoint(ids):
             raise InvalidValue("The text holds a special token of this model that cannot be read as text.", "messages")
         return [self._special_of.get(token_id, token_id) for token_id in ids]

@@ -10,15 +10,15 @@ from typing import Any
 import grpc
 import msgspec
 
-from saccade.errors import InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
+from saccade.errors import ImageTooLarge, InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
 from saccade.protocol.description import Description
 from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
+from saccade.protocol.request import Abort, EngineRequest
 from saccade.transport.backoff import Backoff
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
-from saccade.transport.wire import CLIENT_OPTIONS, target
+from saccade.transport.wire import CLIENT_OPTIONS, MAX_COMMAND_BYTES, target
 
 DESCRIBE_SECONDS = 10.0
 LOST = "The worker stopped while it answered; the request can be sent again."
@@ -46,23 +46,29 @@ class _Session:
             yield GatewayFrame(payload=await self._outbound.get())
 
     def submit(self, request: EngineRequest) -> asyncio.Queue[TokenDelta | WorkerFailed]:
-        """Send *request* and return where its deltas will arrive."""
+        """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
+        command = self._encoder.encode(request)
+        if len(command) > MAX_COMMAND_BYTES:
+            # gRPC would end the stream over it, and with it everybody else's requests.
+            self._on_released(slots_of(request))
+            raise ImageTooLarge(
+                f"The request's pictures come to {len(command)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
+                "be sent to this worker. Send fewer or smaller ones.",
+                "messages",
+            )
         deltas: asyncio.Queue[TokenDelta | WorkerFailed] = asyncio.Queue()
         self._open[request.request_id] = deltas
         self._lent.update(slots_of(request))
-        self._send(request)
+        self._outbound.put_nowait(command)
         return deltas
 
     def leave(self, request_id: str, *, finished: bool) -> None:
         """Forget a request, and abort it unless the worker has *finished* it."""
         if self._open.pop(request_id, None) is not None and not finished:
-            self._send(Abort(request_id=request_id))
-
-    def _send(self, command: GatewayCommand) -> None:
-        self._outbound.put_nowait(self._encoder.encode(command))
+            self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
         """Hand every delta to its request; one for a request that has left is dropped."""
@@ -135,7 +141,8 @@ class WorkerClient:
         """Send *request* and yield its deltas, the last with a finish reason.
 
         Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no engine is ready,
-        WorkerFailed when it dies, and whatever error a delta carries.
+        WorkerFailed when it dies, ImageTooLarge for more inline pixels than a message holds, and whatever error a
+        delta carries.
         """
         session = self._session
         if session is None:

@@ -8,6 +8,9 @@ SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 MAX_MESSAGE_BYTES = 256 << 20
 """A prompt whose pictures travel inline must fit; same-host pictures lie in shared memory."""
 
+MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
+"""What one command may take, the rest is the frame's own."""
+
 _LIMITS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

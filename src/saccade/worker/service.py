@@ -134,12 +134,12 @@ class Worker:
     async def run(self) -> None:
         """Serve. Raises StartupError where the address cannot be had or the engine cannot start."""
         await self.server.start()
-        engine = asyncio.create_task(self.relay.engine.run())
-        tasks = (engine, asyncio.create_task(self._tell_health()), asyncio.create_task(self._stopping.wait()))
+        parts = (self.relay.engine.run(), self._tell_health(), self._stopping.wait())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if engine.done():
-                engine.result()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             await self.server.set_ready(False)
             for task in tasks:

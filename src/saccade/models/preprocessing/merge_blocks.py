@@ -60,9 +60,13 @@ def resolve(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(settings[key], int) or settings[key] < 1:
             raise StartupError(f"{FILE} gives no usable {key}: {settings[key]!r} is not a positive whole number.")
     for key in ("image_mean", "image_std"):
-        if not isinstance(settings[key], list) or len(settings[key]) != CHANNELS:
+        if not _is_one_number_a_channel(settings[key]):
             raise StartupError(f"{FILE} gives no usable {key}: {settings[key]!r} are not {CHANNELS} numbers.")
     return settings
+
+
+def _is_one_number_a_channel(value: object) -> bool:
+    return isinstance(value, list) and len(value) == CHANNELS and all(isinstance(one, int | float) for one in value)
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:

@@ -15,14 +15,12 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.configuration import integer, section
 from saccade.models.backbones.qwen_text import TextConfig, TextDecoder
 from saccade.models.backbones.qwen_vision import EncoderMetadata, VisionConfig, VisionTower
+from saccade.models.preprocessing import merge_blocks
 from saccade.models.qwen3_vl.weights import Target, locate
 from saccade.nn.context import AttentionBackend, ForwardContext, KvSpec
 from saccade.nn.linear import Linear
 from saccade.nn.rope import MultimodalPositions
 from saccade.nn.vision import Grid, grid_list
-
-DEFAULT_MEAN_STD = [0.5, 0.5, 0.5]
-"""What the release's processor uses where its settings do not say (Qwen3-VL preprocessor_config.json)."""
 
 
 class Network(nn.Module):
@@ -50,8 +48,10 @@ class Network(nn.Module):
         self.visual = VisionTower(vision)
         self.language_model = TextDecoder(text)
         self.lm_head = None if self.tied else Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.channels = vision.channels
-        self.mean_std = [_channel_values(preprocessor, key, vision.channels) for key in ("image_mean", "image_std")]
+        if vision.channels != merge_blocks.CHANNELS:
+            raise StartupError(f"config.json: `in_channels` must be {merge_blocks.CHANNELS}, not {vision.channels}.")
+        settings = merge_blocks.resolve(preprocessor)
+        self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
 
     def locate(self, name: str) -> Target | None:
@@ -63,7 +63,7 @@ class Network(nn.Module):
         self.visual.finish()
         self.language_model.finish()
         device = self.language_model.embedding_VE.device
-        self.scaled_mean_std = torch.tensor(self.mean_std, device=device).unsqueeze(-1) * 255
+        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=device).unsqueeze(-1) * 255
 
     def item_tokens(self, grid: Grid) -> int:
         """Return how many placeholder tokens a picture of *grid* patches takes. Raises InvalidValue."""
@@ -99,7 +99,7 @@ class Network(nn.Module):
     def _normalise(self, pixels_PC: torch.Tensor) -> torch.Tensor:
         # In this order and precision it is bit-equal to the reference processor, which folds 1/255 into mean and std.
         mean, std = self.scaled_mean_std
-        values = pixels_PC.view(pixels_PC.shape[0], self.channels, -1).float()
+        values = pixels_PC.view(pixels_PC.shape[0], merge_blocks.CHANNELS, -1).float()
         return values.sub_(mean).div_(std).flatten(1)
 
     def forward(
@@ -121,10 +121,3 @@ class Network(nn.Module):
         """Return logits [R, V] in float32."""
         head = self.language_model.embedding_VE if self.lm_head is None else self.lm_head.weight
         return functional.linear(hidden_RE, head).float()
-
-
-def _channel_values(preprocessor: Mapping[str, Any], key: str, channels: int) -> list[float]:
-    values = preprocessor.get(key, DEFAULT_MEAN_STD)
-    if not isinstance(values, list) or len(values) != channels or not all(isinstance(v, int | float) for v in values):
-        raise StartupError(f"preprocessor_config.json: `{key}` must be {channels} numbers, not {values!r}.")
-    return [float(value) for value in values]

@@ -1,0 +1,77 @@
+"""One HTTP connection, bounded before any application sees it: how much it may send, how long it may be silent."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""What a request may send besides its body: request line and headers, chunk extensions, trailers."""
+
+SILENCE_SECONDS = 30.0
+"""How long a client that has begun a request, or nothing yet, may send no byte of it."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, ended where a head grows over MAX_HEAD_BYTES or a request stands still for SILENCE_SECONDS.
+
+    uvicorn alone would keep any amount of headers, and for ever the place of a request whose body never comes.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._num_head_bytes = 0
+        self._is_expecting = True
+        self._heard_at = self.loop.time()
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._listen(SILENCE_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the clock."""
+        if self._watch is not None:
+            self._watch.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what arrived; body and ends of requests set the count back meanwhile."""
+        self._heard_at = self.loop.time()
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's head is over the limit of {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """Note that a request begins."""
+        self._is_expecting = True
+        if self._watch is None:
+            self._listen(SILENCE_SECONDS)
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the request is whole."""
+        self._num_head_bytes = 0
+        self._is_expecting = False
+        super().on_message_complete()
+
+    def _listen(self, seconds: float) -> None:
+        self._watch = self.loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Close where nothing came; a connection that is not read from may have sent all that it could."""
+        self._watch = None
+        if not self._is_expecting or self.transport.is_closing():
+            return
+        left = SILENCE_SECONDS if self.flow.read_paused else self._heard_at + SILENCE_SECONDS - self.loop.time()
+        if left > 0:
+            self._listen(left)
+        else:
+            self.transport.close()

@@ -1,0 +1,24 @@
+"""What ships inside the package. # F8"""
+
+from saccade.cli.demo import QUESTIONS, bundled
+
+HUB_LAYOUT = {
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model.safetensors",
+}
+MAX_BYTES = 20_000_000
+
+
+def test_model_is_small_and_whole() -> None:
+    sizes = {path.name: path.stat().st_size for path in bundled("model").iterdir()}
+    assert set(sizes) == {*HUB_LAYOUT, "README.md"}
+    assert sum(sizes.values()) <= MAX_BYTES
+
+
+def test_there_are_pictures_to_ask_about() -> None:
+    assert all(list(bundled("pictures").glob(f"{kind}/*.png")) for kind in QUESTIONS)

@@ -1,0 +1,50 @@
+"""docs/configuration.md and the flags say the same."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saccade.cli.flags import EngineFlags, ImageLimit, MediaFlags, ServerFlags
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
+WORDS: dict[str, Any] = {"none": (), "on": True, "off": False, "up to 4, one a core": MediaFlags.decode_processes}
+
+
+def documented(section: str) -> dict[str, str]:
+    """The flags of the tables under *section*, each with its default as it is written."""
+    text = PAGE.read_text().partition(f"## {section} (")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `--([a-z-]+)` \| (.*?) \|", text, re.MULTILINE))
+
+
+def value(written: str, kind: type) -> object:
+    """The value that a default in the page stands for."""
+    if written in WORDS:
+        return WORDS[written]
+    if written.startswith("`{"):
+        return ImageLimit(json.loads(written.strip("`"))["image"])
+    number, _, unit = written.partition(" ")
+    return int(number) * UNITS[unit] if unit else kind(written)
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "others"),
+    [
+        ("Server", ServerFlags, {"worker-url"}),
+        ("Pictures", MediaFlags, set()),
+        ("Engine", EngineFlags, set()),
+    ],
+)
+def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others: set[str]) -> None:
+    page = documented(section)
+    fields = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(flags)}
+    assert set(page) == set(fields) | others
+    for name, default in fields.items():
+        if default is None:
+            assert page[name], name  # words say what holds instead
+        else:
+            assert value(page[name], type(default)) == default, name
