@@ -5,6 +5,7 @@ SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,14 @@ PREFIX = "SACCADE_"
 
 
 def sources(file: Path | None) -> tuple[Any, ...]:
-    """Return where cyclopts looks for what is not given as a flag. Raises StartupError where *file* is missing."""
+    """Return where cyclopts looks for what is not given as a flag.
+
+    Raises StartupError where *file* is missing, and where a variable is set to nothing: an empty SACCADE_API_KEY, from
+    a secret that was not filled in, must not open the server.
+    """
+    for name, value in os.environ.items():
+        if name.startswith(PREFIX) and not value.strip():
+            raise StartupError(f"{name} is set but empty; set it to a value or unset it.")
     environment = Env(PREFIX, command=False)
     if file is None:
         return (environment,)

@@ -97,3 +97,10 @@ def test_key_that_nobody_could_send_is_refused(command: list[str], capsys: pytes
     """An empty one, as from an unset variable, must not open the API; one with a space must not become two."""
     assert run(command) == 1
     assert "--api-key" in capsys.readouterr().err
+
+
+def test_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key from a secret that was not filled in must not start an open server."""
+    monkeypatch.setenv("SACCADE_API_KEY", "")
+    assert run(["serve", "--help"]) == 1
+    assert "SACCADE_API_KEY" in capsys.readouterr().err

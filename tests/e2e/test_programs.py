@@ -30,7 +30,7 @@ def demo() -> str:
 
 
 def run(*command: str, folder: Path = ROOT, url: str = "") -> str:
-    environment = {**os.environ, "SACCADE_URL": url, "COLUMNS": "120"}
+    environment = {**os.environ, "COLUMNS": "120"} | ({"SACCADE_URL": url} if url else {})
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )

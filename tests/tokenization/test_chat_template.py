@@ -163,7 +163,7 @@ def test_clock_is_the_same_in_both_renderings() -> None:
         ("{{ messages[7].content }}", "cannot render"),
         ("{{ messages.append(1) }}", "cannot render"),
         ("{{ ''.__class__.__mro__ }}", "cannot render"),
-        ("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", "more than 4194304 characters"),
+        ("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", "more than 4194304 bytes"),
     ],
 )
 def test_templates_that_fail(source: str, sentence: str) -> None:

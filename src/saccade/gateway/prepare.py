@@ -20,6 +20,7 @@ from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
+from saccade.tokenization.chat_template import MAX_RENDERED_BYTES
 
 THREAD_FROM_BYTES = 256 * 1024
 """Longer input is worked on in a thread; shorter takes less time than the way there."""
@@ -94,7 +95,9 @@ class Preparer:
         return Draft(expanded, tuple(pictures), spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:
-        """Return the token ids of plain *text*."""
+        """Return the token ids of plain *text*. Raises InvalidValue where it is longer than any chat may be."""
+        if len(text.encode()) > MAX_RENDERED_BYTES:
+            raise InvalidValue(f"The text has more than {MAX_RENDERED_BYTES} bytes.", "prompt")
         return await _maybe_in_thread(len(text) > THREAD_FROM_CHARACTERS, lambda: served.tokenizer.encode_text(text))
 
     async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:

@@ -12,6 +12,10 @@ from saccade.transport.client import WorkerClient
 logger = logging.getLogger(__name__)
 
 
+MAX_SHOWN_CHARACTERS = 100
+"""Of a name that a client made up."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A served model: its name, what its workers say of it, and those of them that are ready now."""
@@ -65,7 +69,8 @@ class Fleet:
         if not names:
             raise WorkerUnavailable("No worker is ready yet; try again shortly.")
         if name not in names:
-            raise ModelNotFound(f"The model {name!r} is not served here; served: {', '.join(names)}.", "model")
+            shown = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
+            raise ModelNotFound(f"The model {shown!r} is not served here; served: {', '.join(names)}.", "model")
         model = self._model(name)
         if not model.workers:
             raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
