@@ -9,16 +9,25 @@ from saccade.errors import Draining, QueueFull
 TURNS = 4
 """Requests that may work on the event loop between two of its rounds; each takes about a millisecond."""
 
+PIXELS_WAIT_SECONDS = 10.0
+"""How long a request waits for others' pixels to go."""
+
 
 class Admission:
-    """Counts requests in flight; refuses new ones over *max_requests* and after drain()."""
+    """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
-    def __init__(self, max_requests: int) -> None:
+    Pixels of all of them together, in shared memory and out of it, take at most *max_pixel_bytes*.
+    """
+
+    def __init__(self, max_requests: int, max_pixel_bytes: int) -> None:
         self._max_requests = max_requests
+        self._max_pixel_bytes = max_pixel_bytes
+        self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._turns = asyncio.Semaphore(TURNS)
         self.num_requests = 0
+        self.num_pixel_bytes = 0
         self.draining = False
 
     @contextlib.contextmanager
@@ -44,6 +53,25 @@ class Admission:
             yield
             # Without a round of the loop in between, all that wait would run in one.
             await asyncio.sleep(0)
+
+    @contextlib.asynccontextmanager
+    async def pixels(self, nbytes: int, wait_seconds: float = PIXELS_WAIT_SECONDS) -> AsyncIterator[None]:
+        """Hold room for *nbytes* of pixels; wait for it while others hold too much. A request over the whole budget
+        goes when it is alone. Raises QueueFull after *wait_seconds*.
+        """
+        try:
+            async with asyncio.timeout(wait_seconds):
+                while nbytes and self.num_pixel_bytes and self.num_pixel_bytes + nbytes > self._max_pixel_bytes:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError as error:
+            raise QueueFull("Too many pictures are being served already; try again shortly.") from error
+        self.num_pixel_bytes += nbytes
+        try:
+            yield
+        finally:
+            self.num_pixel_bytes -= nbytes
+            self._room.set()
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take no new requests and wait for the others; return whether all ended in time."""

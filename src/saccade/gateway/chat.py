@@ -48,25 +48,31 @@ class ChatCompletions:
                 await unless_disconnected(receive, self._answer(request, served, scope[SALT], send))
 
     async def _answer(self, request: ChatRequest, served: ServedModel, salt: bytes, out: EventStream | Send) -> None:
-        completion_id = f"chatcmpl-{uuid.uuid4().hex}"
-        answer, engine_request = await self._prepare(request, served, salt, completion_id)
+        async with contextlib.AsyncExitStack() as held:
+            answer, engine_request = await self._prepare(request, served, salt, held)
+            await self._respond(request, answer, engine_request, served.name, out)
+
+    async def _respond(
+        self, request: ChatRequest, answer: Answer, engine_request: EngineRequest, model: str, out: EventStream | Send
+    ) -> None:
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         chunk = ChatCompletionChunk(
-            id=completion_id,
+            id=engine_request.request_id,
             created=int(time.time()),
-            model=served.name,
+            model=model,
             choices=[],
             usage=None if include_usage else UNSET,
         )
-        async with contextlib.aclosing(self.dispatcher.stream(served.name, engine_request)) as deltas:
+        async with contextlib.aclosing(self.dispatcher.stream(model, engine_request)) as deltas:
             if isinstance(out, EventStream):
                 await send_stream(out, answer, deltas, chunk)
             else:
                 await send_whole(out, answer, deltas, chunk)
 
     async def _prepare(
-        self, request: ChatRequest, served: ServedModel, salt: bytes, request_id: str
+        self, request: ChatRequest, served: ServedModel, salt: bytes, held: contextlib.AsyncExitStack
     ) -> tuple[Answer, EngineRequest]:
+        """Return the request for the engine; what it holds until it is answered is left to *held*."""
         # An answer's clock starts here, so that its ttft includes the way of the pixels.
         detokenizer = Detokenizer(served.tokenizer, stop_strings(request))
         answer = Answer(detokenizer, served.defaults.eos_token_ids, self.metrics, served.name)
@@ -75,8 +81,13 @@ class ChatCompletions:
                 draft = await self.preparer.draft(served, request.messages)
             answer.num_prompt_tokens = len(draft.token_ids)
             sampling = sampling_params(request, served, len(draft.token_ids))
+            await held.enter_async_context(self.admission.pixels(draft.num_pixel_bytes))
             prompt = await self.preparer.prompt(served, draft)
         engine_request = EngineRequest(
-            request_id=request_id, token_ids=prompt.token_ids, sampling=sampling, media=prompt.media, salt=salt
+            request_id=f"chatcmpl-{uuid.uuid4().hex}",
+            token_ids=prompt.token_ids,
+            sampling=sampling,
+            media=prompt.media,
+            salt=salt,
         )
         return answer, engine_request

@@ -35,6 +35,11 @@ class GatewayConfig:
     shared_memory_bytes: int = POOL.slot_bytes
 
     @property
+    def max_pixel_bytes(self) -> int:
+        """Bound of all pixels at a time: what shared memory holds, and as much inline where it is full."""
+        return 2 * self.shared_memory_bytes
+
+    @property
     def picture_limits(self) -> PictureLimits:
         """What one picture may cost."""
         return PictureLimits(max_pixels=self.max_picture_pixels)

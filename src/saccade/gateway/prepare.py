@@ -5,6 +5,7 @@ prompt   draft -> the same with the pixels' whereabouts, prepared by decode proc
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -51,6 +52,12 @@ class Draft:
     token_ids: list[int]
     pictures: tuple[Picture, ...] = ()
     spans: tuple[Span, ...] = ()
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the patches to come; a picture that is there twice counts once."""
+        layouts = {picture.content_hash: picture.layout for picture in self.pictures}
+        return sum(math.prod(layout.pixel_shape) for layout in layouts.values())
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Application:
         self.metrics = Metrics()
         self.metrics.registry.register(FleetCollector(fleet))
         self.metrics.slots_in_use.set_function(lambda: pool.num_slots)
-        self.admission = Admission(config.max_requests)
+        self.admission = Admission(config.max_requests, config.max_pixel_bytes)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         catalogue = Catalogue(fleet)
         preparer = Preparer(pool, self.metrics, config.picture_limits, config.limit_images)
