@@ -23,6 +23,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["serve", "--nope"], 2, "--nope"),
         (["serve", "--port", "0"], 2, "--port"),
         (["serve", "--limit-mm-per-prompt", '{"video": 1}'], 2, "images"),
+        (["serve", "--limit-mm-per-prompt", '{"image": 4, "video": 1}'], 2, "images"),
         (["nope"], 2, "nope"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
@@ -104,3 +105,8 @@ def test_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("SACCADE_API_KEY", "")
     assert run(["serve", "--help"]) == 1
     assert "SACCADE_API_KEY" in capsys.readouterr().err
+
+
+def test_limits_of_media_that_are_not_served_may_be_zero() -> None:
+    media = parse("--limit-mm-per-prompt", '{"image": 4, "video": 0}')["media"]
+    assert media == MediaFlags(limit_mm_per_prompt=ImageLimit(4))

@@ -36,7 +36,9 @@ def _image_limit(_: Any, tokens: list[Token]) -> ImageLimit:
     except ValueError as error:
         raise ValueError('must be JSON such as {"image": 4}') from error
     match limits:
-        case {"image": int(number)} if len(limits) == 1 and number >= 0 and not isinstance(number, bool):
+        case {"image": int(number), **others} if (
+            number >= 0 and not isinstance(number, bool) and not any(others.values())
+        ):
             return ImageLimit(number)
         case _:
             raise ValueError('must be JSON such as {"image": 4}; images are the only kind of media served')

@@ -119,7 +119,8 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
             await until(lambda: _is_ready(worker))
             await until(lambda: answers_ready(server.host, server.port))
             if console is not None and worker.description is not None:
-                show_summary(console, worker.description, f"http://{server.host}:{server.port}/v1")
+                host = f"[{server.host}]" if ":" in server.host else server.host
+                show_summary(console, worker.description, f"http://{host}:{server.port}/v1")
         finally:
             await worker.close()
 
