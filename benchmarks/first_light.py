@@ -32,7 +32,7 @@ from PIL import Image  # noqa: E402
 from reference import Reference  # noqa: E402
 from server import Server, serving  # noqa: E402
 
-from saccade.cli.demo import bundled  # noqa: E402
+from saccade.cli.bundled import bundled  # noqa: E402
 
 OUTPUT_TOKENS = 64
 REQUESTS = 32

@@ -1,6 +1,7 @@
 """What ships inside the package. # F8"""
 
-from saccade.cli.demo import QUESTIONS, bundled
+from saccade.cli.bundled import bundled
+from saccade.cli.demo import QUESTIONS
 
 HUB_LAYOUT = {
     "config.json",

@@ -7,7 +7,7 @@ import engines
 import pytest
 import torch
 
-from saccade.cli.demo import bundled
+from saccade.cli.bundled import bundled
 from saccade.protocol.request import EngineRequest
 
 ATOL = 1e-4

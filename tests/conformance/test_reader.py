@@ -12,7 +12,7 @@ from chats import openai_messages, reference_messages
 from reference import Completion, Reference
 from server import Server, serving
 
-from saccade.cli.demo import bundled
+from saccade.cli.bundled import bundled
 
 ROOT = Path(__file__).parents[2]
 PICTURES = 500

@@ -163,12 +163,18 @@ def test_clock_is_the_same_in_both_renderings() -> None:
         ("{{ messages[7].content }}", "cannot render"),
         ("{{ messages.append(1) }}", "cannot render"),
         ("{{ ''.__class__.__mro__ }}", "cannot render"),
-        ("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", "more than 4194304 bytes"),
+        ("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", "more than 4194304 characters"),
     ],
 )
 def test_templates_that_fail(source: str, sentence: str) -> None:
     with pytest.raises(InvalidValue, match=sentence):
         ChatTemplate(source, SPECIAL, {}).render([user("x" * 200)])
+
+
+def test_length_is_the_text_s_own_not_its_disguise_s() -> None:
+    """Special tokens are made of letters too; in disguise such a letter takes four bytes."""
+    content = "i" * (2 * 2**20)
+    assert ChatTemplate("{{ messages[0].content }}", SPECIAL, {}).render([user(content)])[0].text == content
 
 
 @pytest.mark.parametrize(

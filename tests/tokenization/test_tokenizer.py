@@ -127,3 +127,8 @@ def test_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:
     done.set()
     other.join()
     assert num_turns > 50
+
+
+def test_too_many_bytes_are_refused_before_they_become_tokens(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidValue, match="more than 4194304 bytes"):
+        tokenizer.encode_text("\U0001f600" * (2**20 + 1))

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from saccade.cli.bundled import bundled
 from saccade.config import without_settings
 from saccade.errors import StartupError
 
@@ -45,11 +45,6 @@ class Answer:
     text: str
     ttft_ms: float
     tokens_per_second: float
-
-
-def bundled(name: str) -> Path:
-    """Return the folder *name* (`model` or `pictures`) that ships inside the package."""
-    return Path(str(files("saccade.cli").joinpath("bundled", name)))
 
 
 def _free_port() -> int:

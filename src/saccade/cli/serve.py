@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade import config
+from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
     ENGINE_FLAGS,
     MEDIA_FLAGS,
@@ -59,8 +59,7 @@ def serve(
     console = Console(stderr=True)
     if engine.trust_remote_code:
         warn_of_remote_code(console)
-    bundled = files("saccade.cli").joinpath("bundled", "model")
-    folder = resolve_model(str(bundled) if model is None else model)
+    folder = resolve_model(str(bundled("model")) if model is None else model)
     name = served_name(model, folder, engine) if model is not None else engine.served_model_name or BUNDLED_NAME
     # The worker finds out about weights; what only the gateway reads would fail behind everybody's back.
     ServedModel.from_files(name, read_model_files(folder), 0)

@@ -1,7 +1,6 @@
 """`python -m saccade.engine --fd N`: one engine, speaking over the socket N. EngineConfig comes as JSON."""
 
 import argparse
-import ctypes
 import logging
 import signal
 import socket
@@ -13,10 +12,8 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.process import run
 from saccade.protocol.local import EngineFailed
 from saccade.telemetry import configure_logging
+from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.local import EngineChannel
-
-PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal this process gets when its parent dies."""
 
 
 def main() -> int:
@@ -27,8 +24,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="INFO", choices=tuple(logging.getLevelNamesMapping()))
     arguments = parser.parse_args()
     configure_logging(logging.getLevelNamesMapping()[arguments.log_level])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    tie_to_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole terminal; the front decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = EngineChannel(socket.socket(fileno=arguments.fd))

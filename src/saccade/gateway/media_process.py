@@ -6,7 +6,6 @@ process's id and pidfd, and ends, with all its children, when the gateway closes
 """
 
 import argparse
-import ctypes
 import gc
 import io
 import os
@@ -25,10 +24,10 @@ from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, P
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
 from saccade.protocol.output import Failure
+from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.shared_memory import SlotError, open_slot
 
 NICENESS = 5
-PR_SET_PDEATHSIG = 1
 
 
 def fork_server(control: socket.socket) -> socket.socket | None:
@@ -130,7 +129,7 @@ def _preload() -> None:
 
 
 def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    tie_to_parent(signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit
 

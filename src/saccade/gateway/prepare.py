@@ -21,7 +21,6 @@ from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
-from saccade.tokenization.chat_template import MAX_RENDERED_BYTES
 
 THREAD_FROM_BYTES = 256 * 1024
 """Longer input is worked on in a thread; shorter takes less time than the way there."""
@@ -89,9 +88,10 @@ class Preparer:
             )
         pictures = await asyncio.gather(*(self._picture(served, field, url) for field, url in urls))
         with self.metrics.stage("tokenize"):
-            token_ids = await _maybe_in_thread(
+            token_ids = await _encode(
                 is_long,
                 lambda: served.tokenizer.encode(served.template.render(chat, add_generation_prompt)),
+                "messages",
             )
         counts = [picture.layout.num_tokens for picture in pictures]
         expanded, spans = expand(token_ids, served.layout.placeholder_token_id, counts)
@@ -102,10 +102,8 @@ class Preparer:
         return Draft(expanded, tuple(pictures), spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:
-        """Return the token ids of plain *text*. Raises InvalidValue where it is longer than any chat may be."""
-        if len(text.encode()) > MAX_RENDERED_BYTES:
-            raise InvalidValue(f"The text has more than {MAX_RENDERED_BYTES} bytes.", "prompt")
-        return await _maybe_in_thread(len(text) > THREAD_FROM_CHARACTERS, lambda: served.tokenizer.encode_text(text))
+        """Return the token ids of plain *text*. Raises InvalidValue."""
+        return await _encode(len(text) > THREAD_FROM_CHARACTERS, lambda: served.tokenizer.encode_text(text), "prompt")
 
     async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
         """Return the text of *token_ids*, special tokens as they are written."""
@@ -219,6 +217,13 @@ def _num_characters(message: ChatMessage) -> int:
 def _at(error: RequestError, field: str) -> RequestError:
     """Return *error* with the request's field, which those who know only bytes could not name."""
     return type(error)(error.message, error.param or field)
+
+
+async def _encode(is_long: bool, encode: Callable[[], list[int]], field: str) -> list[int]:
+    try:
+        return await _maybe_in_thread(is_long, encode)
+    except RequestError as error:
+        raise _at(error, field) from error
 
 
 async def _maybe_in_thread(is_long: bool, work: Callable[[], T]) -> T:

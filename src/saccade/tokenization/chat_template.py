@@ -20,7 +20,7 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.provenance import Provenance
 from saccade.tokenization.tokenizer import Segment
 
-MAX_RENDERED_BYTES = 4 * 2**20
+MAX_RENDERED_CHARACTERS = 4 * 2**20
 
 Message = Mapping[str, Any]
 """{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; "name" where given."""
@@ -77,13 +77,13 @@ class ChatTemplate:
 
     def _expand(self, **variables: Any) -> str:
         chunks: list[str] = []
-        num_bytes = 0
+        num_characters = 0
         try:
             for chunk in self._template.generate(**variables):
                 chunks.append(chunk)
-                num_bytes += len(chunk.encode())
-                if num_bytes > MAX_RENDERED_BYTES:
-                    raise InvalidValue(f"The prompt has more than {MAX_RENDERED_BYTES} bytes of text.", "messages")
+                num_characters += len(chunk)
+                if num_characters > MAX_RENDERED_CHARACTERS:
+                    raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
             raise InvalidValue(f"The model's chat template refuses this: {error.message}", "messages") from error
         except (*_TEMPLATE_FAULTS, RecursionError) as error:

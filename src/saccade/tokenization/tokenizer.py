@@ -20,6 +20,9 @@ from saccade.errors import InvalidValue, StartupError
 
 _logger = structlog.get_logger(__name__)
 
+MAX_TEXT_BYTES = 4 * 2**20
+"""What is tokenised at a time: each byte may become a token, and tokens take far more memory than text."""
+
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
@@ -57,12 +60,17 @@ class Tokenizer:
         return self.encode([Segment(text, is_special=False)])
 
     def encode(self, segments: Iterable[Segment]) -> list[int]:
-        """Return the ids of a rendered prompt. Raises InvalidValue where text alone would become a special token."""
+        """Return the ids of a rendered prompt.
+
+        Raises InvalidValue for more than MAX_TEXT_BYTES, and where text alone would become a special token.
+        """
         text = "".join(self._aliases[text] if is_special else text for text, is_special in segments)
+        if len(text.encode()) > MAX_TEXT_BYTES:
+            raise InvalidValue(f"The text has more than {MAX_TEXT_BYTES} bytes.")
         # Of the library's calls only those for batches let other threads run meanwhile.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._special_ids.isdisjoint(ids):
-            raise InvalidValue("The text holds a special token of this model that cannot be read as text.", "messages")
+            raise InvalidValue("The text holds a special token of this model that cannot be read as text.")
         return [self._special_of.get(token_id, token_id) for token_id in ids]
 
     def decode(self, token_ids: Iterable[int]) -> str:

@@ -33,6 +33,12 @@ async def start(
     )
 
 
+def tie_to_parent(signal_at_parents_death: signal.Signals) -> None:
+    """Have this process get the signal when its parent dies. One that is dead already is the caller's to notice."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal_at_parents_death), 0, 0, 0)
+
+
 def become(arguments: Sequence[str]) -> None:
     """Become arguments[2:], tied to the parent: arguments[0] is the signal, arguments[1] the parent's pid.
 
@@ -40,8 +46,7 @@ def become(arguments: Sequence[str]) -> None:
     """
     number, parent, *command = arguments
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    tie_to_parent(signal.Signals(int(number)))
     if os.getppid() != int(parent):
         return
     os.execvp(command[0], command)  # noqa: S606
