@@ -52,7 +52,7 @@ async def test_patches_equal_the_reference(family: str, request: pytest.FixtureR
     await pool.start()
     try:
         for name, encoded in _many().items():
-            counted = layout.picture(*read_header(encoded).upright)
+            counted = layout.picture(*read_header(encoded).upright, layout.settings)
             prepared = await pool.picture(encoded, family, layout.settings, counted)
             assert prepared.slot is not None
             patches = torch.frombuffer(bytearray(read_slot(prepared.slot)), dtype=torch.uint8)

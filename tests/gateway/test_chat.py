@@ -15,7 +15,7 @@ from chats import data_url, openai_messages, picture
 
 from saccade.errors import QueueFull, WorkerFailed
 from saccade.gateway.config import GatewayConfig
-from saccade.models import find, load_layout
+from saccade.models import family_of, load_layout
 from saccade.protocol.media import Span
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
 from saccade.tokenization.tokenizer import Tokenizer
@@ -200,7 +200,7 @@ def test_sampling_parameters_and_defaults(gateway: scripted.Gateway) -> None:
 
 def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
     config = json.loads((tiny_qwen3_vl / "config.json").read_text())
-    layout = load_layout(find(config["architectures"][0]))(
+    layout = load_layout(family_of(config))(
         config, json.loads((tiny_qwen3_vl / "preprocessor_config.json").read_text())
     )
     pictures = [picture(64, 96, 1), picture(300, 200, 2), picture(64, 96, 1)]
@@ -208,12 +208,13 @@ def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen
     parts = ["a", pictures[0], typed, pictures[1], "b", pictures[2]]
     assert gateway.client().chat.completions.create(model="tiny", messages=openai_messages(*parts)).choices
     request = gateway.worker.requests[0]
-    counts = [layout.picture(*image.size).num_tokens for image in pictures]
+    counts = [layout.picture(*image.size, layout.settings).num_tokens for image in pictures]
     spans = [item.spans[0] for item in request.media]
     assert [span.length for span in spans] == counts
     assert all(isinstance(span, Span) for span in spans)
+    placeholder = config["image_token_id"]
     placed = [position for span in spans for position in range(span.start, span.start + span.length)]
-    assert [i for i, token_id in enumerate(request.token_ids) if token_id == layout.placeholder_token_id] == placed
+    assert [i for i, token_id in enumerate(request.token_ids) if token_id == placeholder] == placed
     first, second, third = request.media
     assert first.content_hash == third.content_hash != second.content_hash
     assert None is not first.slot == third.slot != second.slot is not None

@@ -55,14 +55,14 @@ def pool(shared: MediaPool) -> MediaPool:
 
 async def _ask(pool: MediaPool, encoded: bytes) -> PreparedPicture:
     try:
-        layout = LAYOUT.picture(*read_header(encoded).upright)
+        layout = LAYOUT.picture(*read_header(encoded).upright, LAYOUT.settings)
     except RequestError:
-        layout = LAYOUT.picture(32, 32)  # the pool must see for itself
+        layout = LAYOUT.picture(32, 32, LAYOUT.settings)  # the pool must see for itself
     return await pool.picture(encoded, FAMILY, LAYOUT.settings, layout)
 
 
 def _expected(encoded: bytes) -> bytes:
-    layout = LAYOUT.picture(*read_header(encoded).upright)
+    layout = LAYOUT.picture(*read_header(encoded).upright, LAYOUT.settings)
     out = np.empty(layout.pixel_shape, np.uint8)
     load_pixels(FAMILY)(LAYOUT.settings).write(decode(encoded, PictureLimits()), layout, out)
     return out.tobytes()
@@ -130,7 +130,7 @@ async def test_a_gif_of_ten_thousand_frames_costs_one(pool: MediaPool) -> None:
 
 async def test_a_layout_of_another_picture_is_refused(pool: MediaPool) -> None:
     with pytest.raises(InternalError):
-        await pool.picture(JPEG, FAMILY, LAYOUT.settings, LAYOUT.picture(240, 320))
+        await pool.picture(JPEG, FAMILY, LAYOUT.settings, LAYOUT.picture(240, 320, LAYOUT.settings))
     await _check(pool)
 
 

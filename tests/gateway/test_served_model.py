@@ -48,18 +48,26 @@ def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, 
 
 def test_missing_placeholder_id_is_named(description: Description) -> None:  # A9
     config = json.loads(description.files.files["config.json"])
-    del config["image_token_id"]
-    with pytest.raises(StartupError, match="image_token_id"):
-        ServedModel.from_description(changed(description, "config.json", json.dumps(config).encode()))
+    token_id = config.pop("image_token_id")
+    silent = changed(description, "config.json", json.dumps(config).encode())
+    assert ServedModel.from_description(silent).placeholder_token_id == token_id  # E2: the declared token's own
+    tokenizer = description.files.files["tokenizer.json"].replace(b"<|image_pad|>", b"<|picture|>")
+    unnamed = changed(silent, "tokenizer.json", tokenizer)
+    settings = description.files.files["tokenizer_config.json"].replace(b"<|image_pad|>", b"<|picture|>")
+    with pytest.raises(StartupError, match=r"image_token_id.*<\|image_pad\|>"):
+        ServedModel.from_description(changed(unnamed, "tokenizer_config.json", settings))
 
 
 def test_processor_files_are_part_of_a_pictures_identity(description: Description) -> None:  # F3
-    processor = ServedModel.from_description(description).processor
+    served = ServedModel.from_description(description)
+    processor = served.fingerprint(served.layout.settings)
     assert len(processor) == 32
-    assert ServedModel.from_description(changed(description, "generation_config.json", b"{}")).processor == processor
+    assert served.fingerprint({**served.layout.settings, "max_pixels": 1}) != processor
+    same = ServedModel.from_description(changed(description, "generation_config.json", b"{}"))
+    assert same.fingerprint(served.layout.settings) == processor
     config = json.loads(description.files.files["config.json"]) | {"note": "changed"}
     other = ServedModel.from_description(changed(description, "config.json", json.dumps(config).encode()))
-    assert other.processor != processor
+    assert other.fingerprint(served.layout.settings) != processor
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.files import architecture, parse_json, read_model_files
+from saccade.models.files import parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 
@@ -14,7 +14,7 @@ def test_reads_what_a_gateway_needs_and_no_weights(tiny_qwen3_vl: Path) -> None:
     found = read_model_files(tiny_qwen3_vl)
     assert {"config.json", "tokenizer.json", "preprocessor_config.json"} <= set(found.files)
     assert "model.safetensors" not in found.files
-    assert models.find(architecture(parse_json(found, "config.json"))) == "qwen3_vl"
+    assert models.family_of(parse_json(found, "config.json")) == "qwen3_vl"
 
 
 def test_folder_without_config_is_refused(tmp_path: Path) -> None:
@@ -28,10 +28,21 @@ def test_malformed_file_is_named(content: bytes) -> None:
         parse_json(ModelFiles(files={"preprocessor_config.json": content}), "preprocessor_config.json")
 
 
-@pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": ["A", "B"]}, {"architectures": "A"}])
+@pytest.mark.parametrize("config", [{"architectures": ["A", "B"]}, {"architectures": "A"}, {"architectures": [1]}])
 def test_exactly_one_architecture(config: dict[str, object]) -> None:
     with pytest.raises(StartupError, match="architectures"):
-        architecture(config)
+        models.family_of(config)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "qwen3_vl"}, {"architectures": [], "model_type": "qwen3_vl"}])
+def test_model_type_serves_where_no_architecture_is_named(config: dict[str, object]) -> None:  # A1
+    assert models.family_of(config) == "qwen3_vl"
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "qwen3"}])
+def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None:  # A1
+    with pytest.raises(StartupError, match=r"Known: .*qwen3_vl"):
+        models.family_of(config)
 
 
 def test_unknown_architecture_lists_the_known() -> None:

@@ -18,6 +18,7 @@ from saccade.errors import ImageTooLarge, InternalError, StartupError
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits, read_header
 from saccade.models.preprocessing import merge_blocks
+from saccade.models.qwen3_vl import FAMILY
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.pixels import Pixels
 
@@ -43,7 +44,7 @@ def layout(tiny_qwen3_vl: Path) -> Layout:
 
 
 def _patches(encoded: bytes, layout: Layout) -> np.ndarray:
-    picture = layout.picture(*read_header(encoded).upright)
+    picture = layout.picture(*read_header(encoded).upright, layout.settings)
     out = np.full(picture.pixel_shape, 7, picture.pixel_dtype)
     Pixels(layout.settings).write(decode(encoded, PictureLimits()), picture, out)
     return out
@@ -60,7 +61,7 @@ def _normalised(patches: np.ndarray, settings: Any) -> torch.Tensor:
 def test_patches_equal_the_reference(name: str, layout: Layout, processor: Any) -> None:
     with Image.open(io.BytesIO(CORPUS[name])) as image:
         expected = processor(images=[ImageOps.exif_transpose(image)], return_tensors="pt")
-    counted = layout.picture(*read_header(CORPUS[name]).upright)
+    counted = layout.picture(*read_header(CORPUS[name]).upright, layout.settings)
     assert list(counted.grid) == expected["image_grid_thw"][0].tolist()
     assert counted.num_tokens == int(expected["image_grid_thw"].prod()) // 4
     assert torch.equal(_normalised(_patches(CORPUS[name], layout), layout.settings), expected["pixel_values"])
@@ -120,10 +121,6 @@ def test_settings_are_json(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("config", "preprocessor", "named"),
     [  # A9
-        ({}, {}, "image_token_id"),
-        ({"image_token_id": None}, {}, "image_token_id"),
-        ({"image_token_id": "7"}, {}, "image_token_id"),
-        ({"image_token_id": -1}, {}, "image_token_id"),
         ({"vision_config": {"patch_size": 14}}, {}, "patch_size"),
         ({"vision_config": {"spatial_merge_size": 1}}, {}, "spatial_merge_size"),
         ({}, {"size": {"shortest_edge": 65_536}}, "max_pixels"),
@@ -136,16 +133,24 @@ def test_settings_are_json(layout: Layout) -> None:
     ],
 )
 def test_wrong_files_stop_the_start(config: dict[str, Any], preprocessor: dict[str, Any], named: str) -> None:
-    whole = {**CONFIG, **config} if config or preprocessor else {}
     with pytest.raises(StartupError, match=named):
-        Layout(whole, {**PREPROCESSOR, **preprocessor})
+        Layout({**CONFIG, **config}, {**PREPROCESSOR, **preprocessor})
 
 
-def test_placeholder_zero_is_valid() -> None:  # A9
-    assert Layout(CONFIG, PREPROCESSOR).placeholder_token_id == 0
+@pytest.mark.parametrize(
+    ("config", "token_id"), [({"image_token_id": 0}, 0), ({"image_token_id": None}, None), ({}, None)]
+)
+def test_placeholder_is_what_config_says(config: dict[str, Any], token_id: int | None) -> None:  # A9
+    assert FAMILY.placeholder_token_id(config) == token_id
+
+
+@pytest.mark.parametrize("given_id", ["7", -1, True])
+def test_placeholder_that_is_no_id_stops_the_start(given_id: object) -> None:  # A9
+    with pytest.raises(StartupError, match="image_token_id"):
+        FAMILY.placeholder_token_id({"image_token_id": given_id})
 
 
 def test_a_layout_of_another_size_is_refused(layout: Layout) -> None:
-    other = layout.picture(100, 200)
+    other = layout.picture(100, 200, layout.settings)
     with pytest.raises(InternalError):
         Pixels(layout.settings).write(pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))

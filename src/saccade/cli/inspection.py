@@ -48,7 +48,7 @@ def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDAr
     pixels = decode(picture.encoded, PictureLimits())
     watch.lap("decode")
     patches = np.empty(layout.pixel_shape, dtype=np.uint8)
-    models.load_pixels(served.family)(served.layout.settings).write(pixels, layout, patches)
+    models.load_pixels(served.family)(picture.settings).write(pixels, layout, patches)
     watch.lap("resize and patches")
     planes = resize(pixels, layout.resized_height, layout.resized_width)
     return np.ascontiguousarray(planes.transpose(1, 2, 0))

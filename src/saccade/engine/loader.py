@@ -15,7 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
-from saccade.models.files import CONFIG, PREPROCESSOR_CONFIG, architecture, parse_json, read_model_files
+from saccade.models.files import CONFIG, PREPROCESSOR_CONFIG, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 WEIGHTS = "model.safetensors"
@@ -41,7 +41,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     folder = Path(config.model_dir)
     files = read_model_files(folder)
     parsed = parse_json(files, CONFIG)
-    family = models.load_network(models.find(architecture(parsed)))
+    family = models.load_network(models.family_of(parsed))
     device = choose_device(config.device)
     # Built without storage first: neither a second copy in float32 nor random initial values are ever made.
     with torch.device("meta"):

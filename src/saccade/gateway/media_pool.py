@@ -6,7 +6,6 @@ not be killed for it. A process that dies or takes too long costs the one reques
 """
 
 import asyncio
-import math
 import os
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -157,7 +156,7 @@ class MediaPool:
         return task
 
     async def _run(self, process: DecodeProcess, nbytes: int, job: PictureJob, waited: float) -> PreparedPicture:
-        slot = self._slots.acquire(math.prod(job.layout.pixel_shape))
+        slot = self._slots.acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         survivor: DecodeProcess | None = None
         filled = False

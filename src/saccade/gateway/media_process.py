@@ -13,9 +13,11 @@ import resource
 import signal
 import socket
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from saccade import models
@@ -23,6 +25,7 @@ from saccade.errors import ImageTooLarge, SaccadeError, StartupError
 from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, PictureJob, StageSeconds, frame
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
+from saccade.protocol.media import NUMPY_DTYPE, PictureLayout
 from saccade.protocol.output import Failure
 from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.shared_memory import SlotError, open_slot
@@ -94,7 +97,7 @@ def _prepare(job: PictureJob) -> PictureAnswer:
     def write(target: bytearray | memoryview) -> float:
         """Fill *target* and return the seconds it took."""
         start = time.perf_counter()
-        pixels.write(picture, job.layout, np.frombuffer(target, job.layout.pixel_dtype).reshape(job.layout.pixel_shape))
+        pixels.write(picture, job.layout, _array(target, job.layout))
         return time.perf_counter() - start
 
     inline = None
@@ -105,11 +108,15 @@ def _prepare(job: PictureJob) -> PictureAnswer:
             preprocess = write(target)
     except SlotError:
         # Without shared memory the request is slower, not lost.
-        buffer = bytearray(int(np.prod(job.layout.pixel_shape)) * np.dtype(job.layout.pixel_dtype).itemsize)
+        buffer = bytearray(job.layout.num_pixel_bytes)
         preprocess = write(buffer)
         inline = bytes(buffer)
     seconds = StageSeconds(decoded - began, preprocess, time.perf_counter() - decoded - preprocess)
     return PictureAnswer(seconds, inline)
+
+
+def _array(target: bytearray | memoryview, layout: PictureLayout) -> npt.NDArray[Any]:
+    return np.frombuffer(target, NUMPY_DTYPE[layout.pixel_dtype]).reshape(layout.pixel_shape)
 
 
 def _preload() -> None:

@@ -5,10 +5,9 @@ prompt   draft -> the same with the pixels' whereabouts, prepared by decode proc
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +41,7 @@ class Picture:
     encoded: bytes
     content_hash: bytes
     layout: PictureLayout
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Draft:
     def num_pixel_bytes(self) -> int:
         """Bytes of the patches to come; a picture that is there twice counts once."""
         layouts = {picture.content_hash: picture.layout for picture in self.pictures}
-        return sum(math.prod(layout.pixel_shape) for layout in layouts.values())
+        return sum(layout.num_pixel_bytes for layout in layouts.values())
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Preparer:
                 "messages",
             )
         counts = [picture.layout.num_tokens for picture in pictures]
-        expanded, spans = expand(token_ids, served.layout.placeholder_token_id, counts)
+        expanded, spans = expand(token_ids, served.placeholder_token_id, counts)
         if len(expanded) > served.max_model_len:
             raise ContextLengthExceeded(
                 f"The prompt has {len(expanded)} tokens; this model's context holds {served.max_model_len}.", "messages"
@@ -140,9 +140,10 @@ class Preparer:
             encoded = decode_data_url(url)
             header = read_header(encoded)
             self.limits.check(header, len(encoded))
-            layout = served.layout.picture(*header.upright)
+            settings = served.layout.settings
+            layout = served.layout.picture(*header.upright, settings)
             with self.metrics.stage("hash"):
-                return Picture(field, encoded, content_hash(encoded, served.processor), layout)
+                return Picture(field, encoded, content_hash(encoded, served.fingerprint(settings)), layout, settings)
 
         try:
             return await _maybe_in_thread(len(url) > THREAD_FROM_BYTES, read)
@@ -151,7 +152,7 @@ class Preparer:
 
     async def _pixels(self, served: ServedModel, picture: Picture) -> PreparedPicture:
         try:
-            pixels = await self.pool.picture(picture.encoded, served.family, served.layout.settings, picture.layout)
+            pixels = await self.pool.picture(picture.encoded, served.family, picture.settings, picture.layout)
         except RequestError as error:
             raise _at(error, picture.field) from error
         self.metrics.observe_stage("queue", pixels.waited_seconds)

@@ -14,9 +14,10 @@ from saccade.gateway.workers import Fleet, Model
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
-from saccade.models.family import Layout
+from saccade.models.family import Family, Layout
 from saccade.protocol.description import Description, ModelFiles
 from saccade.tokenization.chat_template import ChatTemplate, find_source
+from saccade.tokenization.loading import load_tokenizer
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
 PROCESSOR_FILES = (files.CONFIG, files.PREPROCESSOR_CONFIG)
@@ -38,14 +39,15 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything that requests for one model need. *processor* is the fingerprint that enters content hashes."""
+    """Everything that requests for one model need. *files_digest* names the files that decide about pixels."""
 
     name: str
     family: str
     tokenizer: Tokenizer
     template: ChatTemplate
+    placeholder_token_id: int
     layout: Layout
-    processor: bytes
+    files_digest: bytes
     defaults: GenerationDefaults
     max_model_len: int
     created: int
@@ -59,29 +61,54 @@ class ServedModel:
     def from_files(cls, name: str, given: ModelFiles, max_model_len: int) -> "ServedModel":
         """Build the gateway's half of a model from its files. Raises StartupError."""
         config = files.parse_json(given, files.CONFIG)
-        tokenizer_config = files.parse_json(given, files.TOKENIZER_CONFIG)
-        family = models.find(files.architecture(config))
+        family = models.family_of(config)
         layout = models.load_layout(family)(config, files.parse_json(given, files.PREPROCESSOR_CONFIG))
-        if files.TOKENIZER not in given.files:
-            raise StartupError(f"The model has no {files.TOKENIZER}.")
-        tokenizer = Tokenizer(given.files[files.TOKENIZER], tokenizer_config, (layout.placeholder_token_id,))
-        jinja, template_json = given.files.get(files.CHAT_TEMPLATE_JINJA), given.files.get(files.CHAT_TEMPLATE_JSON)
-        source = find_source(jinja, template_json, tokenizer_config)
-        template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config))
-        if tokenizer.encode(template.render(PROBE)).count(layout.placeholder_token_id) != 1:
-            raise StartupError("The chat template does not write exactly one placeholder for one picture.")
+        text = _text_side(models.families()[family], config, given)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(
             name=name,
             family=family,
-            tokenizer=tokenizer,
-            template=template,
+            tokenizer=text.tokenizer,
+            template=text.template,
+            placeholder_token_id=text.placeholder_token_id,
             layout=layout,
-            processor=processor_fingerprint(layout.settings, digest, DECODER),
+            files_digest=digest,
             defaults=generation_defaults(files.parse_json(given, files.GENERATION_CONFIG), config),
             max_model_len=max_model_len,
             created=int(time.time()),
         )
+
+    def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
+        """Return what enters the content hash of a picture that is processed with *settings*."""
+        return processor_fingerprint(settings, self.files_digest, DECODER)
+
+
+@dataclass(frozen=True)
+class _TextSide:
+    """What turns a chat into token ids."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    placeholder_token_id: int
+
+
+def _text_side(family: Family, config: Mapping[str, Any], given: ModelFiles) -> _TextSide:
+    """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError."""
+    tokenizer_config = files.parse_json(given, files.TOKENIZER_CONFIG)
+    declared = family.placeholder_token_id(config)
+    tokenizer = load_tokenizer(given.files, tokenizer_config, family.placeholder, declared)
+    token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
+    if token_id is None:
+        raise StartupError(
+            f"Nothing stands for pictures: config.json has none of {', '.join(family.placeholder_keys)}, and the "
+            f"tokenizer has no token {family.placeholder}."
+        )
+    jinja, template_json = given.files.get(files.CHAT_TEMPLATE_JINJA), given.files.get(files.CHAT_TEMPLATE_JSON)
+    source = find_source(jinja, template_json, tokenizer_config)
+    template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config))
+    if tokenizer.encode(template.render(PROBE)).count(token_id) != 1:
+        raise StartupError("The chat template does not write exactly one placeholder for one picture.")
+    return _TextSide(tokenizer, template, token_id)
 
 
 def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:

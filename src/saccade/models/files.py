@@ -13,6 +13,7 @@ GENERATION_CONFIG = "generation_config.json"
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TIKTOKEN = "tiktoken.model"
 CHAT_TEMPLATE_JINJA = "chat_template.jinja"
 CHAT_TEMPLATE_JSON = "chat_template.json"
 GATEWAY_FILES = (
@@ -21,6 +22,7 @@ GATEWAY_FILES = (
     PREPROCESSOR_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    TIKTOKEN,
     CHAT_TEMPLATE_JINJA,
     CHAT_TEMPLATE_JSON,
 )
@@ -46,12 +48,3 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
     if not isinstance(parsed, dict):
         raise StartupError(f"{name} must hold a JSON object.")
     return parsed
-
-
-def architecture(config: Mapping[str, Any]) -> str:
-    """Return the one architecture that config.json names. Raises StartupError."""
-    match config.get("architectures"):
-        case [str(name)]:
-            return name
-        case given:
-            raise StartupError(f"{CONFIG}: `architectures` must name exactly one architecture, not {given!r}.")

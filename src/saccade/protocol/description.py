@@ -13,7 +13,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's answer to Describe.
 
     *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
-    both see the same /dev/shm. *max_model_len* and *block_size* count tokens. *dtype* is the network's.
+    both see the same /dev/shm. *max_model_len* and *block_size* count tokens. *dtype* is the network's;
+    *pixel_dtype* is uint8 on our own wire, on others that of the normalised values which the worker takes.
     """
 
     model: str
@@ -27,3 +28,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     shm_namespace: str
     version: str
+    pixel_dtype: str = "uint8"

@@ -1,6 +1,12 @@
 """MediaItem: a picture as the engine gets it, and the values that describe it on the way there."""
 
+import math
+
 import msgspec
+
+BYTES_PER_VALUE = {"uint8": 1, "bfloat16": 2, "float32": 4}
+NUMPY_DTYPE = {"uint8": "uint8", "bfloat16": "uint16", "float32": "float32"}
+"""What holds the bits of a value where numpy knows no such type."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -13,7 +19,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What the model will see of one picture; follows from the header's dimensions alone.
 
-    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on the wire.
+    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
+    the wire: uint8, or on wires that are not ours float32 or bfloat16.
     """
 
     resized_height: int
@@ -22,6 +29,11 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     pixel_shape: tuple[int, ...]
     pixel_dtype: str = "uint8"
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the patches on the wire."""
+        return math.prod(self.pixel_shape) * BYTES_PER_VALUE[self.pixel_dtype]
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):

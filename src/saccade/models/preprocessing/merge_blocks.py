@@ -8,10 +8,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import ImageTooLarge, StartupError
+from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
+from saccade.models.family import PictureOptions
+from saccade.models.preprocessing import normalisation
 from saccade.protocol.media import PictureLayout
 
 MAX_ASPECT = 200
@@ -28,6 +31,9 @@ DEFAULTS: Mapping[str, Any] = {
 """What the reference processor takes where the file is silent."""
 
 DEFAULT_SIZE: Mapping[str, int] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+LOW_DETAIL_PIXELS = 512 * 512
+"""What `detail: low` leaves of a picture: OpenAI's own size for it."""
+
 FIXED: Mapping[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -90,6 +96,20 @@ def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, 
     return rows * factor, columns * factor
 
 
+def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[str, Any]:
+    """Return *settings* with the limits of *options*; the same object where nothing changes. Raises InvalidValue."""
+    minimum = options.min_pixels or settings["min_pixels"]
+    maximum = options.max_pixels or settings["max_pixels"]
+    if options.detail == "low":
+        maximum = min(maximum, LOW_DETAIL_PIXELS)
+        minimum = min(minimum, maximum)
+    if minimum > maximum:
+        raise InvalidValue(f"min_pixels {minimum} is more than max_pixels {maximum}.", "mm_processor_kwargs")
+    if (minimum, maximum) == (settings["min_pixels"], settings["max_pixels"]):
+        return settings
+    return {**settings, "min_pixels": minimum, "max_pixels": maximum}
+
+
 def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
     """Return the layout of an upright picture of *width* x *height* pixels. Raises ImageTooLarge."""
     patch, merge = settings["patch_size"], settings["merge_size"]
@@ -115,3 +135,34 @@ def write_patches(planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], ou
     blocks = planes.reshape(channels, rows, merge, patch, columns, merge, patch)
     target = out.reshape((rows, columns, merge, merge, channels, patch, patch), copy=False)
     target[...] = blocks.transpose(1, 4, 2, 5, 0, 3, 6)
+
+
+def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: PictureLayout) -> None:
+    """Raise InternalError where *layout*, of whatever wire, was made for another size or other settings."""
+    own = picture_layout(width, height, settings)
+    if (own.resized_height, own.resized_width, own.grid) != (layout.resized_height, layout.resized_width, layout.grid):
+        raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+
+
+def foreign(layout: PictureLayout, settings: Mapping[str, Any], dtype: str) -> PictureLayout:
+    """Return *layout* as the reference has it: patches of [3 * temporal_patch_size * patch_size * patch_size]."""
+    patches, width = layout.pixel_shape
+    shape = (patches, width * settings["temporal_patch_size"])
+    return msgspec.structs.replace(layout, pixel_shape=shape, pixel_dtype=dtype)
+
+
+def write_normalised(
+    planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], dtype: str, out: npt.NDArray[Any]
+) -> None:
+    """Write *planes* [3, height, width] into *out* of foreign()'s shape: float32, or bfloat16 as uint16.
+
+    One of 256 values for each byte: (x - mean * 255) / (std * 255) in float32, as the reference processor computes it.
+    """
+    patch, merge, frames = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
+    channels, height, width = planes.shape
+    rows, columns = height // (patch * merge), width // (patch * merge)
+    target = out.reshape((rows, columns, merge, merge, channels, frames, patch, patch), copy=False)
+    for channel, table in enumerate(normalisation.tables(settings["image_mean"], settings["image_std"], dtype)):
+        blocks = table[planes[channel]].reshape(rows, merge, patch, columns, merge, patch).transpose(0, 3, 1, 4, 2, 5)
+        for frame in range(frames):
+            target[:, :, :, :, channel, frame] = blocks
