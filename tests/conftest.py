@@ -7,6 +7,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,15 @@ def tiny_qwen3_vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
         import checkpoints
 
         return checkpoints.write_qwen3_vl(tmp_path_factory.mktemp("checkpoints") / "tiny-qwen3-vl")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a release's files without weights, by its name in checkpoints.CHECKPOINTS; made when first asked."""
+    import checkpoints
+
+    @cache
+    def folder(name: str) -> Path:
+        return checkpoints.CHECKPOINTS[name](tmp_path_factory.mktemp(name))
+
+    return folder

@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-STAGES = ("hash", "tokenize", "queue", "decode", "preprocess", "write", "media", "prepare")
+STAGES = ("fetch", "hash", "tokenize", "queue", "decode", "preprocess", "write", "media", "prepare")
 """What a request passes in the gateway. *media* is all that happens to its pixels, *prepare* all before
 the dispatch."""
 
@@ -66,7 +66,7 @@ class Metrics:
             "saccade_http_requests", "Answered requests.", ("route", "status"), registry=self.registry
         )
         self.slots_in_use = Gauge(
-            "saccade_slots_in_use", "Shared-memory slots that hold pixels.", registry=self.registry
+            "saccade_slots_in_use", "Shared-memory slots that requests hold.", registry=self.registry
         )
         self.requests_in_flight = Gauge("saccade_requests_in_flight", "Requests being served.", registry=self.registry)
         self._lag = Histogram(

@@ -12,7 +12,13 @@ from saccade.cli.flags import EngineFlags, ImageLimit, MediaFlags, ServerFlags
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
-WORDS: dict[str, Any] = {"none": (), "on": True, "off": False, "up to 4, one a core": MediaFlags.decode_processes}
+WORDS: dict[str, Any] = {
+    "none": (),
+    "every public host": (),
+    "on": True,
+    "off": False,
+    "up to 4, one a core": MediaFlags.decode_processes,
+}
 
 
 def documented(section: str) -> dict[str, str]:
@@ -34,7 +40,7 @@ def value(written: str, kind: type) -> object:
 @pytest.mark.parametrize(
     ("section", "flags", "others"),
     [
-        ("Server", ServerFlags, {"worker-url"}),
+        ("Server", ServerFlags, {"worker-url", "model"}),
         ("Pictures", MediaFlags, set()),
         ("Engine", EngineFlags, set()),
     ],

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attacks
 import pytest
 from chats import data_url, openai_messages, picture
 from server import Server, serving, slots
@@ -93,6 +94,27 @@ def test_refused_by_name_and_the_next_request_works(
     assert error["message"].endswith((".", "?"))
     good = {"model": "MODEL", "messages": openai_messages(picture(64, 64, 3), "hi"), "max_tokens": 2}
     assert post(keyed_server, good, "two")[0] == 200
+
+
+WORST = (
+    *("jpeg exif", "jpeg exif directory", "jpeg photoshop", "jpeg tables", "jpeg 1000 scans", "png split"),
+    *("png text bomb", "png 9000 x 9000", "gif 1000 comments", "gif small blocks", "webp 5000 x 5000 cut short"),
+    *("apng of 10 000 frames", "avif associations", "svg", "zeros"),
+)
+
+
+def test_attacks_leave_the_engine_and_the_decode_processes_as_they_were(keyed_server: Server) -> None:  # F6
+    before = {process.pid for process in keyed_server.tree()}
+    for name in WORST:
+        make, sound = attacks.CORPUS[name]
+        status, body = post(keyed_server, chat(image(encoded(make())), max_tokens=1), "one")
+        assert status == (200 if sound else 400), (name, body)
+        if not sound:
+            codes = ("invalid_image", "image_too_large", "unsupported_image_format")
+            assert (body["error"]["code"] in codes, body["error"]["param"]) == (True, URL_FIELD), (name, body)
+    good = {"model": "MODEL", "messages": openai_messages(picture(64, 64, 3), "hi"), "max_tokens": 2}
+    assert post(keyed_server, good, "two")[0] == 200
+    assert {process.pid for process in keyed_server.tree()} == before
 
 
 @pytest.mark.parametrize("key", [None, "three", "on", "one "])

@@ -161,6 +161,7 @@ def running(folder: Path, config: GatewayConfig | None = None, described: bool =
         fleet._clients = (worker,)  # type: ignore[assignment]
         listener = app.listen("127.0.0.1", 0)
         application = app.create_app(config, fleet, pool)
+        await application.start()
         server = app._DrainingServer(application, config.shutdown_timeout_seconds)
         port = listener.getsockname()[1]
         started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop()))
@@ -168,6 +169,7 @@ def running(folder: Path, config: GatewayConfig | None = None, described: bool =
         try:
             await server.serve([listener])
         finally:
+            await application.close()
             await pool.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))

@@ -168,6 +168,19 @@ def test_tokenize_shows_what_the_model_will_see(gateway: scripted.Gateway) -> No
     assert tokens[: len(bare)] == bare != tokens
 
 
+def test_tokenize_takes_what_a_chat_takes(gateway: scripted.Gateway) -> None:
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture(640, 640, 1))}}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "no", "reasoning_content": "Hm"}]
+    fields = {"chat_template_kwargs": {"add_vision_id": True}, "mm_processor_kwargs": {"max_pixels": 320 * 320}}
+    plain, tokens = (
+        gateway.ask("POST", "/tokenize", {"model": "tiny", "messages": messages, **given}).json["tokens"]
+        for given in ({}, fields)
+    )
+    assert len(plain) - 20 * 20 < len(tokens) - 10 * 10
+    assert gateway.ask("POST", "/v1/chat/completions", {"model": "tiny", "messages": messages, **fields}).status == 200
+    assert tokens == gateway.worker.requests[0].token_ids
+
+
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": CHAT["messages"]}, {"prompt": 3}, {"tokens": [-1]}])
 def test_tokenize_refuses(body: dict[str, Any], gateway: scripted.Gateway) -> None:
     assert gateway.ask("POST", "/tokenize", body).status == 400
@@ -191,6 +204,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         f"vllm:prefix_cache_hits_total{labels} 0.0",
         'saccade_step_seconds_total{model_name="tiny",stage="encode",worker="grpc://scripted:1"} 0.5',
         "saccade_slots_in_use 0.0",
+        f"saccade_picture_cache_misses_total {float(gateway.metric('saccade_picture_cache_misses_total'))}",
     ):
         assert line in lines
     names = {line.split("{")[0].split(" ")[0] for line in lines}

@@ -18,14 +18,14 @@ from saccade.gateway.config import GatewayConfig
 from saccade.models import family_of, load_layout
 from saccade.protocol.media import Span
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
-from saccade.tokenization.tokenizer import Tokenizer
+from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 STOP = FinishReason.STOP
 
 
 @pytest.fixture
 def ids_of(tiny_qwen3_vl: Path) -> Callable[[str], list[int]]:
-    return Tokenizer((tiny_qwen3_vl / "tokenizer.json").read_bytes(), {}).encode_text
+    return JsonTokenizer((tiny_qwen3_vl / "tokenizer.json").read_bytes(), {}).encode_text
 
 
 def deltas(*steps: list[int], finish: FinishReason = STOP, cached: int = 0) -> list[scripted.Step]:
@@ -61,6 +61,7 @@ def test_whole_answer(gateway: scripted.Gateway, ids_of: Callable[[str], list[in
         "completion_tokens": len(ids) + 1,
         "total_tokens": num_prompt_tokens + len(ids) + 1,
         "prompt_tokens_details": {"cached_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -84,6 +85,7 @@ def test_streamed_answer(
     if usage is not None:
         assert usage["choices"] == []
         assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -268,3 +270,44 @@ def test_too_many_requests(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(max_requests=0)) as gateway:
         answer = gateway.chat()
         assert (answer.status, answer.json["error"]["code"], answer.headers["retry-after"]) == (429, "queue_full", "1")
+
+
+def image_part(image: object, **fields: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("detail", "limits", "num_tokens"),
+    [
+        (None, None, 20 * 20),
+        ("auto", {}, 20 * 20),
+        ("high", None, 20 * 20),
+        ("low", None, 16 * 16),
+        ("auto", {"max_pixels": 320 * 320}, 10 * 10),
+        ("low", {"max_pixels": 320 * 320}, 10 * 10),
+        (None, {"size": {"longest_edge": 320 * 320}}, 10 * 10),
+        (None, {"min_pixels": 960 * 960}, 30 * 30),
+        (None, {"min_pixels": None, "size": None}, 20 * 20),
+    ],
+)
+def test_requests_say_how_their_pictures_are_seen(
+    detail: str | None, limits: dict[str, Any] | None, num_tokens: int, gateway: scripted.Gateway
+) -> None:
+    part = image_part(data_url(picture(640, 640, 1)), **({"detail": detail} if detail else {}))
+    assert gateway.chat([part], mm_processor_kwargs=limits).status == 200
+    assert gateway.worker.requests[0].media[0].spans[0].length == num_tokens
+
+
+def test_one_picture_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:  # F3
+    url = data_url(picture(640, 640, 1))
+    assert gateway.chat([image_part(url, detail="low"), image_part(url, detail="high"), image_part(url)]).status == 200
+    low, high, auto = gateway.worker.requests[0].media
+    assert low.content_hash != high.content_hash == auto.content_hash
+
+
+def test_switches_reach_the_chat_template(gateway: scripted.Gateway) -> None:
+    content = [image_part(data_url(picture(64, 64, 1)))]
+    for switches in (None, {"add_vision_id": False}, {"add_vision_id": True}):
+        assert gateway.chat(content, chat_template_kwargs=switches).status == 200
+    plain, off, on = (request.token_ids for request in gateway.worker.requests)
+    assert plain == off != on

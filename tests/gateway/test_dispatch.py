@@ -37,7 +37,8 @@ async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[Fleet]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
-    return [token async for delta in dispatcher.stream(model, request) for token in delta.token_ids]
+    with dispatcher.place(model, len(request.token_ids)) as placement:
+        return [token async for delta in dispatcher.stream(placement, request) for token in delta.token_ids]
 
 
 async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
@@ -101,16 +102,31 @@ async def test_models_are_told_apart_by_name(tmp_path: Path) -> None:
     ("model", "place", "error"),
     [("other", "a", ModelNotFound), ("echo", "nowhere", WorkerUnavailable)],
 )
-async def test_slots_come_back_when_no_worker_gets_the_request(
+async def test_without_a_worker_there_is_no_place(
     tmp_path: Path, model: str, place: str, error: type[SaccadeError]
 ) -> None:
-    released: list[str] = []
     (a,) = folders(tmp_path, "a")
-    async with serving(a), fleet_of(tmp_path / place, released=released) as fleet:
+    async with serving(a), fleet_of(tmp_path / place, released=[]) as fleet:
         await until(lambda: fleet.ready or place == "nowhere")
         with pytest.raises(error):
-            await answer(Dispatcher(fleet), ask("r", [1], "slot"), model)
-    assert released == ["slot"]
+            await answer(Dispatcher(fleet), ask("r", [1]), model)
+
+
+async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sent(tmp_path: Path) -> None:
+    released: list[str] = []
+    (a,) = folders(tmp_path, "a")
+    async with fleet_of(a, released=released) as fleet:
+        dispatcher = Dispatcher(fleet)
+        with contextlib.ExitStack() as held:
+            async with serving(a, shm_namespace=shared_memory.namespace()):
+                await until(lambda: fleet.ready)
+                placement = held.enter_context(dispatcher.place("echo", 1))
+            await until(lambda: not fleet.ready)
+            with pytest.raises(WorkerUnavailable):
+                async with contextlib.aclosing(dispatcher.stream(placement, ask("r", [1], "slot", "slot"))) as deltas:
+                    await anext(deltas)
+        assert released == ["slot", "slot"]
+        assert dispatcher.num_requests == 0
 
 
 @pytest.mark.parametrize("same_machine", [True, False])

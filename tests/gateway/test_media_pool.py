@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 
+import attacks
 import numpy as np
 import pictures
 import psutil
@@ -84,9 +85,12 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("name", ["png 1x1", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"])
+@pytest.mark.parametrize(
+    "name", ["png 1x1", "avif", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"]
+)
 async def test_patches_lie_in_the_slot(pool: MediaPool, name: str) -> None:  # A7
-    await _check(pool, pictures.corpus()[name])
+    avif = {"avif": pictures.turned(6, "AVIF")}
+    await _check(pool, (pictures.corpus() | avif)[name])
 
 
 async def test_many_at_once(pool: MediaPool) -> None:
@@ -124,8 +128,21 @@ async def test_a_bad_picture_harms_only_itself(pool: MediaPool, name: str) -> No
     assert pool.pids == before
 
 
-async def test_a_gif_of_ten_thousand_frames_costs_one(pool: MediaPool) -> None:
-    await _check(pool, pictures.long_gif(10_000))
+@pytest.mark.parametrize("name", attacks.CORPUS)
+async def test_an_attack_harms_only_itself(pool: MediaPool, name: str) -> None:  # F6
+    make, sound = attacks.CORPUS[name]
+    before, replaced = pool.pids, pool.num_replaced
+    try:
+        prepared = await _ask(pool, make())
+    except RequestError as error:
+        assert not sound
+        assert error.code in ("invalid_image", "image_too_large", "unsupported_image_format")  # noqa: PT017
+    else:
+        assert sound
+        assert prepared.slot is not None
+        pool.release([prepared.slot.name])
+    await _check(pool)
+    assert (pool.pids, pool.num_replaced) == (before, replaced)
 
 
 async def test_a_layout_of_another_picture_is_refused(pool: MediaPool) -> None:
@@ -134,7 +151,7 @@ async def test_a_layout_of_another_picture_is_refused(pool: MediaPool) -> None:
     await _check(pool)
 
 
-async def test_a_killed_process_costs_one_request(pool: MediaPool) -> None:
+async def test_a_killed_process_costs_nobody_his_answer(pool: MediaPool) -> None:
     replaced, before = pool.num_replaced, pool.pids
     for pid in before:
         os.kill(pid, signal.SIGSTOP)
@@ -142,11 +159,28 @@ async def test_a_killed_process_costs_one_request(pool: MediaPool) -> None:
     await _until(lambda: pool.num_running == 1)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    with pytest.raises(InvalidImage):
-        await task
+    prepared = await task
+    assert prepared.slot is not None
+    assert read_slot(prepared.slot) == _expected(JPEG)
+    pool.release([prepared.slot.name])
     await _until(lambda: not any(psutil.pid_exists(pid) for pid in before))
     await asyncio.gather(*(_check(pool) for _ in range(4)))
     await _until(lambda: pool.num_replaced == replaced + 2 and len(pool.pids) == 2)
+
+
+async def test_a_picture_that_ends_its_processes_costs_two(pool: MediaPool) -> None:
+    replaced, ended = pool.num_replaced, set[int]()
+    task = asyncio.create_task(_ask(pool, LARGE))
+    while not task.done():
+        if pool.num_running and not ended & set(pool.pids) and len(pool.pids) == 2:
+            ended.update(pool.pids)
+            for pid in pool.pids:
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.005)
+    with pytest.raises(InvalidImage, match="twice"):
+        await task
+    await asyncio.gather(*(_check(pool) for _ in range(4)))
+    await _until(lambda: pool.num_replaced >= replaced + 2 and len(pool.pids) == 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

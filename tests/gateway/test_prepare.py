@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
-from saccade.gateway.openai import ChatMessage, ContentPart
+from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart
+from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.prepare import Preparer, expand
 from saccade.gateway.served_model import ServedModel
+from saccade.gateway.sources import Sources
+from saccade.gateway.url_cache import UrlCache
+from saccade.media.fetch import FetchConfig, Fetcher
 from saccade.media.header import PictureLimits
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics
@@ -51,8 +55,11 @@ def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # 
 async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage], tiny_qwen3_vl: Path) -> None:
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
-    preparer = Preparer(MediaPool(MediaPoolConfig()), Metrics(), PictureLimits(), 1)
-    drafting = asyncio.create_task(preparer.draft(served, messages))
+    pool, metrics = MediaPool(MediaPoolConfig()), Metrics()
+    sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
+    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, PictureLimits(), 1)
+    asked = ChatRequest(model="tiny", messages=messages)
+    drafting = asyncio.create_task(preparer.draft(served, asked, b""))
     num_rounds = 0
     while not drafting.done():
         await asyncio.sleep(0.001)

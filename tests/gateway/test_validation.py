@@ -10,7 +10,7 @@ import scripted
 from chats import data_url, picture
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.openai import LATER, parse_chat
+from saccade.gateway.openai import LATER, TokenizeRequest, parse_chat, parse_tokenize
 
 TEXT = [{"type": "text", "text": "hi"}]
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -67,6 +67,8 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "text part without text": (content({"type": "text"}), 400, "invalid_value", "messages[0].content[0].text"),
     "video": (content({"type": "video_url"}), 400, "unsupported_parameter", "messages[0].content[0].type"),
     "audio": (content({"type": "input_audio"}), 400, "unsupported_parameter", "messages[0].content[0].type"),
+    "audio by URL": (content({"type": "audio_url"}), 400, "unsupported_parameter", "messages[0].content[0].type"),
+    "embeddings": (content({"type": "image_embeds"}), 400, "unsupported_parameter", "messages[0].content[0].type"),
     "file": (content(*TEXT, {"type": "file"}), 400, "unsupported_parameter", "messages[0].content[1].type"),
     "image part without image": (content({"type": "image_url"}), 400, "invalid_value", "messages[0].content[0].image_url"),
     "image URL without URL": (content({"type": "image_url", "image_url": {}}), 400, "invalid_value", "messages[0].content[0].image_url.url"),
@@ -88,6 +90,19 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "stream as text": (body(stream="yes"), 400, "invalid_value", "stream"),
     "stream_options of a wrong type": (body(stream_options=[]), 400, "invalid_value", "stream_options"),
     "tools": (body(tools=[{"type": "function"}]), 400, "unsupported_parameter", "tools"),
+    "thinking by another name": (body(enable_thinking=False), 400, "unsupported_parameter", "enable_thinking"),
+    "processor setting": (body(mm_processor_kwargs={"fps": 2}), 400, "unsupported_parameter", "mm_processor_kwargs.fps"),
+    "processor settings of a wrong type": (body(mm_processor_kwargs=[]), 400, "invalid_value", "mm_processor_kwargs"),
+    "no pixels": (body(mm_processor_kwargs={"max_pixels": 0}), 400, "invalid_value", "mm_processor_kwargs.max_pixels"),
+    "limits crossed": (body(mm_processor_kwargs={"min_pixels": 9, "max_pixels": 8}), 400, "invalid_value", "mm_processor_kwargs"),
+    "limits crossed with the model's": ({**content(image(data_url(picture(8, 8, 1)))), "mm_processor_kwargs": {"min_pixels": 2**24}}, 400, "invalid_value", "mm_processor_kwargs"),
+    "switch": (body(chat_template_kwargs={"tokenize": True}), 400, "unsupported_parameter", "chat_template_kwargs.tokenize"),
+    "switch of a wrong type": (body(chat_template_kwargs={"add_vision_id": [1]}), 400, "invalid_value", "chat_template_kwargs.add_vision_id"),
+    "switches of a wrong type": (body(chat_template_kwargs=1), 400, "invalid_value", "chat_template_kwargs"),
+    "include_reasoning as text": (body(include_reasoning="no"), 400, "invalid_value", "include_reasoning"),
+    "reasoning of a user": (message(reasoning_content="Hm"), 400, "invalid_value", "messages[0].reasoning_content"),
+    "reasoning of a wrong type": (message(role="assistant", reasoning={}), 400, "invalid_value", "messages[0].reasoning"),
+    "uuid for a picture": (content({"type": "image_url", "image_url": None, "uuid": "a"}), 400, "invalid_value", "messages[0].content[0].image_url"),
     "two choices": (body(n=2), 400, "unsupported_parameter", "n"),
     "answer over the context": (body(max_tokens=9999), 400, "context_length_exceeded", "max_tokens"),
     "prompt over the context": (message(content="word " * 9000), 400, "context_length_exceeded", "messages"),
@@ -112,6 +127,7 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
 
 @pytest.mark.parametrize(("request_body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
 def test_bad_input(request_body: Any, status: int, code: str, param: str | None, gateway: scripted.Gateway) -> None:
+    before = gateway.metric("saccade_slots_in_use")
     answer = gateway.ask("POST", "/v1/chat/completions", request_body)
     error = answer.json["error"]
     assert (answer.status, error["code"], error["param"]) == (status, code, param), error
@@ -119,7 +135,7 @@ def test_bad_input(request_body: Any, status: int, code: str, param: str | None,
     assert error["type"] == "invalid_request_error"
     assert not gateway.worker.requests
     assert gateway.chat().status == 200
-    assert gateway.metric("saccade_slots_in_use") == 0
+    assert gateway.metric("saccade_slots_in_use") == before
 
 
 @pytest.mark.parametrize("name", LATER)
@@ -129,6 +145,13 @@ def test_parameters_that_come_later_are_refused_by_name(name: str) -> None:
     assert error.value.param == name
     for harmless in (None, *LATER[name]):
         parse_chat(json.dumps(body(**{name: harmless})).encode())
+
+
+@pytest.mark.parametrize("name", sorted(LATER.keys() - set(TokenizeRequest.__struct_fields__)))
+def test_tokenize_refuses_them_too(name: str) -> None:
+    with pytest.raises(UnsupportedParameter) as error:
+        parse_tokenize(json.dumps(body(**{name: "something"})).encode())
+    assert error.value.param == name
 
 
 def test_unknown_fields_and_values_that_change_nothing_are_taken(gateway: scripted.Gateway) -> None:

@@ -1,7 +1,6 @@
 """Decoding, against the reference processors' own conversion."""
 
 import io
-import zlib
 
 import numpy as np
 import pictures
@@ -11,8 +10,24 @@ from PIL import Image, ImageFile, ImageOps
 from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits, read_header
+from saccade.media.metadata import without_metadata
 
-CORPUS = pictures.corpus()
+TURNED = Image.Exif()
+TURNED[pictures.ORIENTATION] = 5
+METADATA = {"exif": TURNED, "icc_profile": bytes(3000), "comment": b"a comment", "dpi": (72, 72), "xmp": b"<x/>" * 99}
+NOISY = {
+    f"{kind.lower()} {mode} with metadata": pictures.encode(pictures.picture(70, 50, mode), kind, **METADATA)
+    for kind, modes in {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "P", "RGBA"), "AVIF": ("RGB",)}.items()
+    for mode in modes
+}
+AVIF = {
+    **{f"avif {mode}": pictures.encode(pictures.picture(75, 51, mode), "AVIF") for mode in ("L", "RGB", "RGBA")},
+    **{f"avif orientation {orientation}": pictures.turned(orientation, "AVIF") for orientation in range(1, 9)},
+    "avif 4:4:4": pictures.encode(pictures.picture(57, 83), "AVIF", subsampling="4:4:4"),
+    "avif animated": pictures.animation("AVIF"),
+    "avif of odd sides": pictures.encode(pictures.picture(31, 1), "AVIF"),
+}
+CORPUS = pictures.corpus() | AVIF | NOISY
 JPEG = pictures.encode(pictures.picture(200, 150), "JPEG")
 PNG = pictures.encode(pictures.picture(200, 150), "PNG")
 WEBP = pictures.encode(pictures.picture(200, 150), "WEBP")
@@ -56,7 +71,6 @@ BROKEN = {
     "png with a broken checksum in its header": _with(PNG, 29, b"\0\0\0\0"),
     "png with a broken chunk": _with(PNG, PNG.index(b"IDAT"), b"\0\0\0\0"),
     "png whose pixels are no zlib stream": _with(PNG, PNG.index(b"IDAT") + 4, b"\0" * 64),
-    "png with a bomb of text": pictures.png(8, 8, bytes(200), [(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 25)))]),
     "png by its first bytes only": b"\x89PNG\r\n\x1a\n" + bytes(100),
     "jpeg without tables": JPEG[:2]
     + b"\xff\xc0\0\x0b\x08\0\x10\0\x10\x01\x01\x11\0\xff\xda\0\x08\x01\x01\0\0\x3f\0"
@@ -72,7 +86,7 @@ def test_a_damaged_picture_is_invalid(name: str) -> None:
 
 @pytest.mark.parametrize(
     "encoded",
-    [pictures.png(20_000, 20_000), pictures.png(9_000, 9_000), pictures.png(1, 65_500), pictures.png(16_385, 200)],
+    [pictures.png(20_000, 20_000), pictures.png(9_000, 9_000), pictures.png(1, 65_500), pictures.png(32_769, 200)],
 )
 def test_a_large_picture_is_refused_from_its_header(encoded: bytes) -> None:
     with pytest.raises(ImageTooLarge):
@@ -85,6 +99,24 @@ def test_limits_above_the_decoders_own_do_not_crash() -> None:
         decode(pictures.png(20_000, 20_000), limits)
     with pytest.raises(InvalidImage):  # 100 MP: Pillow warns, and the data is missing
         decode(pictures.png(10_000, 10_000), limits)
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_a_decoder_sees_no_metadata(name: str) -> None:
+    stripped = without_metadata(NOISY[name], read_header(NOISY[name]).format)
+    with Image.open(io.BytesIO(NOISY[name])) as noisy, Image.open(io.BytesIO(stripped)) as image:
+        assert noisy.info.keys() & METADATA.keys() >= {"exif", "icc_profile"}
+        # AVIF's profile may say how colours are coded; its orientation, a box of its own, Pillow shows as Exif.
+        kept = {"exif", "icc_profile"} if image.format == "AVIF" else {"dpi"}
+        assert image.info.keys() & METADATA.keys() <= kept
+
+
+def test_what_follows_a_jpeg_does_not_count_as_scans() -> None:
+    """A phone's moving picture has a film behind it, in which any two bytes occur."""
+    encoded = pictures.encode(pictures.picture(64, 48), "JPEG", progressive=True)
+    np.testing.assert_array_equal(
+        decode(encoded + b"\xff\xda\0\0" * 1000, PictureLimits()), decode(encoded, PictureLimits())
+    )
 
 
 def test_settings_of_pillow_stay_as_they_are() -> None:

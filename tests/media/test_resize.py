@@ -5,6 +5,7 @@ import pictures
 import pytest
 import torch
 
+from saccade.media import rgbx
 from saccade.media.resize import resize
 
 
@@ -19,6 +20,12 @@ def test_resize_is_bit_equal_to_torchvision(width: int, height: int, new_width: 
     planes = torch.from_numpy(np.ascontiguousarray(drawn.transpose(2, 0, 1)))
     expected = functional.resize(planes, [new_height, new_width], InterpolationMode.BICUBIC, antialias=True)
     np.testing.assert_array_equal(resize(drawn, new_height, new_width), expected.numpy())
+
+
+def test_memory_of_four_bytes_a_pixel_resizes_alike() -> None:
+    memory = rgbx.empty(51, 75)
+    memory[..., :3] = pictures.draw(75, 51)
+    np.testing.assert_array_equal(resize(memory[..., :3], 64, 96), resize(pictures.draw(75, 51), 64, 96))
 
 
 def test_the_same_size_is_a_view() -> None:

@@ -15,7 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.loader import load_model
 from saccade.errors import StartupError
-from saccade.models.preprocessing import merge_blocks
+from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.network import Network
 from saccade.nn.backends.torch_sdpa import Backend
 from saccade.nn.context import PackedLayout
@@ -213,8 +213,9 @@ def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: objec
 
 @pytest.mark.parametrize("preprocessor", [{}, {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}])
 def test_engine_normalises_as_the_gateway_says(tiny_qwen3_vl: Path, preprocessor: Any) -> None:  # A3
-    settings = merge_blocks.resolve(preprocessor)
-    assert build(config_of(tiny_qwen3_vl), preprocessor).mean_std == [settings["image_mean"], settings["image_std"]]
+    config = config_of(tiny_qwen3_vl)
+    settings = Layout(config, preprocessor).settings
+    assert build(config, preprocessor).mean_std == [settings["image_mean"], settings["image_std"]]
 
 
 def test_wrong_mean_is_named(tiny_qwen3_vl: Path) -> None:  # A3

@@ -41,6 +41,7 @@ def test_a_seed_is_a_picture(pictures: Any, kind: str) -> None:
     assert pictures.draw(kind, 1, "train").image.tobytes() != one.image.tobytes()
 
 
+@pytest.mark.conformance  # a minute of training
 def test_training_goes_on_where_it_stopped_and_writes_hub_layout(tmp_path: Path) -> None:
     def train(steps: int) -> str:
         command = [

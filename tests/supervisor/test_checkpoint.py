@@ -26,7 +26,10 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few routes of the hub that a snapshot needs, for one repository, acme/eye; acme/shut is gated, acme/torn lacks a file."""
+    """The few routes of the hub that a snapshot needs, for one repository, acme/eye, and for some that are troubled.
+
+    acme/shut is gated, acme/private wants a token, acme/torn lacks a file, acme/cut breaks off in the weights' middle.
+    """
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -35,9 +38,16 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if "acme/shut" in path:
             self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif "acme/private" in path and self.headers.get("Authorization") != "Bearer hf_right":
+            self.answer(401, b"{}", {})
+        elif path.startswith("/acme/cut/resolve/") and path.endswith(".safetensors") and self.command == "GET":
+            self.answer(
+                200, FILES["model.safetensors"][:3], {"Content-Length": "7", "ETag": '"w"', "X-Repo-Commit": COMMIT}
+            )
+            self.close_connection = True
         elif path.startswith("/api/models/acme/") and "/tree/" in path:
             self.answer(200, json.dumps([self.entry(name, content) for name, content in FILES.items()]).encode())
-        elif path.startswith(("/api/models/acme/eye", "/api/models/acme/torn")):
+        elif path.startswith("/api/models/acme/") and "none" not in path:
             self.answer(200, json.dumps({"id": "acme/eye", "sha": COMMIT, "siblings": []}).encode())
         elif path.startswith("/acme/torn/resolve/") and path.endswith(".safetensors"):
             self.answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
@@ -70,16 +80,22 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
-def resolve(name: str, endpoint: str, home: Path, offline: str = "0") -> str:
+def resolve(name: str, endpoint: str, home: Path, offline: str = "0", weights: bool = True, token: str = "") -> str:
     """What resolve_model says in a process of its own: the hub's client reads its settings when it is imported."""
     program = (
         "import sys; from saccade.errors import StartupError; from saccade.supervisor.checkpoint import resolve_model\n"
-        "try: print(resolve_model(sys.argv[1]))\n"
+        "try: print(resolve_model(sys.argv[1], weights=sys.argv[2] == 'True'))\n"
         "except StartupError as error: print('error:', error.message)"
     )
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": offline}
+    environment = {
+        **os.environ,
+        "HF_TOKEN": token,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_OFFLINE": offline,
+    }
     done = subprocess.run(
-        [sys.executable, "-c", program, name], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, name, str(weights)], env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 
@@ -108,12 +124,23 @@ def test_fetched_once_without_code_or_pickles(endpoint: str, tmp_path: Path) -> 
     assert resolve("acme/eye", "http://127.0.0.1:9", tmp_path, offline="1") == str(folder)
 
 
+def test_a_gateway_fetches_no_weights(endpoint: str, tmp_path: Path) -> None:
+    folder = Path(resolve("acme/eye", endpoint, tmp_path, weights=False))
+    assert sorted(path.name for path in folder.iterdir()) == ["chat_template.jinja", "config.json"]
+
+
+def test_token_opens_a_private_repository(endpoint: str, tmp_path: Path) -> None:
+    assert (Path(resolve("acme/private", endpoint, tmp_path, token="hf_right")) / "config.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "offline", "cause"),
     [
         ("acme/none", "0", "no such repository"),
         ("acme/shut", "0", "gated"),
+        ("acme/private", "0", "private and HF_TOKEN does not open it"),
         ("acme/torn", "0", "answered 404 for /acme/torn/resolve/"),
+        ("acme/cut", "0", "what has arrived is kept"),
         ("acme/eye", "1", "HF_HUB_OFFLINE is set"),
     ],
 )

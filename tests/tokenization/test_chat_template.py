@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.chat_template import ChatTemplate, find_source
+from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.provenance import critical_characters
-from saccade.tokenization.tokenizer import Tokenizer
+from saccade.tokenization.tokenizer import Segment, Tokenizer
 
 IMAGE = {"type": "image"}
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<|endoftext|>")
@@ -141,6 +142,73 @@ def test_templates_that_work_on_text(source: str, content: str, expected: str) -
     segments = template.render([user(content)])
     rendered = "".join(f"[{s.text}]" if s.is_special else s.text for s in segments)
     assert rendered.replace("[<|im_start|>]", "<|im_start|>") == expected
+
+
+THINKING = ("<think>", "</think>", "<|im_end|>", "[BOS]")
+STRIPPED = """{%- set ns = namespace(tag='</think>') %}{%- for m in messages %}{%- set c = m.content %}
+{%- if '</think>' in c %}{%- set c = c.split('</think>')[-1] | replace('<think>', '') %}{%- endif %}
+{{- '<think></think>' + c + '<|im_end|>' }}{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (STRIPPED, "<think>a</think>b", "[<think>][</think>]b[<|im_end|>]"),
+        (STRIPPED, "no tags", "[<think>][</think>]no tags[<|im_end|>]"),
+        (STRIPPED, "</think><think>x<|im_end|>[BOS]", "[<think>][</think>]x<|im_end|>[BOS][<|im_end|>]"),
+        ("{% if messages[0].content.startswith('<think>') %}[BOS]{% endif %}", "<think>x", "[[BOS]]"),
+        ("{% if messages[0].content == '<think>' %}[BOS]{% endif %}", "<think>", "[[BOS]]"),
+        ("{{ messages[0].content.replace('<think>', '<|im_end|>') }}", "a<think>", "a[<|im_end|>]"),
+        ("{{ messages[0].content }}<think>", "<think>", "<think>[<think>]"),
+    ],
+)
+def test_tags_that_templates_look_for_may_be_special(source: str, content: str, expected: str) -> None:  # F2
+    segments = ChatTemplate(source, THINKING, {}).render([user(content)])
+    assert "".join(f"[{s.text}]" if s.is_special else s.text for s in segments) == expected
+
+
+def test_reasoning_and_names_are_users_text() -> None:  # F2
+    message = turn("assistant", "b") | {"reasoning_content": "<|im_end|>a", "name": "<|im_end|>"}
+    source = "{{ messages[0].reasoning_content + messages[0].content + messages[0].name }}<|im_end|>"
+    segments = ChatTemplate(source, SPECIAL, {}).render([message, turn("user", "") | {"reasoning_content": None}])
+    assert segments == [Segment("<|im_end|>ab<|im_end|>", False), Segment("<|im_end|>", True)]
+
+
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [(None, "on"), ({}, "on"), ({"thinking": False}, "off"), ({"thinking": True}, "on"), ({"other": 1}, "on")],
+)
+def test_switches_reach_the_template(switches: dict[str, Any] | None, expected: str) -> None:
+    source = "{% if thinking is defined and thinking is false %}off{% else %}on{% endif %}"
+    segments = ChatTemplate(source, SPECIAL, {}).render([user("x")], switches=switches)
+    assert "".join(segment.text for segment in segments) == expected
+
+
+def test_switches_forge_nothing() -> None:  # F2
+    template = ChatTemplate("{{ effort }}{{ bos_token }}", SPECIAL, {"bos_token": "<|im_end|>"})
+    segments = template.render([user("x")], switches={"effort": "<|im_end|>", "bos_token": "b", "messages": "m"})
+    assert segments == [Segment("<|im_end|>", False), Segment("<|im_end|>", True)]
+
+
+def test_switches_that_are_no_plain_values_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="`effort` must be"):
+        ChatTemplate("x", SPECIAL, {}).render([user("x")], switches={"effort": ["high"]})
+
+
+LISTS_ONLY = "{% for m in messages %}{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [LISTS_ONLY, "{{ messages[0].content[0]['text'] }}"])
+def test_templates_for_lists_are_given_lists(source: str) -> None:
+    assert ChatTemplate(source, SPECIAL, {}).render([user("said")]) == [Segment("said", False)]
+
+
+def test_templates_for_strings_are_given_tags() -> None:  # F1
+    tag = PictureTag("<|image_pad|>{number}\n")
+    template = ChatTemplate("{% for m in messages %}{{ m.content + '/' }}{% endfor %}", SPECIAL, {}, tag)
+    chat = [user(text("a"), IMAGE, text("<|image_pad|>b"), IMAGE), user("c"), user(IMAGE)]
+    rendered = "".join(f"[{s.text}]" if s.is_special else s.text for s in template.render(chat))
+    assert rendered == "a[<|image_pad|>]1\n<|image_pad|>b[<|image_pad|>]2\n/c/[<|image_pad|>]3\n/"
 
 
 def test_text_that_cannot_be_told_from_the_template_is_refused() -> None:  # F2

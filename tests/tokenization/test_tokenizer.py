@@ -1,134 +1,113 @@
-"""Special tokens are those that the files name; typed ones are text."""
+"""What holds for every kind of tokenizer."""
 
-import json
-import threading
-from pathlib import Path
+import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from saccade.errors import InvalidValue, StartupError
+from saccade.tokenization.chat_template import ChatTemplate
+from saccade.tokenization.detokenizer import Detokenizer
 from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
 
-
-@pytest.fixture
-def bare(tiny_qwen3_vl: Path) -> bytes:
-    """tokenizer.json without any added token, as the release of Qwen2-VL-2B has it."""
-    parsed = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())
-    return json.dumps(parsed | {"added_tokens": []}).encode()
+KINDS = ("qwen2_vl", "qwen3_5", "kimi_k25", "llava", "phi3_v")
+TokenizerOf = Callable[[str], Tokenizer]
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.mark.parametrize(
-    "text", ["<|im_end|>", "a<|im_start|>b", "<|image_pad|><|image_pad|>", "你好<|endoftext|>", " <|im_end|> \n"]
-)
-def test_typed_specials_are_text_and_round_trip(
-    text: str, tokenizer: Tokenizer, reference_tokenizer: Any
-) -> None:  # F2
-    token_ids = tokenizer.encode_text(text)
-    assert not any(map(tokenizer.is_special, token_ids))
-    assert tokenizer.decode(token_ids) == text
-    assert token_ids == reference_tokenizer.encode(text, split_special_tokens=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_typed_special_token_becomes_one(kind: str, tokenizer_of: TokenizerOf) -> None:  # F2
+    tokenizer = tokenizer_of(kind)
+    special = set(tokenizer.special_tokens.values())
+    bos = tokenizer.encode([])
+    for content in ["".join(tokenizer.special_tokens), *tokenizer.special_tokens]:
+        for text in (content, f" {content}\n", f"a{content}b{content}"):
+            token_ids = tokenizer.encode_text(text)
+            assert token_ids[: len(bos)] == bos
+            assert special.isdisjoint(token_ids[len(bos) :])
+            assert tokenizer.decode(token_ids[len(bos) :]) == text
 
 
-def test_specials_of_the_template_become_single_ids(tokenizer: Tokenizer) -> None:  # A4
-    for text, token_id in tokenizer.special_tokens.items():
-        assert tokenizer.encode([Segment(text, is_special=True)]) == [token_id]
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_of_the_template_are_single_ids(kind: str, tokenizer_of: TokenizerOf) -> None:  # A4
+    tokenizer = tokenizer_of(kind)
+    bos = tokenizer.encode([])
+    for content, token_id in tokenizer.special_tokens.items():
+        encoded = tokenizer.encode([Segment(content, is_special=True)])
+        assert encoded in ([token_id], [*bos, token_id])
+        assert tokenizer.token_id(content) == token_id
+        assert tokenizer.token_bytes(token_id) == content.encode()
 
 
-def test_specials_of_the_config_are_merged_once(
-    bare: bytes, tokenizer: Tokenizer, tokenizer_config: dict[str, Any]
-) -> None:  # A4
-    with structlog.testing.capture_logs() as logs:
-        merged = Tokenizer(bare, tokenizer_config)
-    assert merged.special_tokens == tokenizer.special_tokens
-    assert [log["tokens"] for log in logs] == [list(tokenizer.special_tokens)]
-    assert "<think>" not in merged.special_tokens
-    assert merged.decode(merged.encode_text("<think>")) == "<think>"
-    assert (
-        merged.encode([Segment("<|im_end|>", is_special=True), Segment("x", is_special=False)])[0]
-        == (tokenizer.special_tokens["<|im_end|>"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles_and_pictures_cannot_be_forged(
+    kind: str, tokenizer_of: TokenizerOf, template_of: Callable[[str], ChatTemplate]
+) -> None:  # F1 F2
+    tokenizer, template = tokenizer_of(kind), template_of(kind)
+    everything = "".join(tokenizer.special_tokens) + "<|image_1|><|image_2|>"
+
+    def chat(text: str) -> list[dict[str, Any]]:
+        parts = [{"type": "text", "text": text}, {"type": "image"}, {"type": "text", "text": text}]
+        turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": text}]
+        return [*turns, {"role": "user", "content": text}]
+
+    special = set(tokenizer.special_tokens.values())
+    harmless, forged = (
+        [token_id for token_id in tokenizer.encode(template.render(chat(text))) if token_id in special]
+        for text in ("word", everything)
     )
+    assert forged == harmless
 
 
-def test_nothing_to_merge_says_nothing(tiny_qwen3_vl: Path, tokenizer_config: dict[str, Any]) -> None:  # A4
-    content = (tiny_qwen3_vl / "tokenizer.json").read_bytes()
-    with structlog.testing.capture_logs() as logs:
-        alone, merged = Tokenizer(content, {}), Tokenizer(content, tokenizer_config)
-    assert logs == []
-    assert alone.special_tokens == merged.special_tokens
-    assert alone.num_tokens == merged.num_tokens
+@pytest.mark.parametrize("kind", KINDS)
+@quick
+@given(data=st.data())
+def test_any_ids_stream_as_they_decode_whole(
+    kind: str, data: st.DataObject, tokenizer_of: TokenizerOf, reference_of: Callable[[str], Any]
+) -> None:
+    tokenizer = tokenizer_of(kind)
+    row_of_bytes = st.lists(st.integers(3, 258), max_size=5)  # Llama's byte tokens
+    ids = st.lists(st.one_of(st.integers(0, tokenizer.num_tokens - 1).map(lambda i: [i]), row_of_bytes), max_size=20)
+    token_ids = [token_id for row in data.draw(ids) for token_id in row]
+    if kind == "kimi_k25":
+        shown = [token_id for token_id in token_ids if not tokenizer.is_special(token_id)]
+        whole = b"".join(map(tokenizer.token_bytes, shown)).decode(errors="replace")
+    else:
+        whole = reference_of(kind).decode(token_ids, skip_special_tokens=True)
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join(detokenizer.push([token_id]) for token_id in token_ids) + detokenizer.finish() == whole
 
 
-def test_protected_ids_are_special_whatever_the_files_say(tiny_qwen3_vl: Path) -> None:  # F2 A9
-    content = (tiny_qwen3_vl / "tokenizer.json").read_bytes()
-    think = Tokenizer(content, {}).encode_text("<think>")
-    assert len(think) == 1
-    protected = Tokenizer(content, {}, think)
-    assert protected.encode([Segment("<think>", is_special=True)]) == think
-    assert protected.decode(protected.encode_text("a<think>b")) == "a<think>b"
-    assert think[0] not in protected.encode_text("a<think>b")
+@pytest.mark.parametrize("kind", KINDS)
+@quick
+@given(text=st.text(max_size=40))
+def test_any_text_survives(kind: str, text: str, tokenizer_of: TokenizerOf) -> None:
+    tokenizer = tokenizer_of(kind)
+    detokenizer = Detokenizer(tokenizer)
+    shown = detokenizer.push(tokenizer.encode_text(text)) + detokenizer.finish()
+    assert shown == (text if kind in ("kimi_k25", "llava", "phi3_v") else unicodedata.normalize("NFC", text))
 
 
-def test_text_that_would_become_a_protected_id_is_refused(tiny_qwen3_vl: Path) -> None:  # F2
-    content = (tiny_qwen3_vl / "tokenizer.json").read_bytes()
-    letter = Tokenizer(content, {}).encode_text("q")
-    with pytest.raises(InvalidValue):
-        Tokenizer(content, {}, letter).encode_text("q")
-
-
-@pytest.mark.parametrize(
-    ("content", "config", "sentence"),
-    [
-        (b"{", {}, "tokenizer.json is not valid JSON"),
-        (b"[]", {}, "tokenizer.json holds no"),
-        (b'{"model": {"vocab": {}}, "decoder": {"type": "Metaspace"}}', {}, "Metaspace"),
-        (None, {"added_tokens_decoder": {"x": {"content": "<a>", "special": True}}}, "'x' is no id"),
-        (None, {"added_tokens_decoder": {"7": {"special": True}}}, "'7' has no `content`"),
-        (None, {"added_tokens_decoder": {"9999": {"content": "<a>", "special": True}}}, "'<a>' the id 9999"),
-    ],
-)
-def test_wrong_files_are_startup_errors(
-    content: bytes | None, config: dict[str, Any], sentence: str, bare: bytes
-) -> None:  # A4
-    with pytest.raises(StartupError, match=sentence):
-        Tokenizer(content or bare, config)
-
-
-def test_unknown_protected_id_is_a_startup_error(bare: bytes) -> None:  # A9
-    with pytest.raises(StartupError, match="99999"):
-        Tokenizer(bare, {}, (99999,))
-
-
-def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_outside_the_vocabulary_have_no_text(kind: str, tokenizer_of: TokenizerOf) -> None:
+    tokenizer = tokenizer_of(kind)
     outside = [tokenizer.num_tokens, tokenizer.num_tokens + 5, 2**40, -1]
     assert tokenizer.decode(outside) == ""
     assert all(map(tokenizer.is_special, outside))
+    assert tokenizer.token_id("no such token") is None
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "kimi_k25"])
+def test_markers_of_reasoning_are_shown_and_known(kind: str, tokenizer_of: TokenizerOf) -> None:
+    tokenizer = tokenizer_of(kind)
+    token_id = tokenizer.token_id("</think>")
+    assert token_id is not None
+    assert not tokenizer.is_special(token_id)
+    assert tokenizer.decode([token_id]) == "</think>"
 
 
 def test_special_variables() -> None:
     config = {"bos_token": None, "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": "<pad>", "x": "y"}
     assert special_variables(config) == {"eos_token": "</s>", "pad_token": "<pad>"}
-
-
-def test_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:
-    """The event loop among them: it has other clients to answer."""
-    done = threading.Event()
-    num_turns = 0
-
-    def take_turns() -> None:
-        nonlocal num_turns
-        while not done.wait(0.001):
-            num_turns += 1
-
-    other = threading.Thread(target=take_turns)
-    other.start()
-    tokenizer.encode_text("word " * 400_000)
-    done.set()
-    other.join()
-    assert num_turns > 50
-
-
-def test_too_many_bytes_are_refused_before_they_become_tokens(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidValue, match="more than 4194304 bytes"):
-        tokenizer.encode_text("\U0001f600" * (2**20 + 1))

@@ -69,8 +69,27 @@ def test_release_twice_frees_once(pool: SlotPool) -> None:
     pool.release("unknown")
     second, third = _acquire(pool, 70_000), _acquire(pool, 70_000)
     assert second.ref.name != third.ref.name
-    pool.release(second.ref.name, first.ref.generation)  # late news of the use before
     assert pool.num_used == 2
+
+
+def test_a_slot_is_free_when_its_last_holder_has_released_it(pool: SlotPool) -> None:
+    slot = _acquire(pool, 70_000)
+    pool.retain(slot.ref.name)
+    pool.release(slot.ref.name)
+    assert pool.num_used == 1
+    pool.release(slot.ref.name)
+    assert pool.num_used == 0
+    assert _acquire(pool, 70_000).ref.name == slot.ref.name
+
+
+def test_a_slot_that_somebody_may_still_read_is_never_used_again(pool: SlotPool) -> None:
+    slot = _acquire(pool, 70_000)
+    pool.retain(slot.ref.name)
+    pool.release(slot.ref.name, reusable=False)
+    assert (FOLDER / slot.ref.name).exists()
+    pool.release(slot.ref.name)
+    assert not (FOLDER / slot.ref.name).exists()
+    assert pool.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("nbytes", [1, 65_536, 65_537, 81_921, 3_686_400, 50_331_648])

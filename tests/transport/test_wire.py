@@ -138,16 +138,16 @@ async def test_request_id_in_use_is_refused(tmp_path: Path) -> None:
         first.cancel()
 
 
-async def test_a_slot_that_two_items_share_is_free_only_after_both(tmp_path: Path) -> None:
-    """Freed at the first release, it could hold another request's picture when the second one came."""
+async def test_a_slot_that_two_items_share_comes_back_twice_and_no_more(tmp_path: Path) -> None:
+    """Each item holds it: free after the first, it could be another request's when the second release came."""
     released: list[list[str]] = []
     release = msgspec.msgpack.encode(StepFrame([], released=["slot"]))
     async with talking(
-        tmp_path, Parrot([release, release, None]), lambda names: released.append(list(names))
+        tmp_path, Parrot([release, release, release, None]), lambda names: released.append(list(names))
     ) as client:
         request = ask("r", [1], "slot")
         assert await tokens(client, msgspec.structs.replace(request, media=request.media * 2)) == [1]
-        assert released == [["slot"]]
+        assert released == [["slot"], ["slot"]]
 
 
 async def test_gateway_that_does_not_read_is_cut_off() -> None:

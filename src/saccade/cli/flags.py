@@ -11,10 +11,12 @@ from cyclopts.validators import Number
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
+from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
 ENGINE = EngineConfig(model_dir="", model="")
 SECRET = ("api_key",)
+GIB = 1 << 30
 
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
@@ -91,6 +93,16 @@ class MediaFlags:
     "What one decode process may add to its baseline."
     shared_memory_bytes: Count = DEFAULTS.shared_memory_bytes
     "Bound of all pixel slots in /dev/shm together."
+    mm_processor_cache_gb: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.picture_cache_bytes / GIB
+    "GiB of prepared pictures to keep in those slots; 0 keeps none."
+    url_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.url_cache_bytes
+    "Bytes of fetched pictures to keep, as long as their servers allow; 0 keeps none."
+    allowed_media_domains: Many = ()
+    "A host that pictures may be fetched from, or *.suffix; may be given many times. Without any, every public host."
+    allowed_media_networks: Many = ()
+    "A network of private hosts that pictures may be fetched from, as 10.1.0.0/16; may be given many times."
+    allowed_local_media_path: Path | None = None
+    "A folder whose files may be named in file: URLs."
 
 
 @Parameter(name="*", group=Group("Engine", sort_key=2))
@@ -128,7 +140,12 @@ class EngineFlags:
 
 def served_name(model: str, folder: Path, flags: EngineFlags) -> str:
     """Return the model's name in the API: the flag, else a hub id as given, else the folder's last part."""
-    return flags.served_model_name or (folder.name if Path(model).expanduser().is_dir() else model)
+    return flags.served_model_name or default_name(model, folder)
+
+
+def default_name(model: str, folder: Path) -> str:
+    """Return what a model is called where nobody says: a hub id as given, else the folder's last part."""
+    return folder.name if Path(model).expanduser().is_dir() else model
 
 
 def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
@@ -168,6 +185,13 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         decode_timeout_seconds=media.decode_timeout,
         decode_memory_bytes=media.decode_memory_bytes,
         shared_memory_bytes=media.shared_memory_bytes,
+        picture_cache_bytes=int(media.mm_processor_cache_gb * GIB),
+        url_cache_bytes=media.url_cache_bytes,
+        fetch=FetchConfig(
+            allowed_domains=media.allowed_media_domains,
+            allowed_networks=media.allowed_media_networks,
+            local_root=media.allowed_local_media_path,
+        ),
     )
 
 

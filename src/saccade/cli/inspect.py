@@ -1,7 +1,6 @@
 """`saccade inspect`: what the model will see of pictures, by the gateway's own steps."""
 
 import asyncio
-import math
 from pathlib import Path
 
 from PIL import Image
@@ -41,7 +40,7 @@ def inspect(
     """
     if not images:
         raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
-    folder = resolve_model(model)
+    folder = resolve_model(model, weights=False)
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
@@ -84,7 +83,7 @@ def _show_picture(console: Console, path: Path, picture: Picture, written: Path)
     table.add_row("picture", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
     table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {written}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
-    nbytes = math.prod(layout.pixel_shape)
+    nbytes = layout.num_pixel_bytes
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")
     table.add_row("tokens", str(layout.num_tokens))
     table.add_row("content_hash", picture.content_hash.hex())
@@ -119,7 +118,12 @@ def _show_keys(console: Console, folder: Path, draft: Draft) -> None:
     """Block keys as the engine computes them, for the tenant without a key."""
     pictures = zip(draft.pictures, draft.spans, strict=True)
     runs = [MediaRun(span.start, span.length, picture.content_hash) for picture, span in pictures]
-    root = root_key(fingerprint(read_model_files(folder), weight_files(folder)), b"")
+    try:
+        weights = weight_files(folder)
+    except StartupError:
+        console.print("block keys depend on the weights, which are not here")
+        return
+    root = root_key(fingerprint(read_model_files(folder), weights), b"")
     table = Table("block", "tokens", "key", box=None)
     for number, key in enumerate(block_keys(root, draft.token_ids, runs, BLOCK_SIZE)):
         table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", key.hex())

@@ -9,12 +9,15 @@ import pybase64
 
 from saccade import models
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
-from saccade.gateway.openai import ChatMessage, ContentPart, ImageUrl
+from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.prepare import Draft, Picture, Preparer
 from saccade.gateway.served_model import ServedModel
+from saccade.gateway.sources import Sources
+from saccade.gateway.url_cache import UrlCache
 from saccade.media.decode import decode
+from saccade.media.fetch import FetchConfig, Fetcher
 from saccade.media.header import PictureLimits
-from saccade.media.resize import resize
 from saccade.telemetry import Metrics
 
 
@@ -34,11 +37,13 @@ class Stopwatch:
 
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> Draft:
     """Return the prompt of one turn: the pictures, then the question. Raises RequestError."""
-    limits = PictureLimits()
-    preparer = Preparer(MediaPool(MediaPoolConfig(limits=limits)), Metrics(), limits, len(encoded))
+    limits, metrics, pool = PictureLimits(), Metrics(), MediaPool(MediaPoolConfig())
+    sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
+    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, limits, len(encoded))
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
-    return await preparer.draft(served, [ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])])
+    asked = ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])
+    return await preparer.draft(served, ChatRequest(model=served.name, messages=[asked]), b"")
 
 
 def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:
@@ -48,7 +53,7 @@ def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDAr
     pixels = decode(picture.encoded, PictureLimits())
     watch.lap("decode")
     patches = np.empty(layout.pixel_shape, dtype=np.uint8)
-    models.load_pixels(served.family)(picture.settings).write(pixels, layout, patches)
+    family = models.load_pixels(served.family)(picture.settings)
+    family.write(pixels, layout, patches)
     watch.lap("resize and patches")
-    planes = resize(pixels, layout.resized_height, layout.resized_width)
-    return np.ascontiguousarray(planes.transpose(1, 2, 0))
+    return np.ascontiguousarray(family.shown(patches, layout))

@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from types import FrameType
+from collections.abc import Mapping
+from functools import partial
+from types import FrameType, MappingProxyType
 
 import structlog
 import uvicorn
@@ -10,10 +12,13 @@ import uvicorn
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.connection import Connection
+from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.routes import Application
 from saccade.gateway.workers import Fleet
+from saccade.protocol.description import ModelFiles
 
+NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
 ABORT_SECONDS = 2
 """What requests that outlived the drain get to clean up after themselves."""
@@ -21,12 +26,19 @@ ABORT_SECONDS = 2
 _logger = structlog.get_logger(__name__)
 
 
-def create_app(config: GatewayConfig, fleet: Fleet, pool: MediaPool) -> Application:
-    """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it."""
-    return Application(config, fleet, pool)
+def create_app(
+    config: GatewayConfig, fleet: Fleet, pool: MediaPool, models: Mapping[str, ModelFiles] = NONE_GIVEN
+) -> Application:
+    """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it.
+
+    *models* are files that stand in, by the model's name, for those that its workers send.
+    """
+    application = Application(config, fleet, pool, models)
+    application.metrics.registry.register(FleetCollector(fleet))
+    return application
 
 
-async def serve(config: GatewayConfig) -> None:
+async def serve(config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones get 503, /ready too.
 
     A second signal ends it at once. Raises StartupError where the address is taken or a setting is wrong.
@@ -34,9 +46,10 @@ async def serve(config: GatewayConfig) -> None:
     listener = listen(config.host, config.port)
     pool = MediaPool(config.media)
     await pool.start()
-    fleet = Fleet(config.worker_urls, on_released=pool.release)
-    app = create_app(config, fleet, pool)
+    fleet = Fleet(config.worker_urls, pool.release, partial(pool.release, reusable=False), models)
+    app = create_app(config, fleet, pool, models)
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
+    await app.start()
     await fleet.start()
     try:
         host, port = listener.getsockname()[:2]
@@ -45,6 +58,7 @@ async def serve(config: GatewayConfig) -> None:
     finally:
         lag.cancel()
         await fleet.close()
+        await app.close()
         await pool.close()
 
 

@@ -10,15 +10,15 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
 from saccade.gateway.border import SALT, read_body
+from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.openai import ChatCompletionChunk, ChatRequest, parse_chat
-from saccade.gateway.prepare import Preparer
-from saccade.gateway.respond import Answer, EventStream, report_errors, send_stream, send_whole, unless_disconnected
-from saccade.gateway.sampling import sampling_params, stop_strings
-from saccade.gateway.served_model import Catalogue, ServedModel
+from saccade.gateway.prepare import Preparer, on_wire
+from saccade.gateway.respond import EventStream, answer_to, report_errors, send_stream, send_whole, unless_disconnected
+from saccade.gateway.sampling import sampling_params
+from saccade.gateway.served_model import ServedModel
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
-from saccade.tokenization.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)
@@ -48,46 +48,35 @@ class ChatCompletions:
                 await unless_disconnected(receive, self._answer(request, served, scope[SALT], send))
 
     async def _answer(self, request: ChatRequest, served: ServedModel, salt: bytes, out: EventStream | Send) -> None:
+        # Its clock starts here, so that its ttft includes the way of the pixels.
+        answer = answer_to(request, served, self.metrics)
         async with contextlib.AsyncExitStack() as held:
-            answer, engine_request = await self._prepare(request, served, salt, held)
-            await self._respond(request, answer, engine_request, served.name, out)
+            with self.metrics.stage("prepare"):
+                async with self.admission.turn():
+                    draft = await self.preparer.draft(served, request, salt)
+                answer.begin(draft.token_ids)
+                sampling = sampling_params(request, served, len(draft.token_ids))
+                placement = held.enter_context(self.dispatcher.place(served.name, len(draft.token_ids)))
+                draft = on_wire(served, draft, placement.pixel_dtype)
+                await held.enter_async_context(self.admission.pixels(draft.num_pixel_bytes))
+                prompt = await self.preparer.prompt(served, draft, salt)
+            engine_request = EngineRequest(
+                request_id=f"chatcmpl-{uuid.uuid4().hex}",
+                token_ids=prompt.token_ids,
+                sampling=sampling,
+                media=prompt.media,
+                salt=salt,
+            )
+            chunk = _first_chunk(request, engine_request.request_id, served.name)
+            async with contextlib.aclosing(self.dispatcher.stream(placement, engine_request)) as deltas:
+                if isinstance(out, EventStream):
+                    await send_stream(out, answer, deltas, chunk)
+                else:
+                    await send_whole(out, answer, deltas, chunk)
 
-    async def _respond(
-        self, request: ChatRequest, answer: Answer, engine_request: EngineRequest, model: str, out: EventStream | Send
-    ) -> None:
-        include_usage = request.stream_options is not None and request.stream_options.include_usage
-        chunk = ChatCompletionChunk(
-            id=engine_request.request_id,
-            created=int(time.time()),
-            model=model,
-            choices=[],
-            usage=None if include_usage else UNSET,
-        )
-        async with contextlib.aclosing(self.dispatcher.stream(model, engine_request)) as deltas:
-            if isinstance(out, EventStream):
-                await send_stream(out, answer, deltas, chunk)
-            else:
-                await send_whole(out, answer, deltas, chunk)
 
-    async def _prepare(
-        self, request: ChatRequest, served: ServedModel, salt: bytes, held: contextlib.AsyncExitStack
-    ) -> tuple[Answer, EngineRequest]:
-        """Return the request for the engine; what it holds until it is answered is left to *held*."""
-        # An answer's clock starts here, so that its ttft includes the way of the pixels.
-        detokenizer = Detokenizer(served.tokenizer, stop_strings(request))
-        answer = Answer(detokenizer, served.defaults.eos_token_ids, self.metrics, served.name)
-        with self.metrics.stage("prepare"):
-            async with self.admission.turn():
-                draft = await self.preparer.draft(served, request.messages)
-            answer.num_prompt_tokens = len(draft.token_ids)
-            sampling = sampling_params(request, served, len(draft.token_ids))
-            await held.enter_async_context(self.admission.pixels(draft.num_pixel_bytes))
-            prompt = await self.preparer.prompt(served, draft)
-        engine_request = EngineRequest(
-            request_id=f"chatcmpl-{uuid.uuid4().hex}",
-            token_ids=prompt.token_ids,
-            sampling=sampling,
-            media=prompt.media,
-            salt=salt,
-        )
-        return answer, engine_request
+def _first_chunk(request: ChatRequest, request_id: str, model: str) -> ChatCompletionChunk:
+    include_usage = request.stream_options is not None and request.stream_options.include_usage
+    return ChatCompletionChunk(
+        id=request_id, created=int(time.time()), model=model, choices=[], usage=None if include_usage else UNSET
+    )

@@ -3,19 +3,28 @@
 import asyncio
 import collections
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
-from saccade.errors import InternalError, SaccadeError
-from saccade.gateway.workers import Fleet
+from saccade.errors import InternalError
+from saccade.gateway.workers import Fleet, Worker
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.routing.load import WorkInFlight
 from saccade.routing.policy import least_work
 from saccade.transport import shared_memory
-from saccade.transport.client import WorkerClient, slots_of
+from saccade.transport.client import slots_of
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels."""
+
+    worker: Worker
+    pixel_dtype: str
 
 
 class Dispatcher:
@@ -30,31 +39,33 @@ class Dispatcher:
         """How many requests are in flight."""
         return sum(work.num_requests for work in self._work.values())
 
-    async def stream(self, model: str, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    @contextlib.contextmanager
+    def place(self, model: str, num_prompt_tokens: int) -> Iterator[Placement]:
+        """Choose a worker for a prompt; it counts as that worker's until the block ends.
+
+        Raises ModelNotFound and WorkerUnavailable.
+        """
+        workers = {worker.url: worker for worker in self._fleet.model(model).workers}
+        url = least_work({url: self._work[url] for url in workers})
+        self._work[url] = self._work[url].plus(num_prompt_tokens)
+        described = workers[url].description
+        try:
+            yield Placement(workers[url], described.pixel_dtype if described else "uint8")
+        finally:
+            self._work[url] = self._work[url].minus(num_prompt_tokens)
+
+    async def stream(self, placement: Placement, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
-        Every slot of *request* goes back through the fleet's on_released, also where this raises: ModelNotFound,
-        WorkerUnavailable, WorkerFailed, or the error that the engine answers with.
+        Every slot of *request* goes back through the fleet's on_released, also where this raises: WorkerUnavailable,
+        WorkerFailed, or the error that the engine answers with.
         """
-        try:
-            worker = self._choose(model)
-        except SaccadeError:
-            self._fleet.release(slots_of(request))
-            raise
-        num_prompt_tokens = len(request.token_ids)
-        self._work[worker.url] = self._work[worker.url].plus(num_prompt_tokens)
-        try:
-            async with contextlib.aclosing(worker.generate(await self._reachable(worker, request))) as deltas:
-                async for delta in deltas:
-                    yield delta
-        finally:
-            self._work[worker.url] = self._work[worker.url].minus(num_prompt_tokens)
+        reachable = await self._reachable(placement.worker, request)
+        async with contextlib.aclosing(placement.worker.generate(reachable)) as deltas:
+            async for delta in deltas:
+                yield delta
 
-    def _choose(self, model: str) -> WorkerClient:
-        workers = {worker.url: worker for worker in self._fleet.model(model).workers}
-        return workers[least_work({url: self._work[url] for url in workers})]
-
-    async def _reachable(self, worker: WorkerClient, request: EngineRequest) -> EngineRequest:
+    async def _reachable(self, worker: Worker, request: EngineRequest) -> EngineRequest:
         """Return *request* with pixels inline where the worker does not see our shared memory."""
         description = worker.description
         slots = slots_of(request)

@@ -8,19 +8,20 @@ from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.admission import Admission
-from saccade.gateway.border import read_body
+from saccade.gateway.border import SALT, read_body
+from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.openai import (
     DetokenizeAnswer,
     DetokenizeRequest,
     ModelCard,
     ModelList,
     TokenizeAnswer,
-    TokenizeRequest,
     parse,
+    parse_tokenize,
 )
 from saccade.gateway.openapi import describe, server_version
 from saccade.gateway.prepare import Preparer
-from saccade.gateway.served_model import Catalogue, ServedModel
+from saccade.gateway.served_model import ServedModel
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 
@@ -45,14 +46,14 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
         with self.admission.admit():
-            asked = parse(await self._body(request), TokenizeRequest)
+            asked = parse_tokenize(await self._body(request))
             served = self._served(asked.model)
             if (asked.prompt is None) == (asked.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
             if asked.messages is None:
                 token_ids = await self.preparer.token_ids(served, asked.prompt or "")
             else:
-                draft = await self.preparer.draft(served, asked.messages, asked.add_generation_prompt)
+                draft = await self.preparer.draft(served, asked, request.scope[SALT])
                 token_ids = draft.token_ids
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 

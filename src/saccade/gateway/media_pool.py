@@ -2,12 +2,13 @@
 
 A job takes one process for itself. Jobs wait in order of arrival for a process and for room in the budget of decoded
 bytes. Once begun, a job runs to its end even if nobody waits for it any more: that is milliseconds, and a process need
-not be killed for it. A process that dies or takes too long costs the one request it worked on, and is replaced.
+not be killed for it. A process that takes too long costs the one request it worked on, and is replaced. So is one that
+dies, for which the picture may have no guilt: it gets a second process, and a poisoned one costs two.
 """
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +28,13 @@ from saccade.gateway.media_queue import MediaQueue
 from saccade.gateway.media_server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import PictureLayout, SlotRef
-from saccade.transport.shared_memory import SlotPool, sweep
+from saccade.transport.shared_memory import Slot, SlotPool, sweep
 
-# RGB and its transparent or turned copies while one picture is decoded.
-DECODED_BYTES_PER_PIXEL = 12
 RETRY_SECONDS = 1.0
+
+
+class ProcessDied(Exception):
+    """A decode process ended under a picture, by the picture's fault or by somebody else's."""
 
 
 def _default_processes() -> int:
@@ -56,6 +59,7 @@ class PreparedPicture:
 
     slot: SlotRef | None
     inline: bytes | None
+    num_bytes: int
     seconds: StageSeconds
     waited_seconds: float
 
@@ -72,6 +76,8 @@ class MediaPool:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self.num_replaced = 0
+        self.reclaim: Callable[[int], bool] = lambda _: False
+        """Asked to free so many bytes of slots when there is no room; tells whether it freed any."""
 
     @property
     def num_running(self) -> int:
@@ -113,16 +119,26 @@ class MediaPool:
         Raises RequestError for a bad picture, DeadlineExceeded for one that takes too long, Draining after close().
         The slot is the caller's until release().
         """
-        if self._closing:
-            raise _draining()
         header = read_header(encoded)
         self._config.limits.check(header, len(encoded))
-        nbytes = header.width * header.height * DECODED_BYTES_PER_PIXEL
+        job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
+        try:
+            return await self._attempt(job, header.decoded_bytes)
+        except ProcessDied:
+            pass
+        try:
+            return await self._attempt(job, header.decoded_bytes)
+        except ProcessDied:
+            raise InvalidImage("Decoding the picture ended its process twice: the picture may be damaged.") from None
+
+    async def _attempt(self, job: PictureJob, nbytes: int) -> PreparedPicture:
+        # Between this line and the queue nobody else runs: what waits there when the pool closes is refused.
+        if self._closing:
+            raise _draining()
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         process = await self._queue.enter(nbytes)
         waited = loop.time() - arrived
-        job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
         task = self._spawn(self._run(process, nbytes, job, waited))
         try:
             return await asyncio.shield(task)
@@ -130,10 +146,22 @@ class MediaPool:
             task.add_done_callback(self._discard)
             raise
 
-    def release(self, names: Iterable[str]) -> None:
-        """Take back the slots of *names*; unknown ones are no error. Call once for each use of a slot."""
+    def retain(self, picture: PreparedPicture) -> None:
+        """Note one more use of *picture*, which ends by a release() of its own."""
+        if picture.slot is not None:
+            self._slots.retain(picture.slot.name)
+
+    def is_held_by_others(self, picture: PreparedPicture) -> bool:
+        """Tell, as one who holds *picture*, whether giving it up would free no slot."""
+        return picture.slot is None or self._slots.num_holders(picture.slot.name) > 1
+
+    def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
+        """End one use of each slot of *names*; unknown ones are no error.
+
+        Without *reusable* somebody may still read it, so that nothing else may ever be written there.
+        """
         for name in names:
-            self._slots.release(name)
+            self._slots.release(name, reusable=reusable)
 
     async def close(self) -> None:
         """End all processes, answer what runs and waits with Draining, and unlink every segment."""
@@ -156,7 +184,7 @@ class MediaPool:
         return task
 
     async def _run(self, process: DecodeProcess, nbytes: int, job: PictureJob, waited: float) -> PreparedPicture:
-        slot = self._slots.acquire(job.layout.num_pixel_bytes)
+        slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         survivor: DecodeProcess | None = None
         filled = False
@@ -166,15 +194,22 @@ class MediaPool:
             if answer.failure:
                 raise from_code(answer.failure.code, answer.failure.message)
             filled = answer.inline is None
-            return PreparedPicture(ref if filled else None, answer.inline, answer.seconds, waited)
+            num_bytes = job.layout.num_pixel_bytes
+            return PreparedPicture(ref if filled else None, answer.inline, num_bytes, answer.seconds, waited)
         finally:
             if ref and not filled:
-                self._slots.release(ref.name, ref.generation)
+                self._slots.release(ref.name)
             self._queue.leave(nbytes, survivor)
+
+    def _acquire(self, num_bytes: int) -> Slot | None:
+        slot = self._slots.acquire(num_bytes)
+        if slot is None and self.reclaim(num_bytes):
+            slot = self._slots.acquire(num_bytes)
+        return slot
 
     async def _ask(self, process: DecodeProcess, job: PictureJob) -> PictureAnswer:
         """Return the answer of *process*; a process that gives none is gone when this raises."""
-        error: SaccadeError
+        error: SaccadeError | ProcessDied
         limit = self._config.time_limit_seconds
         try:
             async with asyncio.timeout(limit):
@@ -182,7 +217,7 @@ class MediaPool:
         except TimeoutError:
             error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
         except (OSError, msgspec.DecodeError):
-            error = InvalidImage("Decoding the picture ended its decode process: the picture may be damaged.")
+            error = ProcessDied()
         # Its slot may be used again only when it can write no more.
         await asyncio.to_thread(process.kill)
         if self._closing:
@@ -213,7 +248,7 @@ class MediaPool:
     def _discard(self, task: asyncio.Task[PreparedPicture]) -> None:
         """Free the slot of a picture that nobody waits for any more."""
         if not task.cancelled() and task.exception() is None and (ref := task.result().slot):
-            self._slots.release(ref.name, ref.generation)
+            self._slots.release(ref.name)
 
 
 def _draining() -> Draining:

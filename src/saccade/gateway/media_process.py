@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
 from saccade import models
 from saccade.errors import ImageTooLarge, SaccadeError, StartupError
@@ -121,9 +121,10 @@ def _array(target: bytearray | memoryview, layout: PictureLayout) -> npt.NDArray
 
 def _preload() -> None:
     """Import all that a job needs and use it once, so that no child does it again, nor starts a thread."""
-    sample = io.BytesIO()
-    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
-        sample.seek(0)
+    # A thread per core would burst the limits of a decode process, and the other processes have the cores.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF"):
+        sample = io.BytesIO()
         Image.new("RGB", (64, 64)).save(sample, kind)
         decode(sample.getvalue(), PictureLimits())
     for name in models.families():

@@ -1,67 +1,193 @@
-"""OpenAI messages to what a chat template takes, and the pictures in them."""
+"""OpenAI messages to what a chat template takes, the pictures in them, and what a request says about both."""
 
-import binascii
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-import pybase64
-
-from saccade.errors import InvalidBase64, InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai import ChatMessage, ContentPart
+from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.models.family import Family, PictureOptions
 from saccade.tokenization.chat_template import Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles that clients send, and what templates call them."""
 
+PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
 
-def read_messages(messages: Sequence[ChatMessage]) -> tuple[list[Message], list[tuple[str, str]]]:
-    """Return the chat as templates take it, and (field, URL) of every picture in order. Raises RequestError."""
-    chat: list[Message] = []
-    urls: list[tuple[str, str]] = []
-    for position, message in enumerate(messages):
-        field = f"messages[{position}]"
-        if message.role in ("tool", "function") or message.tool_calls:
-            raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
-        if message.role not in ROLES:
-            raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
-        content: Any = message.content
-        if content is None:
-            raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
-        if not isinstance(content, str):
-            parts = enumerate(content)
-            content = [_read_part(part, f"{field}.content[{index}]", urls) for index, part in parts]
-        name = {"name": message.name} if message.name is not None else {}
-        chat.append({"role": ROLES[message.role], "content": content, **name})
-    return chat, urls
+MAX_PIXELS = 2**31
+MAX_SWITCH = 2**31
+MAX_SWITCH_CHARACTERS = 256
+MAX_SHOWN_CHARACTERS = 64
+"""Of a name that a client made up."""
+
+_SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+"""What the reference processors call such limits, though they count pixels and not edges (smart_resize)."""
 
 
-def _read_part(part: ContentPart, field: str, urls: list[tuple[str, str]]) -> dict[str, str]:
+@dataclass(frozen=True)
+class PictureSource:
+    """Where a picture of a request comes from, and how it wants to be seen.
+
+    *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
+    """
+
+    field: str
+    url: str
+    options: PictureOptions
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image"."""
+
+    messages: list[Message]
+    pictures: list[PictureSource]
+    add_generation_prompt: bool
+    switches: Mapping[str, Any]
+
+
+def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
+    """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
+    limits = _read_processor_kwargs(request.mm_processor_kwargs)
+    pictures: list[PictureSource] = []
+    messages = [
+        _read_message(message, f"messages[{position}]", limits, pictures)
+        for position, message in enumerate(request.messages or ())
+    ]
+    switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
+    return Chat(messages, pictures, add_generation_prompt, switches)
+
+
+def _read_message(
+    message: ChatMessage, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
+) -> Message:
+    if message.role in ("tool", "function") or message.tool_calls:
+        raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
+    if message.role not in ROLES:
+        raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
+    read: dict[str, Any] = {"role": ROLES[message.role]}
+    if (reasoning := _reasoning(message, field)) is not None:
+        read["reasoning_content"] = reasoning
+    if message.name is not None:
+        read["name"] = message.name
+    match message.content:
+        case str(text):
+            return {**read, "content": text}
+        case list(parts):
+            named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
+            return {**read, "content": [_read_part(part, name, limits, pictures) for name, part in named]}
+    # An answer that ended while the model was thinking has no content; clients send it back as it was.
+    if reasoning:
+        return {**read, "content": ""}
+    raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+
+
+def _reasoning(message: ChatMessage, field: str) -> str | None:
+    """Return what the model thought in an earlier turn, under the name that templates know."""
+    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if message.role == "assistant":
+        return reasoning
+    if reasoning:
+        raise InvalidValue(
+            f"`{field}.{name}`: only messages of the role assistant hold reasoning; leave it out here.",
+            f"{field}.{name}",
+        )
+    return None
+
+
+def _read_part(
+    part: ContentPart, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
+) -> dict[str, str]:
     match part:
         case ContentPart(type="text", text=str(text)):
             return {"type": "text", "text": text}
         case ContentPart(type="text"):
             raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
-        case ContentPart(type="image_url", image_url=None):
-            raise InvalidValue(f"`{field}.image_url` is missing.", f"{field}.image_url")
-        case ContentPart(type="image_url", image_url=str(url)):
-            urls.append((f"{field}.image_url", url))
-        case ContentPart(type="image_url", image_url=image):
-            urls.append((f"{field}.image_url.url", image.url))  # type: ignore[union-attr]
+        case ContentPart(type="image_url"):
+            pictures.append(_picture_source(part, f"{field}.image_url", limits))
+            return {"type": "image"}
         case _:
+            named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of this type are not served yet; send `text` and `image_url`.", f"{field}.type"
+                f"`{field}.type`: parts of {named} are not served yet; send `text` and `image_url`.", f"{field}.type"
             )
-    return {"type": "image"}
 
 
-def decode_data_url(url: str) -> bytes:
-    """Return the bytes of a data: URL. Raises InvalidImageUrl and InvalidBase64."""
-    head, comma, payload = url.partition(",")
-    if head[:5].lower() != "data:":
-        raise InvalidImageUrl("Images are not fetched by URL yet; send the image itself as a data: URL in base64.")
-    if not comma or not head.lower().endswith(";base64"):
-        raise InvalidImageUrl("A data: URL must be `data:image/png;base64,` followed by the image in base64.")
-    try:
-        return pybase64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidBase64("The data: URL's payload is not valid base64.") from error
+def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
+    """A `uuid` beside a picture is not needed: a picture is known by its own bytes. It cannot stand for one."""
+    reason = " A `uuid` cannot stand for the picture: send the picture itself." if part.uuid is not None else ""
+    if part.image_url is None:
+        raise InvalidValue(f"`{field}` is missing.{reason}", field)
+    if isinstance(part.image_url, str):
+        url, detail = part.image_url, None
+    else:
+        field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
+    if not url:
+        raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
+    return PictureSource(field, url, PictureOptions(detail or "auto", **limits))
+
+
+def _read_processor_kwargs(given: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return `min_pixels` and `max_pixels`, those that are set."""
+    limits: dict[str, int] = {}
+    for path, name, value in _pixel_limits(given or {}):
+        field = f"mm_processor_kwargs.{path}"
+        if type(value) is not int or not 1 <= value <= MAX_PIXELS:
+            raise InvalidValue(f"`{field}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", field)
+        if name in limits:
+            raise InvalidValue(f"`{field}` is `{name}` by another name; send one of the two.", field)
+        limits[name] = value
+    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
+        raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
+    return limits
+
+
+def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return (path in the request, name of the limit, value) of everything that is not null."""
+    found: list[tuple[str, str, Any]] = []
+    for key, value in given.items():
+        if key in _SIZE_KEYS.values():
+            found.append((key, key, value))
+        elif key != "size":
+            raise _unknown_key(key, "`min_pixels`, `max_pixels` and `size`")
+        elif not isinstance(value, dict | None):
+            raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
+        else:
+            for edge, limit in (value or {}).items():
+                if edge not in _SIZE_KEYS:
+                    raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
+                found.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
+    return [limit for limit in found if limit[2] is not None]
+
+
+def _unknown_key(key: str, known: str) -> UnsupportedParameter:
+    field = f"mm_processor_kwargs.{_shown(key)}"
+    return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
+
+
+def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a template is told besides the messages; nothing gets there that the family does not declare."""
+    for name, value in (given or {}).items():
+        field = f"chat_template_kwargs.{_shown(name)}"
+        if name not in known:
+            offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
+            raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
+        if not _is_plain(value):
+            raise InvalidValue(
+                f"`{field}` must be true, false, null, a number up to {MAX_SWITCH} or a text of up to "
+                f"{MAX_SWITCH_CHARACTERS} characters.",
+                field,
+            )
+    return dict(given or {})
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_SWITCH_CHARACTERS
+    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_SWITCH)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

@@ -17,34 +17,53 @@ MAX_TOKENS = 2**20
 
 T = TypeVar("T")
 
-# Roles and kinds of parts are checked by hand, which explains more; the description of the API names them all the same.
+# Some fields are checked by hand, which explains more; the description of the API says all the same what they take.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
+SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
+Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
+PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
+EdgesSchema = {
+    "type": ["object", "null"],
+    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
+    "additionalProperties": False,
+}
+ProcessorSchema = {
+    "properties": {"min_pixels": PixelsSchema, "max_pixels": PixelsSchema, "size": EdgesSchema},
+    "additionalProperties": False,
+}
+ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Count = Annotated[int, Meta(ge=1)]
 
 
 class ImageUrl(Struct, frozen=True):
-    """Where a picture is. *detail* is taken and changes nothing: pictures are always seen in full."""
+    """Where a picture is; *detail* says in what size the model sees it, "auto" being the model's own."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class ContentPart(Struct, frozen=True):
-    """A piece of a message: `text`, or `image_url` as an object or a plain string."""
+    """A piece of a message: `text`, or `image_url` as an object or a plain string.
+
+    *uuid* is taken and changes nothing: a picture is known by its bytes.
+    """
 
     type: PartType
     text: str | None = None
     image_url: ImageUrl | str | None = None
+    uuid: str | None = None
 
 
 class ChatMessage(Struct, frozen=True):
-    """One turn of a chat."""
+    """One turn of a chat. An assistant's *reasoning_content*, or *reasoning*, is what it thought before its content."""
 
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Any = None
 
 
@@ -55,7 +74,11 @@ class StreamOptions(Struct, frozen=True):
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions. Fields that are not named here are refused or ignored, see LATER."""
+    """The body of POST /v1/chat/completions. Fields that are not named here are refused or ignored, see LATER.
+
+    *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
+    Where *include_reasoning* is false, the answer leaves out what the model thought; its tokens count all the same.
+    """
 
     model: str
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -69,6 +92,9 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
     user: str | None = None
 
 
@@ -79,6 +105,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_generation_prompt: bool = True
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
 
 
 class TokenizeAnswer(Struct, frozen=True):
@@ -108,6 +136,12 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """*reasoning_tokens* of the answer were thoughts, shown or not."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct, frozen=True):
     """Tokens of a request; *prompt_tokens* counts what pictures became."""
 
@@ -115,12 +149,14 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class AnswerMessage(Struct, frozen=True):
-    """The model's turn."""
+    """The model's turn. *content* is null where it ended while the model was thinking."""
 
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -146,10 +182,11 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """What a chunk adds."""
+    """What a chunk adds: to the content, or to the reasoning before it."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):
@@ -213,10 +250,10 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "best_of": (1,),
     "cache_salt": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
+    "enable_thinking": (),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -232,21 +269,25 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "media_io_kwargs": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
-    "mm_processor_kwargs": ({},),
     "modalities": ([], ["text"]),
     "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
+    "stream_reasoning": (True,),
     "structured_outputs": (),
+    "thinking": (),
+    "thinking_budget": (),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -268,12 +309,14 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Return the chat request in *body*. Raises InvalidValue, and UnsupportedParameter for fields that come later."""
-    fields = parse(body, dict[str, msgspec.Raw])
-    for name in LATER.keys() & fields.keys():
-        value = parse(fields[name], object)
-        if value is not None and value not in LATER[name]:
-            raise UnsupportedParameter(f"`{name}` is not served yet; leave it out.", name)
+    _refuse_what_comes_later(body, ChatRequest)
     return parse(body, ChatRequest)
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """Return the request for token ids in *body*. Raises as parse_chat does."""
+    _refuse_what_comes_later(body, TokenizeRequest)
+    return parse(body, TokenizeRequest)
 
 
 def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
@@ -286,6 +329,14 @@ def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise InvalidValue("The body is not valid JSON.") from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
+
+
+def _refuse_what_comes_later(body: bytes, kind: type[Struct]) -> None:
+    fields = parse(body, dict[str, msgspec.Raw])
+    for name in (LATER.keys() & fields.keys()) - set(kind.__struct_fields__):
+        value = parse(fields[name], object)
+        if value is not None and value not in LATER[name]:
+            raise UnsupportedParameter(f"`{name}` is not served yet; leave it out.", name)
 
 
 def _explain(complaint: str) -> InvalidValue:

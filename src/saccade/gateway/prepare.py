@@ -1,28 +1,32 @@
 """Messages to Prompt: template, media, placeholders. Counts tokens from header dimensions.
 
 draft    messages -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
+on_wire  draft -> the same with pixels in the form that the chosen worker takes
 prompt   draft -> the same with the pixels' whereabouts, prepared by decode processes all at once
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages
+from saccade.errors import ContextLengthExceeded, ImageTooLarge, InvalidValue, RequestError, TooManyImages
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
-from saccade.gateway.messages import decode_data_url, read_messages
-from saccade.gateway.openai import ChatMessage
+from saccade.gateway.messages import PictureSource, read_chat
+from saccade.gateway.openai import ChatMessage, ChatRequest, TokenizeRequest
+from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.served_model import ServedModel
+from saccade.gateway.sources import Sources
 from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
 
-THREAD_FROM_BYTES = 256 * 1024
-"""Longer input is worked on in a thread; shorter takes less time than the way there."""
+THREAD_FROM_BYTES = 1 << 20
+"""Longer input is worked on in a thread; shorter takes less time than a thread would hold it up."""
 
 THREAD_FROM_CHARACTERS = 16 * 1024
 """The same for text, which takes longer to tokenise than bytes to hash."""
@@ -39,6 +43,7 @@ class Picture:
 
     field: str
     encoded: bytes
+    num_pixels: int
     content_hash: bytes
     layout: PictureLayout
     settings: Mapping[str, Any]
@@ -72,25 +77,28 @@ class Preparer:
     """Prepares requests of one gateway."""
 
     pool: MediaPool
+    cache: PictureCache
+    sources: Sources
     metrics: Metrics
     limits: PictureLimits
     limit_images: int
 
-    async def draft(
-        self, served: ServedModel, messages: Sequence[ChatMessage], add_generation_prompt: bool = True
-    ) -> Draft:
-        """Return the token ids of *messages* with their pictures' spans. Raises RequestError, naming the field."""
-        is_long = sum(map(_num_characters, messages)) > THREAD_FROM_CHARACTERS
-        chat, urls = await _maybe_in_thread(is_long, lambda: read_messages(messages))
-        if len(urls) > self.limit_images:
+    async def draft(self, served: ServedModel, request: ChatRequest | TokenizeRequest, salt: bytes) -> Draft:
+        """Return the token ids of a chat with their pictures' spans. Raises RequestError, naming the field."""
+        is_long = sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
+        chat = await _maybe_in_thread(is_long, lambda: read_chat(request, served.declaration))
+        if len(chat.pictures) > self.limit_images:
             raise TooManyImages(
-                f"The messages hold {len(urls)} images; at most {self.limit_images} are served per request.", "messages"
+                f"The messages hold {len(chat.pictures)} images; at most {self.limit_images} are served per request.",
+                "messages",
             )
-        pictures = await asyncio.gather(*(self._picture(served, field, url) for field, url in urls))
+        pictures = await self._pictures(served, chat.pictures, salt)
         with self.metrics.stage("tokenize"):
             token_ids = await _encode(
                 is_long,
-                lambda: served.tokenizer.encode(served.template.render(chat, add_generation_prompt)),
+                lambda: served.tokenizer.encode(
+                    served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
+                ),
                 "messages",
             )
         counts = [picture.layout.num_tokens for picture in pictures]
@@ -99,7 +107,7 @@ class Preparer:
             raise ContextLengthExceeded(
                 f"The prompt has {len(expanded)} tokens; this model's context holds {served.max_model_len}.", "messages"
             )
-        return Draft(expanded, tuple(pictures), spans)
+        return Draft(expanded, pictures, spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:
         """Return the token ids of plain *text*. Raises InvalidValue."""
@@ -110,18 +118,18 @@ class Preparer:
         is_long = len(token_ids) > THREAD_FROM_CHARACTERS
         return await _maybe_in_thread(is_long, lambda: served.tokenizer.decode(token_ids))
 
-    async def prompt(self, served: ServedModel, draft: Draft) -> Prompt:
+    async def prompt(self, served: ServedModel, draft: Draft, salt: bytes) -> Prompt:
         """Return *draft* with its pixels where a worker can read them.
 
-        A picture that is there twice is prepared once and lies in one slot. Whoever gets the prompt owns its slots;
-        on failure and cancellation there are none.
+        A picture that is there twice is prepared once and lies in one slot. Whoever gets the prompt owns a use of a
+        slot for each of its media; on failure and cancellation there are none.
         """
         first: dict[bytes, Picture] = {}
         for picture in draft.pictures:
             first.setdefault(picture.content_hash, picture)
         with self.metrics.stage("media"):
             tasks = {
-                key: asyncio.create_task(self._pixels(served, picture), name="picture")
+                key: asyncio.create_task(self._pixels(served, picture, salt), name="picture")
                 for key, picture in first.items()
             }
             try:
@@ -129,36 +137,60 @@ class Preparer:
             except BaseException:
                 await self._abandon(tasks.values())
                 raise
-        media = (
-            _media_item(picture, span, tasks[picture.content_hash].result())
-            for picture, span in zip(draft.pictures, draft.spans, strict=True)
-        )
-        return Prompt(draft.token_ids, tuple(media))
+        return Prompt(draft.token_ids, tuple(self._media(draft, {key: task.result() for key, task in tasks.items()})))
 
-    async def _picture(self, served: ServedModel, field: str, url: str) -> Picture:
+    async def _pictures(
+        self, served: ServedModel, sources: Sequence[PictureSource], salt: bytes
+    ) -> tuple[Picture, ...]:
+        """Return the picture of each source; one that is there twice is read once."""
+        first = {(source.url, source.options): source for source in reversed(sources)}
+        read = await asyncio.gather(*(self._picture(served, source, salt) for source in first.values()))
+        pictures = dict(zip(first, read, strict=True))
+        found = tuple(pictures[source.url, source.options] for source in sources)
+        if sum(picture.num_pixels for picture in found) > self.limits.max_request_pixels:
+            raise ImageTooLarge(
+                f"The images have more than {self.limits.max_request_pixels} pixels together; send fewer or smaller.",
+                "messages",
+            )
+        return found
+
+    async def _picture(self, served: ServedModel, source: PictureSource, salt: bytes) -> Picture:
         def read() -> Picture:
-            encoded = decode_data_url(url)
             header = read_header(encoded)
             self.limits.check(header, len(encoded))
-            settings = served.layout.settings
+            settings = served.layout.settings_for(source.options)
             layout = served.layout.picture(*header.upright, settings)
             with self.metrics.stage("hash"):
-                return Picture(field, encoded, content_hash(encoded, served.fingerprint(settings)), layout, settings)
+                known_as = content_hash(encoded, served.fingerprint(settings))
+            return Picture(source.field, encoded, header.width * header.height, known_as, layout, settings)
 
         try:
-            return await _maybe_in_thread(len(url) > THREAD_FROM_BYTES, read)
+            encoded = await self.sources.read(source.url, salt)
+            return await _maybe_in_thread(len(encoded) > THREAD_FROM_BYTES, read)
         except RequestError as error:
-            raise _at(error, field) from error
+            raise _at(error, source.field) from error
 
-    async def _pixels(self, served: ServedModel, picture: Picture) -> PreparedPicture:
-        try:
+    async def _pixels(self, served: ServedModel, picture: Picture, salt: bytes) -> PreparedPicture:
+        async def prepare() -> PreparedPicture:
             pixels = await self.pool.picture(picture.encoded, served.family, picture.settings, picture.layout)
+            self.metrics.observe_stage("queue", pixels.waited_seconds)
+            for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
+                self.metrics.observe_stage(stage, seconds)
+            return pixels
+
+        try:
+            return await self.cache.get((salt, picture.content_hash, picture.layout.pixel_dtype), prepare)
         except RequestError as error:
             raise _at(error, picture.field) from error
-        self.metrics.observe_stage("queue", pixels.waited_seconds)
-        for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
-            self.metrics.observe_stage(stage, seconds)
-        return pixels
+
+    def _media(self, draft: Draft, pixels: Mapping[bytes, PreparedPicture]) -> Iterable[MediaItem]:
+        seen: set[bytes] = set()
+        for picture, span in zip(draft.pictures, draft.spans, strict=True):
+            prepared = pixels[picture.content_hash]
+            if picture.content_hash in seen:
+                self.pool.retain(prepared)
+            seen.add(picture.content_hash)
+            yield _media_item(picture, span, prepared)
 
     async def _abandon(self, tasks: Iterable[asyncio.Task[PreparedPicture]]) -> None:
         """Give back the slots of a request that will not be sent."""
@@ -167,6 +199,20 @@ class Preparer:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, PreparedPicture) and outcome.slot is not None:
                 self.pool.release([outcome.slot.name])
+
+
+def on_wire(served: ServedModel, draft: Draft, pixel_dtype: str) -> Draft:
+    """Return *draft* with its pixels in the form of the wire: uint8 on ours, normalised as *pixel_dtype* on others.
+
+    Raises UnsupportedParameter where the model's family is not sent so.
+    """
+    if pixel_dtype == "uint8":
+        return draft
+    pictures = tuple(
+        dataclasses.replace(picture, layout=served.layout.foreign(picture.layout, pixel_dtype))
+        for picture in draft.pictures
+    )
+    return dataclasses.replace(draft, pictures=pictures)
 
 
 def expand(
@@ -202,6 +248,7 @@ def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaI
         spans=(span,),
         pixel_shape=picture.layout.pixel_shape,
         pixel_dtype=picture.layout.pixel_dtype,
+        original_size=picture.layout.original_size,
         slot=pixels.slot,
         inline=pixels.inline,
     )
@@ -209,7 +256,8 @@ def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaI
 
 def _num_characters(message: ChatMessage) -> int:
     """Return how much work *message* is, in characters."""
-    num_characters = len(message.name or "") + PART_CHARACTERS
+    num_characters = len(message.name or "") + len(message.reasoning_content or message.reasoning or "")
+    num_characters += PART_CHARACTERS
     if isinstance(message.content, str):
         return num_characters + len(message.content)
     return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())

@@ -1,6 +1,6 @@
 """The gateway as one ASGI application: its parts, put together, and the paths that lead to them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -10,15 +10,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
 from saccade.gateway.border import ROUTE, Guarded, Identified
+from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.chat import ChatCompletions
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.endpoints import Endpoints
-from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
-from saccade.gateway.prepare import Preparer
-from saccade.gateway.served_model import Catalogue
+from saccade.gateway.preparation import Preparation
 from saccade.gateway.workers import Fleet
+from saccade.protocol.description import ModelFiles
 from saccade.telemetry import Metrics
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
@@ -27,14 +27,13 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures."""
 
-    def __init__(self, config: GatewayConfig, fleet: Fleet, pool: MediaPool) -> None:
+    def __init__(self, config: GatewayConfig, fleet: Fleet, pool: MediaPool, models: Mapping[str, ModelFiles]) -> None:
         self.metrics = Metrics()
-        self.metrics.registry.register(FleetCollector(fleet))
-        self.metrics.slots_in_use.set_function(lambda: pool.num_slots)
         self.admission = Admission(config.max_requests, config.max_pixel_bytes)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
-        catalogue = Catalogue(fleet)
-        preparer = Preparer(pool, self.metrics, config.picture_limits, config.limit_images)
+        catalogue = Catalogue(fleet, models)
+        self._preparation = Preparation(config, pool, self.metrics)
+        preparer = self._preparation.preparer
         endpoints = Endpoints(self.admission, catalogue, preparer, self.metrics, config.max_body_bytes)
         chat = ChatCompletions(
             admission=self.admission,
@@ -55,6 +54,14 @@ class Application:
                 expose_headers=EXPOSED_HEADERS,
             )
         self._app = Identified(guarded, self.metrics)
+
+    async def start(self) -> None:
+        """Make ready to fetch pictures."""
+        await self._preparation.start()
+
+    async def close(self) -> None:
+        """Let go of connections and of pictures that were kept."""
+        await self._preparation.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

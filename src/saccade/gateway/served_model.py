@@ -1,30 +1,26 @@
 """ServedModel: what a gateway makes of a worker's description, once per model."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from saccade import models
-from saccade.errors import StartupError, WorkerUnavailable
-from saccade.gateway.workers import Fleet, Model
+from saccade.errors import InvalidValue, StartupError
+from saccade.gateway.reasoning import ReasoningTokens
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
 from saccade.models.family import Family, Layout
 from saccade.protocol.description import Description, ModelFiles
 from saccade.tokenization.chat_template import ChatTemplate, find_source
-from saccade.tokenization.loading import load_tokenizer
+from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
+from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
 PROCESSOR_FILES = (files.CONFIG, files.PREPROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
 """The shortest chat with a picture; a template must write exactly one placeholder for it."""
-
-_logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,12 +39,14 @@ class ServedModel:
 
     name: str
     family: str
+    declaration: Family
     tokenizer: Tokenizer
     template: ChatTemplate
     placeholder_token_id: int
     layout: Layout
     files_digest: bytes
     defaults: GenerationDefaults
+    reasoning: ReasoningTokens | None
     max_model_len: int
     created: int
 
@@ -68,12 +66,14 @@ class ServedModel:
         return cls(
             name=name,
             family=family,
+            declaration=models.families()[family],
             tokenizer=text.tokenizer,
             template=text.template,
             placeholder_token_id=text.placeholder_token_id,
             layout=layout,
             files_digest=digest,
             defaults=generation_defaults(files.parse_json(given, files.GENERATION_CONFIG), config),
+            reasoning=ReasoningTokens.of(text.tokenizer),
             max_model_len=max_model_len,
             created=int(time.time()),
         )
@@ -96,19 +96,34 @@ def _text_side(family: Family, config: Mapping[str, Any], given: ModelFiles) -> 
     """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError."""
     tokenizer_config = files.parse_json(given, files.TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)
-    tokenizer = load_tokenizer(given.files, tokenizer_config, family.placeholder, declared)
+    tag = PictureTag(family.picture_tag or f"{family.placeholder}\n")
+    needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_pictures)
+    tokenizer = load_tokenizer(given.files, tokenizer_config, needs)
     token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
     if token_id is None:
+        silent = (
+            f"config.json has none of {', '.join(family.placeholder_keys)}, and " if family.placeholder_keys else ""
+        )
+        raise StartupError(f"Nothing stands for pictures: {silent}the tokenizer has no token {family.placeholder}.")
+    if token_id not in tokenizer.special_tokens.values():
         raise StartupError(
-            f"Nothing stands for pictures: config.json has none of {', '.join(family.placeholder_keys)}, and the "
-            f"tokenizer has no token {family.placeholder}."
+            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for pictures as "
+            f"{family.placeholder} does; the tokenizer has no such special token."
         )
     jinja, template_json = given.files.get(files.CHAT_TEMPLATE_JINJA), given.files.get(files.CHAT_TEMPLATE_JSON)
     source = find_source(jinja, template_json, tokenizer_config)
-    template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config))
-    if tokenizer.encode(template.render(PROBE)).count(token_id) != 1:
-        raise StartupError("The chat template does not write exactly one placeholder for one picture.")
-    return _TextSide(tokenizer, template, token_id)
+    for picture_tag in (None, tag):
+        template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config), picture_tag)
+        if _num_placeholders(tokenizer, template, token_id) == 1:
+            return _TextSide(tokenizer, template, token_id)
+    raise StartupError("The chat template does not write exactly one placeholder for one picture.")
+
+
+def _num_placeholders(tokenizer: Tokenizer, template: ChatTemplate, token_id: int) -> int:
+    try:
+        return tokenizer.encode(template.render(PROBE)).count(token_id)
+    except InvalidValue:
+        return 0
 
 
 def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:
@@ -129,52 +144,3 @@ def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]
     if not all(isinstance(number, int | float) and number >= 0 for number in numbers):
         raise StartupError(f"{files.GENERATION_CONFIG}: temperature, top_p, top_k and eos_token_id must be numbers.")
     return defaults
-
-
-class Catalogue:
-    """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._served: dict[str, ServedModel] = {}
-        self._described: dict[str, Description] = {}
-        self._building: set[asyncio.Task[None]] = set()
-        fleet.on_model(self._on_model)
-        for model in fleet.models():
-            self._on_model(model)
-
-    @property
-    def ready(self) -> bool:
-        """Whether a worker is ready and its model is built."""
-        return self._fleet.ready and any(model.workers and model.name in self._served for model in self._fleet.models())
-
-    def models(self) -> list[ServedModel]:
-        """Return the models that can be asked for, ready or not."""
-        return [self._served[model.name] for model in self._fleet.models() if model.name in self._served]
-
-    def get(self, name: str) -> ServedModel:
-        """Return the model *name*. Raises ModelNotFound and WorkerUnavailable."""
-        self._fleet.model(name)
-        if name not in self._served:
-            raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
-        return self._served[name]
-
-    def _on_model(self, model: Model) -> None:
-        self._served.pop(model.name, None)
-        self._described[model.name] = model.description
-        task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
-        self._building.add(task)
-        task.add_done_callback(self._building.discard)
-
-    async def _build(self, description: Description) -> None:
-        try:
-            served = await asyncio.to_thread(ServedModel.from_description, description)
-        except StartupError as error:
-            _logger.error("model cannot be served", model=description.model, reason=error.message)
-        except Exception:
-            # A task of its own: what nobody foresaw in a checkpoint's files must not pass unseen.
-            _logger.exception("model cannot be served", model=description.model)
-        else:
-            # Builds run side by side; what the workers said last holds, not what was built last.
-            if self._described[description.model] is description:
-                self._served[description.model] = served

@@ -3,11 +3,19 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
+from saccade import models
 from saccade.errors import ModelNotFound, WorkerUnavailable
-from saccade.protocol.description import Description
+from saccade.models.files import CONFIG, parse_json, read_model_files
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.load import Load
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
 from saccade.transport.client import WorkerClient
+from saccade.transport.dialects import tokenspeed
 
 logger = logging.getLogger(__name__)
 
@@ -16,24 +24,54 @@ MAX_SHOWN_CHARACTERS = 100
 """Of a name that a client made up."""
 
 
+class Worker(Protocol):
+    """A worker as the gateway sees it, whatever wire it speaks; transport.client.WorkerClient says what each does."""
+
+    url: str
+    description: Description | None
+    load: Load | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a request now."""
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+
+    async def close(self) -> None:
+        """End what is open."""
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield its deltas, the last with a finish reason."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A served model: its name, what its workers say of it, and those of them that are ready now."""
 
     name: str
     description: Description
-    workers: tuple[WorkerClient, ...]
+    workers: tuple[Worker, ...]
 
 
 class Fleet:
     """The workers at *urls*, connected between start() and close().
 
-    *on_released* gets the names of shared-memory slots that no worker will read any more.
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
+    may still be reading. *given* are files of models, by name, for workers that send none.
     """
 
-    def __init__(self, urls: Sequence[str], on_released: Callable[[Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        on_released: Callable[[Sequence[str]], None],
+        on_discarded: Callable[[Sequence[str]], None] | None = None,
+        given: Mapping[str, ModelFiles] = MappingProxyType({}),
+    ) -> None:
         self.release = on_released
-        self._clients = tuple(WorkerClient(url, on_released, self._changed) for url in dict.fromkeys(urls))
+        self._discard = on_discarded or on_released
+        self._given = given
+        self._clients = tuple(self._client(url) for url in dict.fromkeys(urls))
         self._listeners: list[Callable[[Model], None]] = []
         self._announced: dict[str, Description] = {}
 
@@ -51,7 +89,7 @@ class Fleet:
         return any(client.ready for client in self._clients)
 
     @property
-    def clients(self) -> tuple[WorkerClient, ...]:
+    def clients(self) -> tuple[Worker, ...]:
         """Every worker, well or not, in the order of the urls."""
         return self._clients
 
@@ -88,7 +126,14 @@ class Fleet:
         workers = tuple(client for client, said in ready if _same_model(said, description))
         return Model(name=name, description=description, workers=workers)
 
-    def _changed(self, client: WorkerClient) -> None:
+    def _client(self, url: str) -> Worker:
+        if url.startswith(tokenspeed.SCHEME):
+            return tokenspeed.TokenSpeedClient(
+                url, self.release, self._changed, self._discard, self._given, read_model_files, _grid_name
+            )
+        return WorkerClient(url, self.release, self._changed)
+
+    def _changed(self, client: Worker) -> None:
         said = client.description
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
         if said is None or not client.ready:
@@ -101,6 +146,11 @@ class Fleet:
             self._announced[model.name] = model.description
             for listener in self._listeners:
                 listener(model)
+
+
+def _grid_name(files: ModelFiles) -> str | None:
+    """Return what the model's family calls a picture's grid on wires that are not ours."""
+    return models.families()[models.family_of(parse_json(files, CONFIG))].foreign_grid
 
 
 def _same_model(one: Description, other: Description) -> bool:

@@ -89,3 +89,6 @@ class Pixels(Protocol):
 
         *layout* is that of Layout.picture, or of Layout.foreign; *out* is of its pixel_dtype, bfloat16 as uint16.
         """
+
+    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
+        """Return what *patches* of Layout.picture's *layout* show, as a picture [height, width, 3] for people."""

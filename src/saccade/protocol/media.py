@@ -20,7 +20,8 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     """What the model will see of one picture; follows from the header's dimensions alone.
 
     *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
-    the wire: uint8, or on wires that are not ours float32 or bfloat16.
+    the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
+    (height, width), where the engine's half needs it.
     """
 
     resized_height: int
@@ -29,6 +30,7 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     pixel_shape: tuple[int, ...]
     pixel_dtype: str = "uint8"
+    original_size: tuple[int, int] | None = None
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -57,5 +59,6 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     pixel_shape: tuple[int, ...]
     pixel_dtype: str = "uint8"
+    original_size: tuple[int, int] | None = None
     slot: SlotRef | None = None
     inline: bytes | None = None

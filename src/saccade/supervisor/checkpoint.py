@@ -6,17 +6,19 @@ from pathlib import Path
 
 from saccade.errors import StartupError
 
-FETCHED_FILES = ("*.json", "*.jinja", "*.safetensors", "*.model", "tiktoken*", "*.tiktoken", "vocab*", "merges.txt")
+WEIGHTS = "*.safetensors"
+FETCHED_FILES = ("*.json", "*.jinja", "*.model", "tiktoken*", "*.tiktoken", "vocab*", "merges.txt")
 REFUSED_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.msgpack", "*.h5")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, *, weights: bool = True) -> Path:
     """Return the folder of the model *name*: a local folder with config.json, or a hub id `owner/name[@revision]`.
 
     A name that is a path of this machine is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are
-    honoured. Code and pickled weights are never fetched. Raises StartupError that names repository, file and cause.
+    honoured. Code and pickled weights are never fetched, others only with *weights*. Raises StartupError that names
+    repository, file and cause.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -27,7 +29,7 @@ def resolve_model(name: str) -> Path:
         raise StartupError(f"{folder} is a file; a model is a folder with config.json, or a hub id.")
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
         raise StartupError(f"There is no folder {folder}.")
-    return _fetch(*_repository(name))
+    return _fetch(*_repository(name), weights)
 
 
 def _repository(name: str) -> tuple[str, str | None]:
@@ -37,14 +39,15 @@ def _repository(name: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def _fetch(repository: str, revision: str | None) -> Path:
+def _fetch(repository: str, revision: str | None, weights: bool) -> Path:
     from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    wanted = [*FETCHED_FILES, WEIGHTS] if weights else list(FETCHED_FILES)
     try:
         folder = snapshot_download(
-            repository, revision=revision, allow_patterns=list(FETCHED_FILES), ignore_patterns=list(REFUSED_FILES)
+            repository, revision=revision, allow_patterns=wanted, ignore_patterns=list(REFUSED_FILES)
         )
     except (OSError, ValueError, HTTPError, EntryNotFoundError) as error:
         raise StartupError(f"The model {repository} could not be fetched: {_cause(error, revision)}") from error
@@ -55,12 +58,13 @@ def _fetch(repository: str, revision: str | None) -> Path:
 
 def _cause(error: Exception, revision: str | None) -> str:
     """Return a sentence of ours for what the hub's client raised."""
+    import httpx2
     from huggingface_hub import constants, errors
 
     match error:
         case errors.GatedRepoError():
             return "it is gated; ask for access on its page and set HF_TOKEN."
-        case errors.RepositoryNotFoundError():
+        case errors.RepositoryNotFoundError() | errors.HfHubHTTPError(response=httpx2.Response(status_code=401)):
             return "there is no such repository, or it is private and HF_TOKEN does not open it."
         case errors.RevisionNotFoundError():
             return f"it has no revision {revision!r}."

@@ -1,94 +1,108 @@
-"""Render messages.
-
-The template is the checkpoint's own Jinja program; it runs in the environment that `transformers` gives it
-(utils/chat_template_utils.py): trimmed blocks, loop controls, `tojson` without escapes, `raise_exception` and
-`strftime_now`.
-"""
+"""Render messages with the checkpoint's own chat template, and tell what it wrote from what users wrote."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from itertools import count
+from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
+from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.provenance import Provenance
+from saccade.tokenization.template_program import TemplateProgram
 from saccade.tokenization.tokenizer import Segment
 
-MAX_RENDERED_CHARACTERS = 4 * 2**20
-
 Message = Mapping[str, Any]
-"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; "name" where given."""
+"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; where given, "name" and
+"reasoning_content", strings."""
 
-_TEMPLATE_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""What a template's own code can raise over messages that it was not written for."""
-
-
-class _Refusal(jinja2.TemplateError):
-    """The template called raise_exception: its author's own words."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; here it only groups."""
-
-    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+_PROBE = "3141592653589793"
 
 
 class ChatTemplate:
     """One checkpoint's chat template.
 
     *special_tokens* are the strings that become single ids where the template writes them; *variables* are bos_token
-    and the like. Raises StartupError where the source is no template.
+    and the like. A template that takes only strings is given a *picture_tag*: content is then one string, with the tag
+    where a picture is. A template that takes only lists is found out, and strings are given to it as lists.
+    Raises StartupError where the source is no template.
     """
 
-    def __init__(self, source: str, special_tokens: Collection[str], variables: Mapping[str, str]) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise StartupError(f"The chat template is not valid Jinja (line {error.lineno}).") from error
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Collection[str],
+        variables: Mapping[str, str],
+        picture_tag: PictureTag | None = None,
+    ) -> None:
+        self._program = TemplateProgram(source, special_tokens)
         self._variables = variables
-        self._provenance = Provenance(special_tokens)
+        self._tag = picture_tag
+        self._provenance = Provenance(special_tokens, picture_tag)
+        self._loses_strings = False
+        self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[Segment]:
-        """Return the prompt in segments. Raises InvalidValue where the template refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        switches: Mapping[str, Any] | None = None,
+    ) -> list[Segment]:
+        """Return the prompt in segments; picture tags count as special.
+
+        *switches* are further variables, known to this family: numbers, strings, true, false or null. Raises
+        InvalidValue where the template refuses the messages.
+        """
+        given = switches or {}
+        for name, value in given.items():
+            if not isinstance(value, str | int | float | None):
+                raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
         # One clock for both renderings: they must not differ by what time it is.
         now = datetime.now()
 
         def render(written: Callable[[str], str]) -> str:
-            return self._expand(
-                messages=[_rewrite(message, written) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                strftime_now=now.strftime,
+            variables = {name: written(v) if isinstance(v, str) else v for name, v in given.items()} | {
                 **self._variables,
-            )
+                "messages": self._rewrite(messages, written),
+                "add_generation_prompt": add_generation_prompt,
+                "tools": None,
+                "documents": None,
+                "strftime_now": now.strftime,
+            }
+            return self._program.render(written, variables)
 
         return self._provenance.split(render)
 
-    def _expand(self, **variables: Any) -> str:
-        chunks: list[str] = []
-        num_characters = 0
+    def _shows(self, content: object) -> bool:
+        """Tell whether the template writes the text of *content*."""
         try:
-            for chunk in self._template.generate(**variables):
-                chunks.append(chunk)
-                num_characters += len(chunk)
-                if num_characters > MAX_RENDERED_CHARACTERS:
-                    raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
-        except _Refusal as error:
-            raise InvalidValue(f"The model's chat template refuses this: {error.message}", "messages") from error
-        except (*_TEMPLATE_FAULTS, RecursionError) as error:
-            raise InvalidValue("The model's chat template cannot render these messages.", "messages") from error
-        return "".join(chunks)
+            return any(_PROBE in segment.text for segment in self.render([{"role": "user", "content": content}]))
+        except InvalidValue:
+            return False
+
+    def _rewrite(self, messages: Sequence[Message], written: Callable[[str], str]) -> list[dict[str, Any]]:
+        """Copy the messages; a fresh copy each time, since a template may hold on to what it is given."""
+        copies = []
+        numbers = count(1)
+        for message in messages:
+            copy = dict(message)
+            for field in ("name", "reasoning_content"):
+                if copy.get(field) is not None:
+                    copy[field] = written(copy[field])
+            content = message["content"]
+            if isinstance(content, str):
+                copy["content"] = _text_part(written(content)) if self._loses_strings else written(content)
+            elif self._tag is not None:
+                parts = (
+                    written(part["text"]) if "text" in part else self._tag.write(next(numbers)) for part in content
+                )
+                copy["content"] = "".join(parts)
+            else:
+                copy["content"] = [
+                    part | {"text": written(part["text"])} if "text" in part else dict(part) for part in content
+                ]
+            copies.append(copy)
+        return copies
 
 
 def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any]) -> str:
@@ -121,37 +135,5 @@ def _read_json(content: bytes) -> object:
     return parsed.get("chat_template") if isinstance(parsed, dict) else parsed
 
 
-def _rewrite(message: Message, written: Callable[[str], str]) -> dict[str, Any]:
-    """Copy a message; a fresh copy each time, since a template may hold on to what it is given."""
-    copy = dict(message)
-    content = message["content"]
-    if isinstance(content, str):
-        copy["content"] = written(content)
-    else:
-        copy["content"] = [part | {"text": written(part["text"])} if "text" in part else dict(part) for part in content]
-    if "name" in message:
-        copy["name"] = written(message["name"])
-    return copy
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(str(message))
+def _text_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]

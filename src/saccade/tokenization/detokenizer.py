@@ -4,7 +4,6 @@ Two questions decide how much text may be shown: is the last character whole, an
 a stop string? Both are answered in constant time per byte, however the text is cut into tokens.
 """
 
-import codecs
 from collections.abc import Iterable, Sequence
 
 from saccade.tokenization.tokenizer import Tokenizer
@@ -34,7 +33,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stream = tokenizer.stream()
         self._stops = [StopString(text) for text in stop]
         self._held = ""
         self.stopped = False
@@ -48,14 +47,14 @@ class Detokenizer:
                 break
             self.num_tokens += 1
             if not self._tokenizer.is_special(token_id):
-                text += self._release(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+                text += self._release(self._stream.push(token_id))
         return text
 
     def finish(self) -> str:
         """Return the text that was held back; the answer is over."""
         if self.stopped:
             return ""
-        text = self._release(self._decoder.decode(b"", final=True)) + self._held
+        text = self._release(self._stream.finish()) + self._held
         self._held = ""
         return "" if self.stopped else text
 

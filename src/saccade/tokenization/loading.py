@@ -1,23 +1,49 @@
 """From a checkpoint's files to its tokenizer."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.picturewise import PicturewiseTokenizer
+from saccade.tokenization.tiktoken_model import TiktokenTokenizer
 from saccade.tokenization.tokenizer import Tokenizer
+from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 TOKENIZER = "tokenizer.json"
+TIKTOKEN = "tiktoken.model"
 
 
-def load_tokenizer(
-    files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], placeholder: str, placeholder_token_id: int | None
-) -> Tokenizer:
-    """Return the tokenizer of a checkpoint whose *files* are given by name. Raises StartupError.
+@dataclass(frozen=True)
+class TokenizerNeeds:
+    """What a family asks of its tokenizer.
 
     The token that stands for pictures is the one of *placeholder_token_id*, where that is None *placeholder*; it counts
-    as special whatever the files say.
+    as special whatever the files say. *tiktoken_pattern* splits text before a tiktoken.model encodes it. With
+    *split_at_pictures* every stretch of text between two *picture_tag*s is tokenised by itself.
     """
+
+    placeholder: str
+    placeholder_token_id: int | None = None
+    tiktoken_pattern: str | None = None
+    picture_tag: PictureTag | None = None
+    split_at_pictures: bool = False
+
+
+def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
+    """Return the tokenizer of a checkpoint whose *files* are given by name. Raises StartupError.
+
+    A tiktoken.model goes before a tokenizer.json beside it where the family knows how to read it: the latter is a
+    conversion. *tokenizer_config* is the parsed tokenizer_config.json, {} where there is none.
+    """
+    stands_for_pictures = needs.placeholder if needs.placeholder_token_id is None else needs.placeholder_token_id
+    if TIKTOKEN in files and needs.tiktoken_pattern is not None:
+        pattern = needs.tiktoken_pattern
+        return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, (stands_for_pictures,))
     if TOKENIZER not in files:
-        raise StartupError(f"The model has no {TOKENIZER}.")
-    protected = () if placeholder_token_id is None else (placeholder_token_id,)
-    return Tokenizer(files[TOKENIZER], tokenizer_config, protected)
+        reason = f"{TIKTOKEN} is there, but nothing says how this family splits text" if TIKTOKEN in files else ""
+        raise StartupError(f"The model has no {TOKENIZER}{reason and '; '}{reason}.")
+    if needs.split_at_pictures and needs.picture_tag is not None:
+        return PicturewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.picture_tag, stands_for_pictures)
+    return JsonTokenizer(files[TOKENIZER], tokenizer_config, (stands_for_pictures,))

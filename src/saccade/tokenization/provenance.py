@@ -4,7 +4,7 @@ A template is a program, so positions cannot be computed; they are observed. The
 and once with the users' characters in disguise: exchanged one for one for private-use characters. Where the second
 rendering, undisguised, equals the first, the template treated both alike, and every character out of disguise is the
 template's own. Whatever a template does to text (trim, split, concatenate, replace), it cannot turn disguised
-characters into a special token.
+characters into a special token. Tags that a template looks for in text wear the disguise too (template_program.py).
 """
 
 import re
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from saccade.errors import InvalidValue
+from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Segment
 
 PRIVATE_USE = range(0xF0000, 0xFFF00)
@@ -24,11 +25,15 @@ Render = Callable[[Callable[[str], str]], str]
 
 
 class Provenance:
-    """Splits rendered prompts at the special tokens that the template wrote."""
+    """Splits rendered prompts at special tokens that the template wrote and at picture tags that the gateway wrote."""
 
-    def __init__(self, special_tokens: Collection[str]) -> None:
+    def __init__(self, special_tokens: Collection[str], picture_tag: PictureTag | None = None) -> None:
         tokens = sorted((token for token in special_tokens if token.strip()), key=len, reverse=True)
-        self._special = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
+        patterns = [re.escape(token) for token in tokens]
+        if picture_tag is not None and not any(token in picture_tag.form for token in tokens):
+            patterns.append(picture_tag.pattern.pattern)
+            tokens.append(picture_tag.fixed)
+        self._special = re.compile(f"({'|'.join(patterns)})") if patterns else None
         everything = "".join(sorted({c for token in tokens for c in token if not c.isspace()}))
         self._disguised = (everything, critical_characters(tokens))
 

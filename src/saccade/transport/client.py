@@ -75,10 +75,8 @@ class _Session:
         for delta in frame.deltas:
             if (deltas := self._open.get(delta.request_id)) is not None:
                 deltas.put_nowait(delta)
-        known = [name for name in frame.released if name in self._lent]
-        self._lent -= Counter(known)
-        # A picture that is twice in a request has one slot and is released twice: only the last time frees it.
-        if released := sorted(set(known) - self._lent.keys()):
+        released = [name for name in frame.released if self._returned(name)]
+        if released:
             self._on_released(released)
 
     def fail(self, sentence: str) -> None:
@@ -86,9 +84,16 @@ class _Session:
         for deltas in self._open.values():
             deltas.put_nowait(WorkerFailed(sentence))
         self._open.clear()
-        if released := sorted(self._lent):
+        if released := list(self._lent.elements()):
             self._lent.clear()
             self._on_released(released)
+
+    def _returned(self, name: str) -> bool:
+        """Note that one use of a slot is over; False where none was open, which a worker in order never says."""
+        if self._lent[name] <= 0:
+            return False
+        self._lent[name] -= 1
+        return True
 
 
 def slots_of(request: EngineRequest) -> list[str]:
@@ -100,8 +105,8 @@ class WorkerClient:
     """A worker as a gateway sees it; it connects, and connects again, by itself between start() and close().
 
     *url* is `grpc://host:port` or `unix:/path`. Every slot of a request given to generate() comes back through
-    *on_released*, by name, once: when the worker has copied it, or will never read it. *on_change* is called with
-    this client whenever `ready`, `description` or both have changed.
+    *on_released*, by name, once for each picture that lies in it: when the worker has copied it, or never will.
+    *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
 
     def __init__(

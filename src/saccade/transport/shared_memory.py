@@ -51,11 +51,13 @@ def namespace() -> str:
 
 @dataclass
 class _Segment:
-    """A file of the pool; *generation* counts its uses."""
+    """A file of the pool. *generation* counts what it has held; *holders* are those who still need what it holds."""
 
     name: str
     capacity_bytes: int
     generation: int = 0
+    holders: int = 0
+    reusable: bool = True
 
 
 @dataclass
@@ -69,7 +71,7 @@ class SlotPool:
     budget_bytes: int
     _used: dict[str, _Segment] = field(default_factory=dict)
     _free: list[_Segment] = field(default_factory=list)
-    _prefix: str = field(default_factory=lambda: f"saccade-{os.getpid()}-{_start_time(os.getpid())}-")
+    _prefix: str = field(default_factory=lambda: f"saccade-{os.getpid()}-{start_time(os.getpid())}-")
 
     @property
     def num_used(self) -> int:
@@ -91,14 +93,34 @@ class SlotPool:
         if segment is None:
             return None
         segment.generation += 1
+        segment.holders = 1
         self._used[segment.name] = segment
         return Slot(SlotRef(name=segment.name, generation=segment.generation, nbytes=nbytes), segment.capacity_bytes)
 
-    def release(self, name: str, generation: int | None = None) -> None:
-        """Take a slot back. A name that is not in use is no error; with *generation*, only that use is ended."""
+    def retain(self, name: str) -> None:
+        """Note one more holder of a slot that is in use: it is taken back when all have released it."""
+        self._used[name].holders += 1
+
+    def num_holders(self, name: str) -> int:
+        """Return how many have not released the slot yet."""
+        return self._used[name].holders if name in self._used else 0
+
+    def release(self, name: str, *, reusable: bool = True) -> None:
+        """End one holder's use of a slot. A name that is not in use is no error.
+
+        Without *reusable* nobody can tell who still reads the segment: it is given up after its last holder.
+        """
         segment = self._used.get(name)
-        if segment is not None and generation in (None, segment.generation):
-            self._free.append(self._used.pop(name))
+        if segment is None:
+            return
+        segment.holders -= 1
+        segment.reusable &= reusable
+        if segment.holders == 0:
+            del self._used[name]
+            if segment.reusable:
+                self._free.append(segment)
+            else:
+                _unlink(name)
 
     def close(self) -> None:
         """Unlink every segment. Readers that have one open may finish."""
@@ -178,7 +200,7 @@ def sweep() -> int:
     removed = 0
     for path in FOLDER.glob("saccade-*"):
         match = NAME.fullmatch(path.name)
-        if match and _start_time(int(match[1])) != int(match[2]) and _owned_here(path.name):
+        if match and start_time(int(match[1])) != int(match[2]) and _owned_here(path.name):
             removed += _unlink(path.name)
     return removed
 
@@ -203,7 +225,7 @@ def _size_class(nbytes: int) -> int:
     return -(-wanted // step) * step
 
 
-def _start_time(pid: int) -> int:
+def start_time(pid: int) -> int:
     """Return the process's start in clock ticks since boot (proc(5), stat, field 22); 0 where it is not alive."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Resize rule and patch order of the towers that merge 2 x 2 patches. numpy, no torch.
+"""Resize rule and counts of the towers that merge 2 x 2 patches. No torch, no pixels.
 
 Source of rule and order: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize and patchify.
 The wire carries uint8 patches of one frame; the engine doubles the frame and normalises: (x - mean*255) / (std*255).
@@ -6,33 +6,29 @@ The wire carries uint8 patches of one frame; the engine doubles the frame and no
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
 from saccade.models.family import PictureOptions
-from saccade.models.preprocessing import normalisation
+from saccade.models.preprocessing.configuration import (
+    CHANNELS,
+    PREPROCESSOR_CONFIG,
+    check_fixed,
+    deviations,
+    one_per_channel,
+    whole_number,
+)
 from saccade.protocol.media import PictureLayout
 
 MAX_ASPECT = 200
-CHANNELS = 3
 BICUBIC = 3
-FILE = "preprocessor_config.json"
-DEFAULTS: Mapping[str, Any] = {
-    "patch_size": 14,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-"""What the reference processor takes where the file is silent."""
-
-DEFAULT_SIZE: Mapping[str, int] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 LOW_DETAIL_PIXELS = 512 * 512
 """What `detail: low` leaves of a picture: OpenAI's own size for it."""
+
+MOST_PIXELS = 16 * 1024 * 1024
+"""The most that a request may ask for where the model's own limit is not higher: 4096 x 4096."""
 
 FIXED: Mapping[str, Any] = {
     "do_resize": True,
@@ -44,35 +40,87 @@ FIXED: Mapping[str, Any] = {
 }
 """Settings that have one served value; another one would show the model other pixels than it was trained on."""
 
+TOWER_KEYS = (
+    ("patch_size", "patch_size"),
+    ("spatial_merge_size", "merge_size"),
+    ("temporal_patch_size", "temporal_patch_size"),
+)
 
-def resolve(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parsed preprocessor_config.json: patch_size, temporal_patch_size, merge_size,
-    min_pixels, max_pixels (of the resized picture), image_mean and image_std (of values in 0 to 1).
 
-    Raises StartupError where a value is wrong or not served.
+class MergeBlocksLayout:
+    """Counts from dimensions. A family adds its data.
+
+    *defaults* hold where preprocessor_config.json is silent; *released* is taken for a file that is missing.
     """
-    for key, value in FIXED.items():
-        if preprocessor.get(key, value) != value:
-            raise StartupError(f"{FILE} sets {key} to {preprocessor[key]!r}; only {value!r} is served.")
-    settings = {key: preprocessor.get(key, default) for key, default in DEFAULTS.items()}
-    size = preprocessor.get("size") or DEFAULT_SIZE
-    if not isinstance(size, Mapping):
-        raise StartupError(f"{FILE} gives no usable size: {size!r} has no shortest_edge and longest_edge.")
-    for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        # The older spelling wins where both are given.
-        older = preprocessor.get(key)
-        settings[key] = size.get(edge) if older is None else older
+
+    defaults: ClassVar[Mapping[str, Any]]
+    released: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+        self.settings: Mapping[str, Any] = resolve(preprocessor or self.released, self.defaults)
+        check_tower(config, self.settings)
+
+    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+        """Return `settings` with the limits that *options* set. Raises InvalidValue."""
+        return adjusted(self.settings, options)
+
+    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (1, rows, columns), tokens and patch shape. Raises ImageTooLarge."""
+        return picture_layout(width, height, settings)
+
+    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Return *layout* as the reference has it: patches of [3 * temporal_patch_size * patch_size * patch_size]."""
+        patches, width = layout.pixel_shape
+        shape = (patches, width * self.settings["temporal_patch_size"])
+        return msgspec.structs.replace(layout, pixel_shape=shape, pixel_dtype=dtype)
+
+
+def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parsed preprocessor_config.json, from *defaults* where it is silent.
+
+    They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized picture), image_mean
+    and image_std (of values in 0 to 1). Raises StartupError where a value is wrong or not served.
+    """
+    check_fixed(preprocessor, FIXED)
+    settings = {
+        key: default if (value := preprocessor.get(key)) is None else value for key, default in defaults.items()
+    }
+    settings |= _pixel_limits(preprocessor, defaults)
     for key in ("patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels"):
-        if not isinstance(settings[key], int) or settings[key] < 1:
-            raise StartupError(f"{FILE} gives no usable {key}: {settings[key]!r} is not a positive whole number.")
-    for key in ("image_mean", "image_std"):
-        if not _is_one_number_a_channel(settings[key]):
-            raise StartupError(f"{FILE} gives no usable {key}: {settings[key]!r} are not {CHANNELS} numbers.")
+        whole_number(settings[key], key)
+    if settings["patch_size"] * settings["merge_size"] % 2:
+        raise StartupError(f"{PREPROCESSOR_CONFIG} cuts blocks of an odd size; one of patch_size, merge_size is even.")
+    if settings["min_pixels"] > settings["max_pixels"]:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG} gives min_pixels {settings['min_pixels']}, more than max_pixels "
+            f"{settings['max_pixels']}."
+        )
+    one_per_channel(settings["image_mean"], "image_mean")
+    deviations(settings["image_std"], "image_std")
     return settings
 
 
-def _is_one_number_a_channel(value: object) -> bool:
-    return isinstance(value, list) and len(value) == CHANNELS and all(isinstance(one, int | float) for one in value)
+def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return min_pixels and max_pixels: spelt so they win over `size`, which spells them either way."""
+    size = preprocessor.get("size")
+    if size is not None and not isinstance(size, Mapping):
+        raise StartupError(f"{PREPROCESSOR_CONFIG} gives no usable size: {size!r} has no shortest_edge, longest_edge.")
+    limits = {}
+    for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        within = defaults[key] if size is None else size.get(edge, size.get(key))
+        limits[key] = within if preprocessor.get(key) is None else preprocessor[key]
+    return limits
+
+
+def check_tower(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise StartupError where the vision tower of config.json takes other patches than *settings* cut."""
+    vision = config.get("vision_config") or {}
+    for key, setting in TOWER_KEYS:
+        if vision.get(key, settings[setting]) != settings[setting]:
+            raise StartupError(
+                f"config.json says vision_config.{key} is {vision[key]!r}, but {PREPROCESSOR_CONFIG} cuts "
+                f"pictures with {setting} {settings[setting]!r}."
+            )
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
@@ -97,17 +145,34 @@ def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, 
 
 
 def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[str, Any]:
-    """Return *settings* with the limits of *options*; the same object where nothing changes. Raises InvalidValue."""
-    minimum = options.min_pixels or settings["min_pixels"]
-    maximum = options.max_pixels or settings["max_pixels"]
+    """Return *settings* with the limits of *options*; the same object where nothing changes. Raises InvalidValue.
+
+    `detail: low` lowers the model's own least number of pixels where it must, but not one that the request sets.
+    """
+    minimum = _asked(options.min_pixels, "min_pixels", settings)
+    maximum = _asked(options.max_pixels, "max_pixels", settings)
     if options.detail == "low":
         maximum = min(maximum, LOW_DETAIL_PIXELS)
-        minimum = min(minimum, maximum)
+        minimum = min(minimum, maximum) if options.min_pixels is None else minimum
     if minimum > maximum:
-        raise InvalidValue(f"min_pixels {minimum} is more than max_pixels {maximum}.", "mm_processor_kwargs")
+        raise InvalidValue(
+            f"These pictures would have at least {minimum} and at most {maximum} pixels: min_pixels may not be more "
+            "than max_pixels, nor than what detail: low leaves. What a request does not set is the model's own.",
+            "mm_processor_kwargs",
+        )
     if (minimum, maximum) == (settings["min_pixels"], settings["max_pixels"]):
         return settings
     return {**settings, "min_pixels": minimum, "max_pixels": maximum}
+
+
+def _asked(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
+    """Return *value*, or the model's own where it is None. Raises InvalidValue."""
+    most = max(MOST_PIXELS, settings["max_pixels"])
+    if value is None:
+        return int(settings[key])
+    if type(value) is not int or not 1 <= value <= most:
+        raise InvalidValue(f"{key} must be a whole number from 1 to {most}.", f"mm_processor_kwargs.{key}")
+    return value
 
 
 def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
@@ -124,45 +189,8 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
     )
 
 
-def write_patches(planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], out: npt.NDArray[np.uint8]) -> None:
-    """Write *planes* [3, height, width] into *out* [patches, 3 * patch * patch], both uint8, with one strided copy.
-
-    Rows follow merged blocks: (rows / merge, columns / merge, merge, merge); each holds (channel, patch, patch).
-    """
-    patch, merge = settings["patch_size"], settings["merge_size"]
-    channels, height, width = planes.shape
-    rows, columns = height // (patch * merge), width // (patch * merge)
-    blocks = planes.reshape(channels, rows, merge, patch, columns, merge, patch)
-    target = out.reshape((rows, columns, merge, merge, channels, patch, patch), copy=False)
-    target[...] = blocks.transpose(1, 4, 2, 5, 0, 3, 6)
-
-
 def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: PictureLayout) -> None:
     """Raise InternalError where *layout*, of whatever wire, was made for another size or other settings."""
     own = picture_layout(width, height, settings)
     if (own.resized_height, own.resized_width, own.grid) != (layout.resized_height, layout.resized_width, layout.grid):
         raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
-
-
-def foreign(layout: PictureLayout, settings: Mapping[str, Any], dtype: str) -> PictureLayout:
-    """Return *layout* as the reference has it: patches of [3 * temporal_patch_size * patch_size * patch_size]."""
-    patches, width = layout.pixel_shape
-    shape = (patches, width * settings["temporal_patch_size"])
-    return msgspec.structs.replace(layout, pixel_shape=shape, pixel_dtype=dtype)
-
-
-def write_normalised(
-    planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], dtype: str, out: npt.NDArray[Any]
-) -> None:
-    """Write *planes* [3, height, width] into *out* of foreign()'s shape: float32, or bfloat16 as uint16.
-
-    One of 256 values for each byte: (x - mean * 255) / (std * 255) in float32, as the reference processor computes it.
-    """
-    patch, merge, frames = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
-    channels, height, width = planes.shape
-    rows, columns = height // (patch * merge), width // (patch * merge)
-    target = out.reshape((rows, columns, merge, merge, channels, frames, patch, patch), copy=False)
-    for channel, table in enumerate(normalisation.tables(settings["image_mean"], settings["image_std"], dtype)):
-        blocks = table[planes[channel]].reshape(rows, merge, patch, columns, merge, patch).transpose(0, 3, 1, 4, 2, 5)
-        for frame in range(frames):
-            target[:, :, :, :, channel, frame] = blocks

@@ -20,6 +20,22 @@ def tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> npt.NDArr
     return values if dtype == "float32" else bfloat16(values)
 
 
+def pair_tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> list[npt.NDArray[Any]]:
+    """Return for each channel the values of two neighbours, by their bytes read as one little-endian uint16.
+
+    Each is [65536] of what holds two values of *dtype*, uint32 or uint64: one look-up where `tables` take two. Channels
+    that are normalised alike share one, so that it stays in the processor's cache.
+    """
+    made: dict[bytes, npt.NDArray[Any]] = {}
+    return [made.setdefault(table.tobytes(), _pairs(table)) for table in tables(mean, std, dtype)]
+
+
+def _pairs(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    pairs = np.empty((256, 256, 2), table.dtype)
+    pairs[..., 0], pairs[..., 1] = table[None, :], table[:, None]
+    return pairs.reshape(-1).view(f"u{2 * table.itemsize}")
+
+
 def bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return *values* rounded to the nearest bfloat16, ties to even, as the uint16 that hold their bits."""
     bits = np.ascontiguousarray(values).view(np.uint32)

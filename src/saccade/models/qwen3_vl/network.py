@@ -15,12 +15,24 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.configuration import integer, section
 from saccade.models.backbones.qwen_text import TextConfig, TextDecoder
 from saccade.models.backbones.qwen_vision import EncoderMetadata, VisionConfig, VisionTower
-from saccade.models.preprocessing import merge_blocks
+from saccade.models.preprocessing.configuration import CHANNELS
+from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.weights import Target, locate
 from saccade.nn.context import AttentionBackend, ForwardContext, KvSpec
 from saccade.nn.linear import Linear
 from saccade.nn.rope import MultimodalPositions
 from saccade.nn.vision import Grid, grid_list
+
+EXPERT_KEYS = ("num_experts", "num_local_experts", "moe_intermediate_size")
+
+
+def _check_dense(text: Mapping[str, Any]) -> None:
+    found = next((key for key in EXPERT_KEYS if text.get(key)), None)
+    if found is not None:
+        raise StartupError(
+            f"config.json: `text_config.{found}` says that the model has experts; Saccade's engine runs only the dense "
+            "kind yet. A gateway serves it over workers of other makes."
+        )
 
 
 class Network(nn.Module):
@@ -28,6 +40,7 @@ class Network(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         super().__init__()
+        _check_dense(section(config, "text_config"))
         text = TextConfig.read(section(config, "text_config"))
         vision = VisionConfig.read(section(config, "vision_config"))
         if vision.out_hidden_size != text.hidden_size:
@@ -48,9 +61,9 @@ class Network(nn.Module):
         self.visual = VisionTower(vision)
         self.language_model = TextDecoder(text)
         self.lm_head = None if self.tied else Linear(text.hidden_size, text.vocab_size, bias=False)
-        if vision.channels != merge_blocks.CHANNELS:
-            raise StartupError(f"config.json: `in_channels` must be {merge_blocks.CHANNELS}, not {vision.channels}.")
-        settings = merge_blocks.resolve(preprocessor)
+        if vision.channels != CHANNELS:
+            raise StartupError(f"config.json: `in_channels` must be {CHANNELS}, not {vision.channels}.")
+        settings = Layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
 
@@ -99,7 +112,7 @@ class Network(nn.Module):
     def _normalise(self, pixels_PC: torch.Tensor) -> torch.Tensor:
         # In this order and precision it is bit-equal to the reference processor, which folds 1/255 into mean and std.
         mean, std = self.scaled_mean_std
-        values = pixels_PC.view(pixels_PC.shape[0], merge_blocks.CHANNELS, -1).float()
+        values = pixels_PC.view(pixels_PC.shape[0], CHANNELS, -1).float()
         return values.sub_(mean).div_(std).flatten(1)
 
     def forward(

@@ -1,0 +1,195 @@
+"""The load: `python -m benchmarks.gateway.load '{"url": ..., ...}'` keeps as many requests open as it has clients.
+
+What is measured is the time from the moment before a request is written to the moment at which the worker had it, and
+what the processes of gateway, worker and this program used meanwhile. One JSON object on standard output.
+"""
+
+import asyncio
+import base64
+import collections
+import itertools
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import uvloop
+
+from benchmarks.gateway.receipt import RECEIPT, now_ns
+
+TIMEOUT_SECONDS = 300
+KEEP_ALIVE_SECONDS = 2.0
+"""Less than any server's: a connection that the server has just closed cannot be used again."""
+
+QUESTION = "Describe picture {} in one sentence."
+
+
+@dataclass(frozen=True)
+class Load:
+    """*num_requests* are measured after *num_warmup* others; with *seconds*, as many as fit into them."""
+
+    url: str
+    model: str
+    num_clients: int
+    num_requests: int
+    num_warmup: int
+    pictures: Sequence[str] = ()
+    seconds: float = 0.0
+    gateway_pid: int = 0
+    worker_pid: int = 0
+
+
+@dataclass
+class Outcome:
+    """Milliseconds of every request, and the errors by what they were."""
+
+    receipt_ms: list[float] = field(default_factory=list)
+    round_trip_ms: list[float] = field(default_factory=list)
+    message_bytes: list[int] = field(default_factory=list)
+    errors: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """CPU seconds since the start of each: the machine, its idle time, gateway and worker with all below them, us."""
+
+    busy: float
+    gateway: float
+    worker: float
+    client: float
+
+    @classmethod
+    def now(cls, load: Load) -> "Usage":
+        """Read all of them."""
+        times = psutil.cpu_times()
+        ours = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            busy=sum(times[: len(times) - 2]) - times.idle - getattr(times, "iowait", 0.0),
+            gateway=tree_seconds(load.gateway_pid),
+            worker=tree_seconds(load.worker_pid),
+            client=ours.ru_utime + ours.ru_stime,
+        )
+
+
+def tree_seconds(pid: int) -> float:
+    """Return the CPU seconds of the process *pid* and all that live below it."""
+    if not pid:
+        return 0.0
+    root = psutil.Process(pid)
+    return sum(used.user + used.system for used in (one.cpu_times() for one in [root, *root.children(recursive=True)]))
+
+
+def bodies(load: Load) -> list[bytes]:
+    """Return one request for each picture, or one without any."""
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(Path(path).read_bytes()).decode()}" for path in load.pictures]
+    pictures: list[list[Mapping[str, Any]]] = [[{"type": "image_url", "image_url": {"url": url}}] for url in urls]
+    requests = []
+    for number, picture in enumerate(pictures or [[]]):
+        content = [*picture, {"type": "text", "text": QUESTION.format(number)}]
+        messages = [{"role": "user", "content": content}]
+        requests.append({"model": load.model, "messages": messages, "max_tokens": 64, "temperature": 0})
+    return [json.dumps(request).encode() for request in requests]
+
+
+class Clients:
+    """Asks one request after the other in each of num_clients tasks."""
+
+    def __init__(self, load: Load, session: aiohttp.ClientSession) -> None:
+        self._load = load
+        self._session = session
+        self._bodies = bodies(load)
+
+    async def run(self, numbers: Iterator[int], outcome: Outcome) -> None:
+        """Ask the requests of those *numbers*; all clients draw from the same."""
+        await asyncio.gather(*(self._client(numbers, outcome) for _ in range(self._load.num_clients)))
+
+    async def _client(self, numbers: Iterator[int], outcome: Outcome) -> None:
+        for number in numbers:
+            await self._ask(self._bodies[number % len(self._bodies)], outcome)
+
+    async def _ask(self, body: bytes, outcome: Outcome) -> None:
+        begun_ns = now_ns()
+        try:
+            async with self._session.post(
+                f"{self._load.url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
+            ) as response:
+                content = await response.read()
+        except aiohttp.ClientError as error:
+            outcome.errors[type(error).__name__] += 1
+            return
+        ended_ns = now_ns()
+        receipt = RECEIPT.search(json.loads(content)["choices"][0]["message"]["content"]) if response.ok else None
+        if receipt is None:
+            outcome.errors[f"{response.status} {content[:200].decode(errors='replace')}"] += 1
+            return
+        outcome.receipt_ms.append((int(receipt[1]) - begun_ns) / 1e6)
+        outcome.round_trip_ms.append((ended_ns - begun_ns) / 1e6)
+        outcome.message_bytes.append(int(receipt[2]))
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return the nearest-rank percentile, None of nothing."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, round(percent / 100 * (len(ordered) - 1)))], 2) if ordered else None
+
+
+def numbers_of(load: Load) -> Iterator[int]:
+    """Yield the numbers of the requests to measure."""
+    if not load.seconds:
+        yield from range(load.num_requests)
+        return
+    end = time.monotonic() + load.seconds
+    for number in itertools.count():
+        if time.monotonic() >= end:
+            return
+        yield number
+
+
+def report(outcome: Outcome, before: Usage, after: Usage, wall_seconds: float) -> dict[str, Any]:
+    """Return the row's figures. CPU is per answered request; *foreign* is everybody else's part of the machine."""
+    count = max(1, len(outcome.receipt_ms))
+    used = {name: getattr(after, name) - getattr(before, name) for name in asdict(before)}
+    foreign = used["busy"] - used["gateway"] - used["worker"] - used["client"]
+    latency = {
+        f"{name}_p{percent}_ms": percentile(getattr(outcome, f"{name}_ms"), percent)
+        for name in ("receipt", "round_trip")
+        for percent in (50, 90, 99)
+    }
+    cpu = {f"{name}_cpu_ms": round(1000 * used[name] / count, 2) for name in ("gateway", "worker", "client")}
+    return {
+        "requests": len(outcome.receipt_ms),
+        "errors": dict(outcome.errors),
+        "requests_per_second": round(len(outcome.receipt_ms) / wall_seconds, 2),
+        **latency,
+        **cpu,
+        "message_bytes": sum(outcome.message_bytes) // count,
+        "machine_busy": round(used["busy"] / wall_seconds / (os.cpu_count() or 1), 3),
+        "foreign_cpu": round(max(0.0, foreign) / wall_seconds / (os.cpu_count() or 1), 3),
+    }
+
+
+async def measure(load: Load) -> dict[str, Any]:
+    """Warm up, then measure."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS), timeout=timeout
+    ) as session:
+        clients = Clients(load, session)
+        await clients.run(iter(range(load.num_warmup)), Outcome())
+        print("warm", file=sys.stderr, flush=True)
+        outcome = Outcome()
+        before, begun = Usage.now(load), time.monotonic()
+        await clients.run(numbers_of(load), outcome)
+        wall_seconds, after = time.monotonic() - begun, Usage.now(load)
+    return report(outcome, before, after, wall_seconds)
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(measure(Load(**json.loads(sys.argv[1]))))))

@@ -1,0 +1,94 @@
+"""A worker of Saccade's own wire without an engine: `python -m benchmarks.gateway.native_worker FOLDER --port N`.
+
+Like an engine it copies the pixels out of shared memory, in a thread of its own, before it says that they are released
+and answers; the receipt is stamped when the request arrives.
+"""
+
+import argparse
+import asyncio
+import concurrent.futures
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from benchmarks.gateway.receipt import Receipts, now_ns
+from saccade.identity.content import files_digest
+from saccade.models.files import read_model_files
+from saccade.protocol.description import Description
+from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
+from saccade.protocol.request import EngineRequest, GatewayCommand
+from saccade.transport.server import Connection, WorkerServer
+from saccade.transport.shared_memory import namespace, read_slot
+
+
+class NotesFront:
+    """Answers every request with its receipt, once its pixels are copied."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        files = read_model_files(folder)
+        self._description = Description(
+            model=model,
+            fingerprint=files_digest(files.files),
+            files=files,
+            max_model_len=262144,
+            max_num_seqs=256,
+            block_size=16,
+            num_blocks=1 << 16,
+            dtype="bfloat16",
+            device="none",
+            shm_namespace=namespace(),
+            version="none",
+        )
+        self._receipts = Receipts(folder)
+        self._commands = msgspec.msgpack.Decoder(GatewayCommand)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._engine = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        self._num_connections = 0
+
+    def describe(self) -> bytes:
+        """Return the encoded Description."""
+        return self._encoder.encode(self._description)
+
+    def open(self) -> Connection:
+        """Return a new connection."""
+        self._num_connections += 1
+        return Connection(self._num_connections)
+
+    def receive(self, connection: Connection, command: bytes) -> None:
+        """Take one command; an abort comes too late for anything."""
+        received_ns = now_ns()
+        request = self._commands.decode(command)
+        if not isinstance(request, EngineRequest):
+            return
+        slots = [item.slot for item in request.media if item.slot is not None]
+        receipt = self._receipts.ids(received_ns, len(command) + sum(slot.nbytes for slot in slots))
+        delta = TokenDelta(request.request_id, receipt, FinishReason.STOP)
+        frame = self._encoder.encode(StepFrame([delta], [slot.name for slot in slots]))
+        if not slots:
+            connection.send(frame)
+            return
+        loop = asyncio.get_running_loop()
+        copied = loop.run_in_executor(self._engine, lambda: [read_slot(slot) for slot in slots])
+        copied.add_done_callback(lambda done: (done.result(), connection.send(frame)))
+
+    def hang_up(self, connection: Connection) -> None:
+        """Have nothing to clean up."""
+
+
+async def main() -> None:
+    """Serve until ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    arguments = parser.parse_args()
+    server = WorkerServer(NotesFront(arguments.folder, arguments.model), f"127.0.0.1:{arguments.port}")
+    await server.start()
+    await server.set_ready(True)
+    print("listening", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

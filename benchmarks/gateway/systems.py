@@ -1,0 +1,152 @@
+"""The gateways under test, each with a worker of its own behind it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MODEL = "tiny-vlm"
+READY_SECONDS = 60.0
+STOP_SECONDS = 30.0
+SMG, TOKENSPEED, NATIVE = "smg", "saccade, TokenSpeed wire", "saccade, native wire"
+SYSTEMS = (SMG, TOKENSPEED, NATIVE)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run was given: SMG's executable, the folder with libturbojpeg, more arguments for our gateway."""
+
+    smg: Path | None
+    turbojpeg: Path | None
+    logs: Path
+    gateway_arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A gateway that answers, and the worker behind it."""
+
+    url: str
+    gateway: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+
+    def pss_mib(self) -> float:
+        """Return the proportional set size of the gateway and all below it: shared pages count once."""
+        root = psutil.Process(self.gateway.pid)
+        total = 0
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_full_info().pss
+        return total / (1 << 20)
+
+    def metrics(self) -> str:
+        """Return our gateway's metrics in Prometheus' format."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            return str(response.read().decode())
+
+
+@contextlib.contextmanager
+def running(system: str, setup: Setup, folder: Path, *, caches: bool) -> Iterator[Running]:
+    """Start *system* in front of a worker that serves the model in *folder*; stop both at the end."""
+    worker_port, port, metrics_port = _free_ports(3)
+    kind = "native_worker" if system == NATIVE else "tokenspeed_worker"
+    worker_command = [sys.executable, "-m", f"benchmarks.gateway.{kind}", str(folder), "--model", MODEL]
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((setup.logs / f"{system.replace(', ', '-').replace(' ', '-')}.log").open("ab"))
+        worker = stack.enter_context(_process([*worker_command, "--port", str(worker_port)], log.fileno(), {}))
+        _wait(worker, lambda: _listens(worker_port))
+        if system == SMG:
+            command, environment = _smg(setup, worker_port, port, metrics_port, caches=caches)
+        else:
+            command, environment = _saccade(system, setup, worker_port, port, caches=caches), {}
+        gateway = stack.enter_context(_process(command, log.fileno(), environment))
+        started = Running(f"http://127.0.0.1:{port}", gateway, worker)
+        _wait(gateway, lambda: _answers(started.url))
+        yield started
+
+
+def _smg(
+    setup: Setup, worker_port: int, port: int, metrics_port: int, *, caches: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return SMG as its users would start it for the least work: shared memory, libturbojpeg, few log lines."""
+    command = [str(setup.smg), "launch", "--backend", "tokenspeed"]
+    command += ["--worker-urls", f"grpc://127.0.0.1:{worker_port}", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "warn"]
+    command += ["--multimodal-tensor-transport", "auto"]
+    command += ["--mm-pixel-cache-mb", "2048"] if caches else []
+    return command, {"LD_LIBRARY_PATH": str(setup.turbojpeg)} if setup.turbojpeg else {}
+
+
+def _saccade(system: str, setup: Setup, worker_port: int, port: int, *, caches: bool) -> list[str]:
+    scheme = "grpc" if system == NATIVE else "tokenspeed"
+    command = [str(Path(sys.executable).with_name("saccade")), "gateway", "--log-level", "WARNING"]
+    command += ["--worker-url", f"{scheme}://127.0.0.1:{worker_port}", "--host", "127.0.0.1", "--port", str(port)]
+    command += [] if caches else ["--mm-processor-cache-gb", "0"]
+    return [*command, *setup.gateway_arguments]
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run *command* until the block ends; whatever it started ends with it."""
+    process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment})
+    try:
+        yield process
+    finally:
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for left in psutil.wait_procs(below, timeout=5.0)[1]:
+            left.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds. Raises RuntimeError where the process ends, or takes too long."""
+    deadline = time.monotonic() + READY_SECONDS
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{process.args} did not become ready; its log tells more")
+        time.sleep(0.1)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers(url: str) -> bool:
+    """Whether a chat without pictures is answered."""
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return b"choices" in response.read()
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,69 @@
+"""The models that a gateway serves, built as their workers describe them."""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from saccade.errors import StartupError, WorkerUnavailable
+from saccade.gateway.served_model import ServedModel
+from saccade.gateway.workers import Fleet, Model
+from saccade.protocol.description import Description, ModelFiles
+
+_logger = structlog.get_logger(__name__)
+
+
+class Catalogue:
+    """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
+
+    Files that the operator has *given* for a model's name stand in for those that its worker sends.
+    """
+
+    def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles]) -> None:
+        self._fleet = fleet
+        self._given = given
+        self._served: dict[str, ServedModel] = {}
+        self._described: dict[str, Description] = {}
+        self._building: set[asyncio.Task[None]] = set()
+        fleet.on_model(self._on_model)
+        for model in fleet.models():
+            self._on_model(model)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker is ready and its model is built."""
+        return self._fleet.ready and any(model.workers and model.name in self._served for model in self._fleet.models())
+
+    def models(self) -> list[ServedModel]:
+        """Return the models that can be asked for, ready or not."""
+        return [self._served[model.name] for model in self._fleet.models() if model.name in self._served]
+
+    def get(self, name: str) -> ServedModel:
+        """Return the model *name*. Raises ModelNotFound and WorkerUnavailable."""
+        self._fleet.model(name)
+        if name not in self._served:
+            raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
+        return self._served[name]
+
+    def _on_model(self, model: Model) -> None:
+        self._served.pop(model.name, None)
+        self._described[model.name] = model.description
+        task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
+        self._building.add(task)
+        task.add_done_callback(self._building.discard)
+
+    async def _build(self, description: Description) -> None:
+        try:
+            files = self._given.get(description.model, description.files)
+            served = await asyncio.to_thread(
+                ServedModel.from_files, description.model, files, description.max_model_len
+            )
+        except StartupError as error:
+            _logger.error("model cannot be served", model=description.model, reason=error.message)
+        except Exception:
+            # A task of its own: what nobody foresaw in a checkpoint's files must not pass unseen.
+            _logger.exception("model cannot be served", model=description.model)
+        else:
+            # Builds run side by side; what the workers said last holds, not what was built last.
+            if self._described[description.model] is description:
+                self._served[description.model] = served

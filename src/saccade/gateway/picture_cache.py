@@ -1,0 +1,129 @@
+"""Prepared pictures, kept by (salt, content hash, form on the wire): a picture that is seen again is not decoded again.
+
+Pictures that are asked for at the same time share one decode. What is kept stays in the slot it was written to, so a
+hit costs no copy either; slots that requests need go before slots that may be needed again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.gateway.media_pool import MediaPool, PreparedPicture
+
+Key = tuple[bytes, bytes, str]
+
+
+@dataclass
+class _Flight:
+    """One preparation and how many requests wait for it."""
+
+    task: asyncio.Task[PreparedPicture]
+    num_waiters: int = 0
+
+
+class PictureCache:
+    """At most *budget_bytes* of patches of *pool*, the longest unused given up first; 0 keeps nothing.
+
+    Every picture that get() returns is a use of its slot of its own, to be ended by pool.release().
+    """
+
+    def __init__(self, pool: MediaPool, budget_bytes: int) -> None:
+        self._pool = pool
+        self._budget_bytes = budget_bytes
+        self._kept: OrderedDict[Key, PreparedPicture] = OrderedDict()
+        self._flights: dict[Key, _Flight] = {}
+        self.num_bytes = 0
+        self.num_hits = 0
+        self.num_misses = 0
+        pool.reclaim = self._reclaim
+
+    async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedPicture]]) -> PreparedPicture:
+        """Return the picture of *key*, by *prepare* where it is not kept. Raises what *prepare* raises."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            self.num_hits += 1
+            self._kept.move_to_end(key)
+            return self._lend(kept)
+        flight = self._flights.get(key)
+        if flight is None:
+            self.num_misses += 1
+            task = asyncio.create_task(self._keep(key, prepare), name="picture")
+            flight = self._flights[key] = _Flight(task)
+        else:
+            self.num_hits += 1
+        flight.num_waiters += 1
+        try:
+            return self._lend(await asyncio.shield(flight.task))
+        finally:
+            flight.num_waiters -= 1
+            if flight.num_waiters == 0:
+                self._land(key, flight)
+
+    @property
+    def num_idle(self) -> int:
+        """Slots that are kept and that no request holds."""
+        kept = (picture for picture in self._kept.values() if picture.slot is not None)
+        return sum(not self._pool.is_held_by_others(picture) for picture in kept)
+
+    def close(self) -> None:
+        """Give up everything that is kept."""
+        for key in list(self._kept):
+            self._drop(key)
+
+    async def _keep(self, key: Key, prepare: Callable[[], Awaitable[PreparedPicture]]) -> PreparedPicture:
+        picture = self._kept[key] = await prepare()
+        self.num_bytes += picture.num_bytes
+        return picture
+
+    def _lend(self, picture: PreparedPicture) -> PreparedPicture:
+        self._pool.retain(picture)
+        return picture
+
+    def _land(self, key: Key, flight: _Flight) -> None:
+        # Nobody waits any more; a preparation that still runs is given up.
+        flight.task.cancel()
+        del self._flights[key]
+        self._trim(self._budget_bytes)
+
+    def _trim(self, budget_bytes: int) -> None:
+        """Give up the longest unused until *budget_bytes* are left; what is being waited for stays."""
+        for key in list(self._kept):
+            if self.num_bytes <= budget_bytes:
+                return
+            if key not in self._flights:
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        picture = self._kept.pop(key)
+        self.num_bytes -= picture.num_bytes
+        if picture.slot is not None:
+            self._pool.release([picture.slot.name])
+
+    def _reclaim(self, num_bytes: int) -> bool:
+        """Free slots of *num_bytes*, the longest unused first; those that requests hold would free nothing."""
+        wanted = num_bytes
+        for key, picture in list(self._kept.items()):
+            if wanted <= 0:
+                break
+            if key not in self._flights and not self._pool.is_held_by_others(picture):
+                self._drop(key)
+                wanted -= picture.num_bytes
+        return wanted < num_bytes
+
+
+class PictureCacheCollector(Collector):
+    """What the cache counts, as metrics."""
+
+    def __init__(self, cache: PictureCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every metric."""
+        cache = self._cache
+        yield CounterMetricFamily("saccade_picture_cache_hits", "Pictures not prepared again.", value=cache.num_hits)
+        yield CounterMetricFamily("saccade_picture_cache_misses", "Pictures prepared.", value=cache.num_misses)
+        yield GaugeMetricFamily("saccade_picture_cache_bytes", "Bytes of kept patches.", value=cache.num_bytes)

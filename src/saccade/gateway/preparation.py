@@ -1,0 +1,31 @@
+"""The parts that take pictures from a request to a worker, put together for one gateway."""
+
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.media_pool import MediaPool
+from saccade.gateway.picture_cache import PictureCache, PictureCacheCollector
+from saccade.gateway.prepare import Preparer
+from saccade.gateway.sources import Sources
+from saccade.gateway.url_cache import UrlCache
+from saccade.media.fetch import Fetcher
+from saccade.telemetry import Metrics
+
+
+class Preparation:
+    """Owns what fetches and what caches; *preparer* uses both. Raises StartupError where a setting is wrong."""
+
+    def __init__(self, config: GatewayConfig, pool: MediaPool, metrics: Metrics) -> None:
+        self._fetcher = Fetcher(config.fetch)
+        self._cache = PictureCache(pool, config.picture_cache_bytes)
+        metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
+        metrics.registry.register(PictureCacheCollector(self._cache))
+        sources = Sources(self._fetcher, UrlCache(config.url_cache_bytes), metrics)
+        self.preparer = Preparer(pool, self._cache, sources, metrics, config.picture_limits, config.limit_images)
+
+    async def start(self) -> None:
+        """Make ready to fetch."""
+        await self._fetcher.start()
+
+    async def close(self) -> None:
+        """Let go of connections and of pictures that were kept."""
+        await self._fetcher.close()
+        self._cache.close()

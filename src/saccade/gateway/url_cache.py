@@ -1,0 +1,70 @@
+"""Pictures that were fetched before, for as long as their servers allow (RFC 9111, a private cache for each tenant)."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from saccade.media.freshness import Reuse
+
+ENTRY_BYTES = 1024
+"""What an entry takes beside its picture and its URL, headers included."""
+
+
+@dataclass(frozen=True)
+class CachedPicture:
+    """An encoded picture; *reuse* asks its server again once *is_fresh* no longer holds."""
+
+    encoded: bytes
+    reuse: Reuse
+    is_fresh: bool
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is kept; *fresh_until* in seconds of the cache's clock, *nbytes* all that it takes."""
+
+    encoded: bytes
+    reuse: Reuse
+    fresh_until: float
+    nbytes: int
+
+
+class UrlCache:
+    """(salt, URL) to encoded pictures, *capacity_bytes* of them; the least recently used leave first. 0 turns it off.
+
+    *clock* gives seconds. *num_hits* could be used unasked; what had to be asked for again is among *num_misses*.
+    """
+
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_bytes = 0
+        self.num_hits = 0
+        self.num_misses = 0
+        self._capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()
+
+    def get(self, salt: bytes, url: str) -> CachedPicture | None:
+        """Return what is kept of *url* for the tenant of *salt*."""
+        entry = self._entries.get((salt, url))
+        is_fresh = entry is not None and self._clock() < entry.fresh_until
+        self.num_hits += is_fresh
+        self.num_misses += not is_fresh
+        if entry is None:
+            return None
+        self._entries.move_to_end((salt, url))
+        return CachedPicture(entry.encoded, entry.reuse, is_fresh)
+
+    def put(self, salt: bytes, url: str, encoded: bytes, reuse: Reuse) -> None:
+        """Keep *encoded*, which has just arrived, where *reuse* allows; in any case forget what was kept before."""
+        key = (salt, url)
+        old = self._entries.pop(key, None)
+        self.num_bytes -= old.nbytes if old else 0
+        nbytes = len(encoded) + len(url) + ENTRY_BYTES
+        if not reuse.is_storable or nbytes > self._capacity_bytes:
+            return
+        self._entries[key] = _Entry(encoded, reuse, self._clock() + reuse.fresh_seconds, nbytes)
+        self.num_bytes += nbytes
+        while self.num_bytes > self._capacity_bytes:
+            _, evicted = self._entries.popitem(last=False)
+            self.num_bytes -= evicted.nbytes

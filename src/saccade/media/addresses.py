@@ -1,0 +1,95 @@
+"""Which addresses a picture may be fetched from, decided where it cannot be argued with: at the socket.
+
+A check of names, or of what a resolver says, is one lookup older than the connection. The address that a socket is made
+for is the one that will be connected to, whatever URL, redirect or DNS answer led there.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from saccade.errors import StartupError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+PUBLIC_PORTS = frozenset({80, 443})
+
+# The IANA IPv4 Special-Purpose Address Registry (RFC 6890), multicast (RFC 5771), the former 6to4 relays (RFC 7526).
+_SPECIAL_IPV4 = (
+    "0.0.0.0/8",
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.0.0.0/24",
+    "192.0.2.0/24",
+    "192.88.99.0/24",
+    "192.168.0.0/16",
+    "198.18.0.0/15",
+    "198.51.100.0/24",
+    "203.0.113.0/24",
+    "224.0.0.0/3",
+    "168.63.129.16/32",  # looks public; inside an Azure machine it is the platform itself
+)
+# Only 2000::/3 is handed out as global unicast (RFC 4291), so mapped, NAT64, link-local, unique local and multicast
+# addresses are outside. These parts of it lead elsewhere: protocol assignments with Teredo, documentation, 6to4.
+_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_IPV6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+_SPECIAL = tuple(ipaddress.ip_network(network) for network in (*_SPECIAL_IPV4, *_SPECIAL_IPV6))
+
+
+def is_public(address: Address) -> bool:
+    """Whether *address* is a host of the public internet, and reaches no other by translation or tunnel."""
+    if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_IPV6:
+        return False
+    return not any(address in network for network in _SPECIAL)
+
+
+def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
+    """Return CIDR *networks*, as `10.1.0.0/16`. Raises StartupError."""
+    try:
+        return tuple(ipaddress.ip_network(network) for network in networks)
+    except ValueError as error:
+        raise StartupError(
+            f"--allowed-media-networks must be networks as 10.1.0.0/16 or fd00:1::/64: {error}."
+        ) from error
+
+
+class SocketGuard:
+    """Makes the sockets of a connector, for allowed addresses only.
+
+    Public hosts are allowed on ports 80 and 443; hosts of *allowed_networks* on every port. *num_refused* counts the
+    connections that were not made.
+    """
+
+    def __init__(self, allowed_networks: Iterable[str] = ()) -> None:
+        self._allowed = parse_networks(allowed_networks)
+        self.num_refused = 0
+
+    def allows(self, host: str, port: int) -> bool:
+        """Whether *host*, an address as the operating system prints it, may be connected to."""
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        # The kernel connects a mapped address over IPv4, so it is judged as that.
+        address = getattr(address, "ipv4_mapped", None) or address
+        if getattr(address, "scope_id", None) is not None:
+            return False
+        if any(address in network for network in self._allowed):
+            return True
+        return port in PUBLIC_PORTS and is_public(address)
+
+    def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
+        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError where it is not allowed.
+
+        This is the `socket_factory` of an aiohttp connector, which asks it before every connection.
+        """
+        family, kind, protocol, _, target = address
+        if family not in (socket.AF_INET, socket.AF_INET6) or not self.allows(target[0], target[1]):
+            self.num_refused += 1
+            raise PermissionError("The address is not allowed.")
+        return socket.socket(family, kind, protocol)

@@ -1,0 +1,105 @@
+"""URLs of pictures: read once, by one parser, and the object that was judged is the one that is fetched.
+
+A URL that two parsers read in two ways is a way around every check, so whatever is not plain is refused: backslashes,
+control characters, a user name, a host that is neither a name nor a canonical address.
+"""
+
+import ipaddress
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from yarl import URL
+
+from saccade.errors import InvalidImageUrl, StartupError
+
+NOT_FETCHED = (
+    "The image's URL cannot be fetched: it must be an http or https URL of a host that answers and that may be reached "
+    "from here. Otherwise send the image itself as a data: URL in base64."
+)
+"""What a client reads whether a URL is refused, its host forbidden, unknown or silent: it must not tell which."""
+
+_REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"})
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*\.?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII | re.IGNORECASE)
+
+
+class UrlReader:
+    """Reads URLs of at most *max_characters* that name an allowed host.
+
+    *allowed_domains* are exact names or `*.suffix`, the suffix itself not included; without any, all are allowed.
+    """
+
+    def __init__(self, allowed_domains: Iterable[str] = (), max_characters: int = 8192) -> None:
+        self._domains = frozenset(_canonical_domain(domain) for domain in allowed_domains)
+        self._max_characters = max_characters
+
+    def read(self, text: str) -> URL:
+        """Return *text* as an http, https or file URL. Raises InvalidImageUrl."""
+        if len(text) > self._max_characters:
+            raise InvalidImageUrl(
+                f"The image's URL has {len(text)} characters; at most {self._max_characters} are accepted."
+            )
+        url = _parse(text)
+        if url.scheme != "file":
+            self._check_host(url)
+        return url
+
+    def follow(self, url: URL, location: str) -> URL:
+        """Return where a redirect from *url* leads. Raises InvalidImageUrl; so it does for https to http."""
+        if len(location) > self._max_characters:
+            raise InvalidImageUrl(NOT_FETCHED)
+        target = url.join(_parse(location, is_relative=True)).with_fragment(None)
+        if target.scheme not in ("http", "https") or (url.scheme, target.scheme) == ("https", "http"):
+            raise InvalidImageUrl(NOT_FETCHED)
+        self._check_host(target)
+        return target
+
+    def _check_host(self, url: URL) -> None:
+        host = url.raw_host or ""
+        if "@" in url.raw_authority or not _is_plain(host) or not self._is_allowed(host):
+            raise InvalidImageUrl(NOT_FETCHED)
+
+    def _is_allowed(self, host: str) -> bool:
+        host = host.lower().rstrip(".")
+        labels = host.split(".")
+        suffixes = ("*." + ".".join(labels[start:]) for start in range(1, len(labels)))
+        return not self._domains or host in self._domains or any(suffix in self._domains for suffix in suffixes)
+
+
+def _parse(text: str, is_relative: bool = False) -> URL:
+    is_plain = not any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text)
+    if not is_plain or "\\" in text or "%00" in text:
+        raise InvalidImageUrl(NOT_FETCHED)
+    try:
+        # A URL that is already encoded stays as it is: quoting it anew would break signed ones.
+        url = URL(text, encoded=text.isascii())
+        _ = url.raw_host, url.port
+    except ValueError:
+        raise InvalidImageUrl(NOT_FETCHED) from None
+    if url.scheme.lower() not in (("http", "https", "") if is_relative else ("http", "https", "file")):
+        raise InvalidImageUrl(NOT_FETCHED)
+    return url
+
+
+def _is_plain(host: str) -> bool:
+    """Whether *host* is a name, or an address in its canonical form: 127.1 and 0x7f.1 are neither."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        last = host.rstrip(".").rpartition(".")[2]
+        return _NAME.fullmatch(host) is not None and _NUMBER.fullmatch(last) is None
+    return "%" not in host
+
+
+def _canonical_domain(domain: str) -> str:
+    star, name = ("*.", domain[2:]) if domain.startswith("*.") else ("", domain)
+    try:
+        host = URL.build(scheme="http", host=name).raw_host or ""
+    except ValueError:
+        host = ""
+    if not _is_plain(host):
+        raise StartupError(
+            f"--allowed-media-domains takes names as images.example.com or *.example.com, not {domain!r}."
+        )
+    return star + host.lower().rstrip(".")

@@ -1,0 +1,91 @@
+"""A picture without what does not decide its pixels.
+
+Picture libraries read metadata (Exif, colour profiles, comments, frames after the first) with more patience than a
+server has: some of it in time that grows with the square of its length. So a decoder never sees any; what remains is
+bounded here, and the pixels are the same, bit for bit.
+"""
+
+import re
+
+from saccade.errors import InvalidImage
+from saccade.media import avif
+from saccade.media.header import JPEG_END, JPEG_FRAMES, JPEG_SCAN, jpeg_segments, png_chunks
+
+MAX_JPEG_TABLE_BYTES = 256 << 10
+"""Tables, frame header and thumbnail; ordinary ones have 1 KB."""
+
+MAX_JPEG_SCANS = 100
+"""Encoders make 10; each costs a pass over the whole picture."""
+
+MAX_PNG_CHUNKS = 16_384
+"""50 megapixels that do not compress, in pieces of 8 KB, are half as many."""
+
+JPEG_METADATA = frozenset({*range(0xE0, 0xF0), 0xFE})
+JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
+JPEG_SCAN_START = b"\xff\xda"
+JPEG_MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+# JFIF and Adobe's segment say which colours the components are.
+JPEG_KEPT = {0xE0: (b"JFIF\0",), 0xEE: (b"Adobe",)}
+
+
+def without_metadata(encoded: bytes, kind: str) -> bytes:
+    """Return *encoded*, a picture that the header's *kind* names, with only what decides its pixels.
+
+    WebP and GIF stay as they are: reading one is linear, and the header bounds what stands before a GIF's frame.
+    Raises InvalidImage where there is more of it than a picture needs, and what the header raises.
+    """
+    if kind == "JPEG":
+        return _jpeg(encoded)
+    if kind == "PNG":
+        return _png(encoded)
+    if kind == "AVIF":
+        return avif.without_metadata(encoded)
+    return encoded
+
+
+def _jpeg(encoded: bytes) -> bytes:
+    pieces, position, scan, single = list[bytes](), 0, 0, False
+    for marker, start, end in jpeg_segments(encoded):
+        scan = start
+        if marker in JPEG_METADATA and not encoded.startswith(JPEG_KEPT.get(marker, ()), start):
+            pieces.append(encoded[position : start - 4])
+            position = end
+        elif marker in JPEG_FRAMES:
+            # A sequential picture whose first scan holds all components ends with it.
+            single = marker in JPEG_SEQUENTIAL
+            num_components = encoded[start + 5]
+    if sum(map(len, pieces)) + scan - position > MAX_JPEG_TABLE_BYTES:
+        raise InvalidImage("The JPEG's header is longer than any picture needs.")
+    if not (single and encoded[scan + 2] == num_components) and _has_many_scans(encoded, scan):
+        raise InvalidImage("The JPEG consists of more scans than any picture needs.")
+    return b"".join([*pieces, encoded[position:]]) if pieces else encoded
+
+
+def _has_many_scans(encoded: bytes, position: int) -> bool:
+    if encoded.count(JPEG_SCAN_START, position) < MAX_JPEG_SCANS:
+        return False
+    # Bytes of a segment, or what stands after the picture's end, may look like scans.
+    number = 1
+    while number <= MAX_JPEG_SCANS and (found := JPEG_MARKER.search(encoded, position)):
+        marker = encoded[found.start() + 1]
+        if marker == JPEG_END:
+            return False
+        number += marker == JPEG_SCAN
+        position = found.end() + int.from_bytes(encoded[found.end() : found.end() + 2], "big")
+    return number > MAX_JPEG_SCANS
+
+
+def _png(encoded: bytes) -> bytes:
+    """Drop ancillary chunks but transparency (a small first letter: PNG, section 5.4), and all after the pixels."""
+    pieces, position, in_pixels = list[bytes](), 0, False
+    for number, (kind, start, end) in enumerate(png_chunks(encoded)):
+        if number == MAX_PNG_CHUNKS:
+            raise InvalidImage("The PNG consists of more chunks than any picture needs.")
+        if in_pixels and kind != b"IDAT":
+            return b"".join([*pieces, encoded[position:start], PNG_END])
+        in_pixels = kind == b"IDAT"
+        if kind[0] & 0x20 and kind != b"tRNS":
+            pieces.append(encoded[position:start])
+            position = end
+    return b"".join([*pieces, encoded[position:]]) if pieces else encoded

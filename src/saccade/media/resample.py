@@ -1,0 +1,28 @@
+"""Bit-exact Pillow resampling, for families whose reference processor resizes with Pillow. In decode processes only."""
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from saccade.media import rgbx
+
+
+def resample(
+    picture: npt.NDArray[np.uint8], height: int, width: int, kernel: Image.Resampling
+) -> npt.NDArray[np.uint8]:
+    """Return *picture* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
+
+    Horizontal pass first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13 chooses
+    the order by itself when it gets both at once, and the reference processors were written for the older, fixed one.
+    The picture's own size comes back as it is, not copied. Raises MemoryError where memory ends.
+    """
+    old_height, old_width, _ = picture.shape
+    if (old_height, old_width) == (height, width):
+        return picture
+    memory = rgbx.words(picture)
+    image = Image.fromarray(picture) if memory is None else Image.fromarray(memory, "RGBX").convert("RGB")
+    if old_width != width:
+        image = image.resize((width, old_height), kernel)
+    if old_height != height:
+        image = image.resize((width, height), kernel)
+    return np.asarray(image)

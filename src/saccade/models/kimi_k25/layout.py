@@ -1,0 +1,75 @@
+"""Grid and token count of a picture, from its dimensions. Runs in the gateway: no torch.
+
+Source of the rule: the release's media_utils.py; transformers 5.23 has it as navit_resize in
+models/kimi_k25/image_processing_kimi_k25.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from saccade.errors import InvalidValue
+from saccade.models.family import PictureOptions
+from saccade.models.kimi_k25.settings import resolve
+from saccade.models.preprocessing.configuration import CHANNELS
+from saccade.protocol.media import PictureLayout
+
+LOW_DETAIL_PIXELS = 512 * 512
+"""What `detail: low` leaves of a picture: OpenAI's own size for it."""
+
+
+class Layout:
+    """Counts of Kimi-K2.5: patches of 14 x 14 in raster order, merged 2 x 2 into one token."""
+
+    def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+        self.settings: Mapping[str, Any] = resolve(config, preprocessor)
+
+    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+        """Return `settings` with a lower in_patch_limit where *options* ask for fewer pixels. Raises InvalidValue."""
+        patch_pixels = self.settings["patch_size"] ** 2
+        if options.min_pixels is not None:
+            raise InvalidValue("min_pixels: this model never enlarges a picture; leave it out.", "mm_processor_kwargs")
+        if options.max_pixels is not None and options.max_pixels < patch_pixels:
+            raise InvalidValue(f"max_pixels must be at least {patch_pixels}, one patch.", "mm_processor_kwargs")
+        limits = [self.settings["in_patch_limit"]]
+        if options.max_pixels is not None:
+            limits.append(options.max_pixels // patch_pixels)
+        if options.detail == "low":
+            limits.append(max(1, LOW_DETAIL_PIXELS // patch_pixels))
+        return {**self.settings, "in_patch_limit": min(limits)} if min(limits) < limits[0] else self.settings
+
+    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (1, rows, columns), tokens and patch shape [rows * columns, 3, 14, 14] of the padded picture."""
+        return picture_layout(width, height, settings)
+
+    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Return *layout* with normalised patches; their shape is the same on every wire."""
+        return msgspec.structs.replace(layout, pixel_dtype=dtype)
+
+
+def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    """Return the layout of an upright picture; its resized size is the padded one, which enters the tower."""
+    patch, merge = settings["patch_size"], settings["merge_size"]
+    rows, columns = (math.ceil(side / (patch * merge)) * merge for side in resized(width, height, settings))
+    return PictureLayout(
+        resized_height=rows * patch,
+        resized_width=columns * patch,
+        grid=(1, rows, columns),
+        num_tokens=rows * columns // merge**2,
+        pixel_shape=(rows * columns, CHANNELS, patch, patch),
+    )
+
+
+def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (height, width) of the resized picture before it is padded: within the limits, and never enlarged.
+
+    The limits are counts of patches, in_patch_limit of all and patch_limit_on_one_side of one side's.
+    """
+    patch = settings["patch_size"]
+    longest = settings["patch_limit_on_one_side"] * patch
+    num_patches = max(1, width // patch) * max(1, height // patch)
+    scale = min(1.0, math.sqrt(settings["in_patch_limit"] / num_patches), longest / width, longest / height)
+    new_height, new_width = (min(max(1, int(side * scale)), longest) for side in (height, width))
+    return new_height, new_width

@@ -1,0 +1,71 @@
+"""Grid and token count of a picture, from its dimensions. Runs in the gateway: no torch.
+
+Source of the counts: transformers 5.23, models/llava/processing_llava.py, models/llava_next/processing_llava_next.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.models.family import PictureOptions
+from saccade.models.llava import tiles
+from saccade.models.llava.settings import resolve
+from saccade.models.preprocessing.configuration import CHANNELS
+from saccade.protocol.media import PictureLayout
+
+
+class Layout:
+    """Counts of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles of the picture in full)."""
+
+    def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+        self.settings: Mapping[str, Any] = resolve(config, preprocessor)
+
+    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+        """Return `settings`; for `detail: low` with the pinpoints of least area alone. Raises InvalidValue."""
+        for key in ("min_pixels", "max_pixels"):
+            if getattr(options, key) is not None:
+                raise InvalidValue(
+                    f"{key}: this model sees pictures in sizes of its own; leave it out.", "mm_processor_kwargs"
+                )
+        if options.detail != "low" or self.settings["pinpoints"] is None:
+            return self.settings
+        pinpoints = tiles.smallest(self.settings["pinpoints"])
+        return self.settings if pinpoints == self.settings["pinpoints"] else {**self.settings, "pinpoints": pinpoints}
+
+    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (1, rows, columns), tokens, and the shape of the views: [3, s, s], or [1 + tiles, 3, s, s]."""
+        return picture_layout(width, height, settings)
+
+    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Raise UnsupportedParameter: workers of other makes get no pictures of this family."""
+        raise UnsupportedParameter("Pictures for this model are served by Saccade's own workers only.")
+
+
+def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    """Return the layout of an upright picture.
+
+    Grid and resized size are of the square view, or with pinpoints of the padded picture that the tiles make up.
+    """
+    side, pinpoints = settings["image_size"], settings["pinpoints"]
+    view = side // settings["patch_size"]
+    base_tokens = view * view + settings["has_class_token"]
+    if pinpoints is None:
+        return PictureLayout(
+            resized_height=side,
+            resized_width=side,
+            grid=(1, view, view),
+            num_tokens=base_tokens,
+            pixel_shape=(CHANNELS, side, side),
+        )
+    full_height, full_width = tiles.best_resolution(height, width, pinpoints)
+    rows, columns = full_height // side * view, full_width // side * view
+    kept_rows, kept_columns = tiles.unpadded(height, width, rows, columns)
+    return PictureLayout(
+        resized_height=full_height,
+        resized_width=full_width,
+        grid=(1, rows, columns),
+        # Every row of features that stays ends with one learned newline.
+        num_tokens=base_tokens + kept_rows * (kept_columns + 1),
+        pixel_shape=(1 + rows * columns // view**2, CHANNELS, side, side),
+        original_size=(height, width),
+    )

@@ -1,0 +1,67 @@
+"""A decoded picture to the views of the wire. Runs in a decode process.
+
+Source of both ways: transformers 5.23, models/clip/image_processing_clip.py and
+models/llava_next/image_processing_llava_next.py, with their torchvision backend.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.errors import InternalError
+from saccade.media.resize import resize
+from saccade.models.llava import tiles
+from saccade.models.llava.layout import picture_layout
+from saccade.protocol.media import PictureLayout
+
+
+class Pixels:
+    """Views of LLaVA, uint8 planes [3, s, s]: one, or with pinpoints the base view and then the tiles by rows."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *picture* [height, width, 3] into *out* of layout.pixel_shape.
+
+        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        """
+        height, width, _ = picture.shape
+        if picture_layout(width, height, self._settings) != layout:
+            raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+        side = self._settings["image_size"]
+        if layout.original_size is None:
+            out[...] = cropped(picture, self._settings["shortest_edge"], side)
+        else:
+            out[0] = resize(picture, side, side)
+            write_tiles(picture, (layout.resized_height, layout.resized_width), out[1:])
+
+    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
+        """Return the views side by side, [side, views * side, 3]."""
+        return np.concatenate(patches.reshape(-1, *patches.shape[-3:]).transpose(0, 2, 3, 1), axis=1)
+
+
+def cropped(picture: npt.NDArray[np.uint8], shortest_edge: int, side: int) -> npt.NDArray[np.uint8]:
+    """Return the middle of *picture* [height, width, 3], resized to *shortest_edge*, as planes [3, *side*, *side*]."""
+    height, width, _ = picture.shape
+    short, long = min(height, width), max(height, width)
+    longest_edge = int(shortest_edge * long / short)
+    size = (shortest_edge, longest_edge) if height <= width else (longest_edge, shortest_edge)
+    planes = resize(picture, *size)
+    top, left = ((length - side) // 2 for length in size)
+    return planes[:, top : top + side, left : left + side]
+
+
+def write_tiles(picture: npt.NDArray[np.uint8], resolution: tuple[int, int], out: npt.NDArray[np.uint8]) -> None:
+    """Write *picture* [height, width, 3], fitted into *resolution* on black, into *out* [tiles, 3, s, s] by rows."""
+    full_height, full_width = resolution
+    side = out.shape[-1]
+    height, width = tiles.fitted(picture.shape[0], picture.shape[1], resolution)
+    top, left = (full_height - height) // 2, (full_width - width) // 2
+    canvas = np.zeros((3, full_height, full_width), np.uint8)
+    canvas[:, top : top + height, left : left + width] = resize(picture, height, width)
+    rows, columns = full_height // side, full_width // side
+    target = out.reshape((rows, columns, 3, side, side), copy=False)
+    target[...] = canvas.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)

@@ -1,0 +1,46 @@
+"""LLaVA-NeXT's arithmetic of high resolution: which tiles a picture is cut into, which features stay. No torch.
+
+Sources: LLaVA-NeXT (blog post of January 2024, "anyres"); transformers 5.23, image_processing_utils.py
+(select_best_resolution, get_patch_output_size) and models/llava_next/processing_llava_next.py (_get_unpadded_features).
+Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
+"""
+
+import math
+from collections.abc import Sequence
+
+
+def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Return the pinpoint that keeps most of the picture's pixels, of those the one that wastes least; first wins."""
+
+    def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
+        pinpoint_height, pinpoint_width = pinpoint
+        scale = min(pinpoint_width / width, pinpoint_height / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - pinpoint_height * pinpoint_width
+
+    best_height, best_width = max(pinpoints, key=merit)
+    return best_height, best_width
+
+
+def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of the picture resized into *resolution*, its aspect kept."""
+    target_height, target_width = resolution
+    scale_height, scale_width = target_height / height, target_width / width
+    if scale_width < scale_height:
+        return min(math.ceil(height * scale_width), target_height), target_width
+    return target_height, min(math.ceil(width * scale_height), target_width)
+
+
+def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return how many of the padded picture's *rows* and *columns* of features stay once the padding's are dropped."""
+    if width / height > columns / rows:
+        kept = int(round(height * (columns / width), 7))
+        return rows - (rows - kept) // 2 * 2, columns
+    kept = int(round(width * (rows / height), 7))
+    return rows, columns - (columns - kept) // 2 * 2
+
+
+def smallest(pinpoints: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the pinpoints of least area, in their order."""
+    least = min(height * width for height, width in pinpoints)
+    return [[height, width] for height, width in pinpoints if height * width == least]

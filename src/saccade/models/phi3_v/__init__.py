@@ -1,0 +1,12 @@
+"""Phi-3-vision and Phi-3.5-vision."""
+
+from saccade.models.family import Family
+
+FAMILY = Family(
+    architectures=("Phi3VForCausalLM",),
+    model_types=("phi3_v",),
+    placeholder="<|image|>",
+    placeholder_keys=(),
+    picture_tag="<|image_{number}|>\n",
+    split_at_pictures=True,
+)

@@ -1,0 +1,47 @@
+"""A decoded picture to the padded picture of the wire. Runs in a decode process."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from saccade.errors import InternalError
+from saccade.media.resample import resample
+from saccade.models.phi3_v.layout import fitted, picture_layout
+from saccade.protocol.media import PictureLayout
+
+WHITE = 255
+
+
+class Pixels:
+    """The padded picture of Phi-3-vision, uint8 planes; the engine makes its global view and its crops.
+
+    Source: HD_transform and padding_336 in the release's image_processing_phi3_v.py.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
+        """Write *picture* [height, width, 3], resized on white, into *out* [3, padded height, padded width].
+
+        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        """
+        height, width, _ = picture.shape
+        if picture_layout(width, height, self._settings) != layout:
+            raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+        planes = out.transpose(1, 2, 0)
+        if width < height:
+            # The reference turns a tall picture on its side first, so its passes take the other order.
+            picture, planes = picture.transpose(1, 0, 2), planes.transpose(1, 0, 2)
+        size = fitted(picture.shape[1], picture.shape[0], self._settings["num_crops"])
+        top = (size.padded_height - size.height) // 2
+        planes[:top] = WHITE
+        planes[top : top + size.height] = resample(picture, size.height, size.width, Image.Resampling.BILINEAR)
+        planes[top + size.height :] = WHITE
+
+    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
+        """Return the padded picture [height, width, 3]."""
+        return patches.transpose(1, 2, 0)

@@ -1,0 +1,88 @@
+"""How the vocabulary of a tokenizer.json spells bytes, told by the decoder that the file declares."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from saccade.errors import StartupError
+from saccade.tokenization.text_stream import ByteFallbackStream, ByteStream, TextStream
+
+SPACE = "\u2581"
+"""SentencePiece's sign for a space."""
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class Spelling(Protocol):
+    """From a token as the vocabulary writes it to what it means."""
+
+    def to_bytes(self, token: str) -> bytes:
+        """Return the bytes that *token* adds to a text."""
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        """Return what turns ids into text, given the bytes of each."""
+
+
+class ByteLevel:
+    """Each character of a token stands for a byte (GPT-2's encoder.py)."""
+
+    def to_bytes(self, token: str) -> bytes:
+        """Return the bytes of *token*; one not written in the byte alphabet, as an added token, stands for itself."""
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        """Return what turns ids into text, given the bytes of each."""
+        return ByteStream(token_bytes)
+
+
+class ByteFallback:
+    """Tokens are text with a sign for spaces; <0xNN> is the byte NN (SentencePiece)."""
+
+    def __init__(self, vocab: Mapping[str, int], num_stripped: int) -> None:
+        self._byte_token_ids = frozenset(vocab[token] for token in vocab if _BYTE_TOKEN.fullmatch(token))
+        self._num_stripped = num_stripped
+
+    def to_bytes(self, token: str) -> bytes:
+        """Return the bytes of *token*."""
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        """Return what turns ids into text, given the bytes of each."""
+        return ByteFallbackStream(token_bytes, self._byte_token_ids, self._num_stripped)
+
+
+def read_spelling(decoder: Mapping[str, Any] | None, vocab: Mapping[str, int]) -> Spelling:
+    """Return the spelling that tokenizer.json's *decoder* stands for. Raises StartupError for one not known here."""
+    given = decoder or {}
+    parts = given.get("decoders", [given])
+    match parts:
+        case [{"type": "ByteLevel"}]:
+            return ByteLevel()
+        case [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *rest,
+        ]:
+            match rest:
+                case []:
+                    return ByteFallback(vocab, 0)
+                case [{"type": "Strip", "content": " ", "start": int(start), "stop": 0}]:
+                    return ByteFallback(vocab, start)
+    kinds = [part.get("type") for part in parts]
+    raise StartupError(
+        f"tokenizer.json: the decoder {kinds} is not served yet; ByteLevel is, and SentencePiece's with ByteFallback."
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,158 @@
+"""A chat template compiled: Jinja in the environment that `transformers` gives it, with its words for tags set apart.
+
+The environment is that of transformers' utils/chat_template_utils.py: trimmed blocks, loop controls, `tojson` without
+escapes, `raise_exception` and `strftime_now`.
+
+Templates look for tags in text, as in `'</think>' in content`, and write the same tags themselves. What they look for
+becomes a variable, so that a rendering whose text is in disguise can put the same disguise on what is looked for; what
+they write stays as it is.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.visitor
+
+from saccade.errors import InvalidValue, StartupError
+
+MAX_RENDERED_CHARACTERS = 4 * 2**20
+
+_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""What a template's own code can raise over messages that it was not written for."""
+
+_METHODS = frozenset(
+    (
+        "split", "rsplit", "partition", "rpartition", "startswith", "endswith", "replace", "find", "rfind", "index",
+        "count", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix",
+    )
+)  # fmt: skip
+"""Methods of text whose first argument is what they look for."""
+
+_FILTERS = frozenset(("replace",))
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template called raise_exception: its author's own words."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks answers for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class TemplateProgram:
+    """One chat template. *special_tokens* are what it may look for in text, beside anything with a `<`.
+
+    Raises StartupError where the source is no template.
+    """
+
+    def __init__(self, source: str, special_tokens: Collection[str]) -> None:
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            looked_for = _LookedFor(special_tokens)
+            looked_for.visit(tree)
+            self._looked_for = looked_for.found
+            tree.set_environment(environment)
+            self._template = environment.from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise StartupError(f"The chat template is not valid Jinja (line {error.lineno}).") from error
+
+    def render(self, written: Callable[[str], str], variables: Mapping[str, Any]) -> str:
+        """Return what the template makes of *variables*, in which every string of a user went through *written*.
+
+        Raises InvalidValue where it refuses them, fails, or writes more than MAX_RENDERED_CHARACTERS.
+        """
+        looked_for = {name: written(text) for name, text in self._looked_for.items()}
+        chunks: list[str] = []
+        num_characters = 0
+        try:
+            for chunk in self._template.generate(**variables, **looked_for):
+                chunks.append(chunk)
+                num_characters += len(chunk)
+                if num_characters > MAX_RENDERED_CHARACTERS:
+                    raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
+        except _Refusal as error:
+            raise InvalidValue(f"The model's chat template refuses this: {error.message}", "messages") from error
+        except (*_FAULTS, RecursionError) as error:
+            raise InvalidValue("The model's chat template cannot render these messages.", "messages") from error
+        return "".join(chunks)
+
+
+class _LookedFor(jinja2.visitor.NodeTransformer):
+    """Exchanges what a template looks for in text by variables; *found* has their names and values."""
+
+    def __init__(self, special_tokens: Collection[str]) -> None:
+        self.found: dict[str, str] = {}
+        self._special_tokens = special_tokens
+        self._is_looking = False
+
+    def visit_Const(self, node: jinja2.nodes.Const) -> jinja2.nodes.Expr:
+        text = node.value
+        if not self._is_looking or not isinstance(text, str):
+            return node
+        # Words without such a sign are compared with roles and types too, which no user writes.
+        if "<" not in text and not any(token in text for token in self._special_tokens):
+            return node
+        name = f"looked_for_{len(self.found)}_"
+        self.found[name] = text
+        return jinja2.nodes.Name(name, "load", lineno=node.lineno)
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:
+        return self._look(node, self.generic_visit)
+
+    def visit_Test(self, node: jinja2.nodes.Test) -> jinja2.nodes.Node:
+        return self._look(node, self.generic_visit)
+
+    def visit_Call(self, node: jinja2.nodes.Call) -> jinja2.nodes.Node:
+        is_method = isinstance(node.node, jinja2.nodes.Getattr) and node.node.attr in _METHODS
+        return self._visit_call(node, is_method)
+
+    def visit_Filter(self, node: jinja2.nodes.Filter) -> jinja2.nodes.Node:
+        return self._visit_call(node, node.name in _FILTERS)
+
+    def _visit_call(self, node: Any, is_search: bool) -> jinja2.nodes.Node:
+        if is_search and node.args:
+            node.args[0] = self._look(node.args[0], self.visit)
+        visited: jinja2.nodes.Node = self.generic_visit(node)
+        return visited
+
+    def _look(self, node: jinja2.nodes.Node, visit: Callable[[Any], Any]) -> jinja2.nodes.Node:
+        before, self._is_looking = self._is_looking, True
+        visited: jinja2.nodes.Node = visit(node)
+        self._is_looking = before
+        return visited
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refusal(str(message))

@@ -1,0 +1,147 @@
+"""The tokenizer of a tokenizer.json, run by the `tokenizers` library.
+
+How special tokens are kept from users: the library is told to treat special tokens as text, and every special token
+gets a random alias, an added token that nobody can type. A special token that the template wrote is handed over as its
+alias; the rest goes in as it is. One call encodes the whole prompt, so pre-tokenisation sees what the reference sees
+(`transformers`, AutoTokenizer.apply_chat_template).
+"""
+
+import json
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.tokenization.added_tokens import merge_special_tokens
+from saccade.tokenization.spelling import read_spelling
+from saccade.tokenization.text_stream import TextStream
+from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
+
+PLAIN_WORD = "a"
+
+
+class JsonTokenizer(Tokenizer):
+    """Text to token ids and back, for one tokenizer.json.
+
+    *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} where there is
+    none). *protected* are treated as special whatever the files say, where they exist: tokens, by id or content, that
+    stand for pictures. Raises StartupError where a file is wrong.
+    """
+
+    def __init__(
+        self, tokenizer_json: bytes, tokenizer_config: Mapping[str, Any], protected: Collection[int | str] = ()
+    ) -> None:
+        parsed = _parse(tokenizer_json)
+        self._spelling = read_spelling(parsed.get("decoder"), _model_vocab(parsed["model"]))
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
+        merge_special_tokens(self._tokenizer, tokenizer_config)
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.num_tokens = max(vocab.values()) + 1
+        self.special_tokens = self._find_special_tokens(protected)
+        self._special_ids = frozenset(self.special_tokens.values())
+        self._before = [] if tokenizer_config.get("add_bos_token") is False else self._find_ids_before_text()
+        # What no token spells becomes this one, for the reference too; there is nothing to forge with it.
+        self._forbidden_ids = self._special_ids - {vocab.get(str(parsed["model"].get("unk_token")))}
+        self._aliases = self._add_aliases()
+        self._tokenizer.encode_special_tokens = True
+        self._bytes_of: dict[int, bytes] = {}
+
+    def encode(self, segments: Iterable[Segment]) -> list[int]:
+        """Return the ids of a rendered prompt, with the BOS that the file's post-processor puts before a text.
+
+        `add_bos_token: false` of tokenizer_config.json turns it off; a template that writes it gets no second one.
+        Raises InvalidValue for more than MAX_TEXT_BYTES, and where text alone would become a special token.
+        """
+        given = list(segments)
+        text = "".join(self._aliases[text] if is_special else text for text, is_special in given)
+        check_length(text)
+        # Of the library's calls only those for batches let other threads run meanwhile.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if not self._forbidden_ids.isdisjoint(ids):
+            raise InvalidValue("The text holds a special token of this model that cannot be read as text.")
+        encoded = [self._special_of.get(token_id, token_id) for token_id in ids]
+        return encoded if self._begins_with_bos(given) else self._before + encoded
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that *token_id* adds to a text; a character may spread over several tokens."""
+        known = self._bytes_of.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.num_tokens else None
+            known = self._bytes_of[token_id] = self._spelling.to_bytes(token or "")
+        return known
+
+    def token_id(self, content: str) -> int | None:
+        """Return the id of the token that tokenizer.json writes *content*, None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(content)
+        return token_id
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether *token_id* is a special token, or no token of this model at all."""
+        return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
+
+    def stream(self) -> TextStream:
+        """Return what turns one answer's ids into text."""
+        return self._spelling.stream(self.token_bytes)
+
+    def _begins_with_bos(self, segments: Sequence[Segment]) -> bool:
+        if not self._before or not segments or not segments[0].is_special:
+            return False
+        return self.special_tokens[segments[0].text] == self._before[0]
+
+    def _find_special_tokens(self, protected: Collection[int | str]) -> dict[str, int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: token_id for token_id, token in added.items() if token.special}
+        for given in protected:
+            token_id = self._tokenizer.token_to_id(given) if isinstance(given, str) else given
+            content = self._tokenizer.id_to_token(token_id) if token_id is not None else None
+            if token_id is None or content is None:
+                continue
+            if content not in special:
+                flags = _flags(added[token_id]) if token_id in added else {}
+                self._tokenizer.add_special_tokens([tokenizers.AddedToken(content, special=True, **flags)])
+            special[content] = token_id
+        return special
+
+    def _find_ids_before_text(self) -> list[int]:
+        bare: list[int] = self._tokenizer.encode(PLAIN_WORD, add_special_tokens=False).ids
+        dressed: list[int] = self._tokenizer.encode(PLAIN_WORD, add_special_tokens=True).ids
+        if dressed[len(dressed) - len(bare) :] != bare:
+            raise StartupError("tokenizer.json: a post-processor that puts tokens after a text is not served.")
+        return dressed[: len(dressed) - len(bare)]
+
+    def _add_aliases(self) -> dict[str, str]:
+        """Give every special token a twin with the same flags and a name that cannot be guessed."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        aliases = {content: secrets.token_hex(16) for content in self.special_tokens}
+        twins = []
+        for content, token_id in self.special_tokens.items():
+            # Sought before the text is normalised, where no normaliser can hide it.
+            flags = _flags(added[token_id]) | {"normalized": False}
+            twins.append(tokenizers.AddedToken(aliases[content], special=False, **flags))
+        self._tokenizer.add_tokens(twins)
+        self._special_of = {
+            self._tokenizer.token_to_id(alias): self.special_tokens[content] for content, alias in aliases.items()
+        }
+        return aliases
+
+
+def _parse(tokenizer_json: bytes) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(tokenizer_json)
+    except ValueError as error:
+        raise StartupError("tokenizer.json is not valid JSON.") from error
+    match parsed:
+        case {"model": {"vocab": dict() | list()}}:
+            return dict(parsed)
+    raise StartupError("tokenizer.json holds no `model` with a `vocab`.")
+
+
+def _model_vocab(model: Mapping[str, Any]) -> dict[str, int]:
+    vocab = model["vocab"]
+    return vocab if isinstance(vocab, dict) else {entry[0]: token_id for token_id, entry in enumerate(vocab)}
+
+
+def _flags(token: tokenizers.AddedToken) -> dict[str, bool]:
+    return {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized")}

@@ -1,0 +1,1 @@
+"""Wires that are not ours: clients that make another project's worker look like one of Saccade's."""

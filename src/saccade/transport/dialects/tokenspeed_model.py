@@ -1,0 +1,132 @@
+"""What a TokenSpeed worker says of itself, as a Description, and the model's small files that it streams as a zip."""
+
+import hashlib
+import io
+import zipfile
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.identity.content import files_digest
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.load import Load
+
+BUNDLE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tiktoken.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Those of the bundle that a gateway needs; whatever else is in it is not unpacked."""
+
+MAX_BUNDLE_BYTES = 64 << 20
+MAX_FILE_BYTES = 128 << 20
+MAX_DIRECTORY_BYTES = 1 << 20
+END_RECORD_BYTES = 22
+ZIP64_LOCATOR_BYTES = 20
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
+"""What a worker's encoder dtype means for the wire; every other one takes float32 and narrows it itself."""
+
+
+def describe(info: Any, server: Any, files: ModelFiles) -> Description:
+    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) say. Raises StartupError for too little."""
+    name = served_name(info)
+    if not name or info.max_context_length <= 0:
+        raise StartupError("The worker names neither its model nor the length of its context.")
+    arguments = server.server_args.fields
+    block_size = _count(arguments, "block_size", "page_size") or 1
+    return Description(
+        model=name,
+        fingerprint=files_digest(files.files),
+        files=files,
+        max_model_len=info.max_context_length,
+        max_num_seqs=_count(arguments, "max_num_seqs", "max_running_requests") or 1,
+        block_size=block_size,
+        num_blocks=server.max_total_num_tokens // block_size,
+        dtype=info.model_dtype or "unknown",
+        device="unknown",
+        shm_namespace=server.scheduler_info.fields["shm_namespace_id"].string_value,
+        version=f"tokenspeed {server.tokenspeed_version}",
+        pixel_dtype=PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32"),
+    )
+
+
+def served_name(info: Any) -> str:
+    """Return what GetModelInfo calls the model; "" where it does not."""
+    return str(info.served_model_name or info.model_path.rstrip("/").rpartition("/")[2])
+
+
+def load_of(reply: Any, block_size: int) -> Load:
+    """Return what GetLoads says of all ranks together."""
+    ranks = reply.loads
+    num_tokens = sum(rank.max_total_num_tokens for rank in ranks)
+    num_free_tokens = num_tokens - sum(rank.num_used_tokens for rank in ranks)
+    return Load(
+        num_running=sum(rank.num_running_reqs for rank in ranks),
+        num_waiting=sum(rank.num_waiting_reqs for rank in ranks),
+        num_blocks=num_tokens // block_size,
+        num_free_blocks=max(0, num_free_tokens) // block_size,
+    )
+
+
+def _count(arguments: Any, *names: str) -> int:
+    """Return the first of the named numbers that is given and not 0; a Struct holds every number as a float."""
+    numbers = (arguments[name].number_value for name in names)
+    return next((int(number) for number in numbers if 1 <= number < 1 << 31), 0)
+
+
+async def receive_bundle(chunks: AsyncIterator[Any]) -> bytes:
+    """Return the zip that GetTokenizer streams, checked against the sha256 of its last chunk. Raises StartupError."""
+    bundle = bytearray()
+    digest = ""
+    async for chunk in chunks:
+        bundle += chunk.data
+        digest = chunk.sha256
+        if len(bundle) > MAX_BUNDLE_BYTES:
+            raise StartupError(f"The worker's tokenizer files are over {MAX_BUNDLE_BYTES} bytes.")
+    if hashlib.sha256(bundle).hexdigest() != digest.lower():
+        raise StartupError("The worker's tokenizer files arrived damaged: their sha256 is another.")
+    return bytes(bundle)
+
+
+def unpack_bundle(bundle: bytes) -> ModelFiles:
+    """Return those files of the zip that a gateway needs. Raises StartupError where it is malformed or too large."""
+    _check_directory(bundle)
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            wanted = [member for member in archive.infolist() if member.filename in BUNDLE_FILES]
+            files = {member.filename: _member(archive, member) for member in wanted}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise StartupError("The worker's tokenizer files are no sound zip.") from error
+    if "config.json" not in files:
+        raise StartupError("The worker's tokenizer files lack config.json.")
+    return ModelFiles(files=files)
+
+
+def _check_directory(bundle: bytes) -> None:
+    """Bound the number of entries before a library lists them (APPNOTE.TXT 4.3.16: the last record, no comment)."""
+    end = bundle[-END_RECORD_BYTES:]
+    plain = end.startswith(b"PK\x05\x06") and end.endswith(b"\x00\x00")
+    locator = bundle[-END_RECORD_BYTES - ZIP64_LOCATOR_BYTES : -END_RECORD_BYTES]
+    if not plain or locator.startswith(b"PK\x06\x07"):
+        raise StartupError("The worker's tokenizer files are no plain zip.")
+    if int.from_bytes(end[12:16], "little") > MAX_DIRECTORY_BYTES:
+        raise StartupError("The worker's tokenizer files are too many.")
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return one unpacked file. What the directory says of its size is not trusted."""
+    if member.compress_type not in METHODS:
+        raise zipfile.BadZipFile
+    with archive.open(member) as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise StartupError(f"{member.filename} of the worker's tokenizer files is over {MAX_FILE_BYTES} bytes.")
+    return content

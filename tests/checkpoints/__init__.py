@@ -1,0 +1,22 @@
+"""Tiny checkpoints in hub layout, written the way the releases are: file names, file contents, 4.x config.json.
+
+CHECKPOINTS holds what a gateway reads of each release; write_qwen3_vl writes weights too.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from checkpoints import kimi_k25, llava, phi3_v, qwen
+from checkpoints.qwen3_vl import write_qwen3_vl
+
+CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    **{name: partial(qwen.write, name=name) for name in qwen.RELEASES},
+    "kimi_k25": kimi_k25.write,
+    "llava": llava.write_llava,
+    "llava_next": llava.write_llava_next,
+    "phi3_v": phi3_v.write,
+}
+"""Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
+
+__all__ = ["CHECKPOINTS", "write_qwen3_vl"]

@@ -1,0 +1,130 @@
+"""Chat templates: written here, rendering the bytes that the releases' own render for text, pictures and reasoning."""
+
+_QWEN_PICTURES = """{%- set count = namespace(pictures=0) -%}
+{%- macro show(content, rank) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}{%- for part in content -%}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+{%- set count.pictures = count.pictures + 1 -%}
+{%- if add_vision_id -%}{{ 'Picture ' ~ count.pictures ~ ': ' }}{%- endif -%}
+{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+"""
+
+QWEN2 = (
+    _QWEN_PICTURES
+    + """{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' -%}
+{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}{{ show(message['content']) }}{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+)
+"""Qwen2-VL and Qwen2.5-VL: who writes no system turn gets one."""
+
+QWEN3 = (
+    _QWEN_PICTURES
+    + """{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}{{ show(message['content']) }}{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+)
+
+QWEN3_5 = (
+    _QWEN_PICTURES
+    + """{%- set last = namespace(query=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set last.query = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- if last.query < 0 -%}{{ raise_exception('No question of a user was found.') }}{%- endif -%}
+{%- for message in messages -%}
+{%- set content = show(message.content) | trim -%}
+{%- if message.role == 'assistant' -%}
+{%- set reasoning = '' -%}
+{%- if message.reasoning_content is string -%}
+{%- set reasoning = message.reasoning_content -%}
+{%- elif '</think>' in content -%}
+{%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if loop.index0 > last.query -%}{{ '<think>\\n' + reasoning | trim + '\\n</think>\\n\\n' }}{%- endif -%}
+{{ content + '<|im_end|>\\n' }}
+{%- elif message.role == 'system' and not loop.first -%}
+{{ raise_exception('The system turn must be the first.') }}
+{%- else -%}
+{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}
+{%- else -%}{{ '<think>\\n' }}{%- endif -%}
+{%- endif -%}
+"""
+)
+"""Qwen3.5 trims what is said, and keeps reasoning only after the last question."""
+
+KIMI_K25 = """{%- set last = namespace(answer=-1) -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'assistant' and not message.get('tool_calls') -%}
+{%- set last.answer = loop.index0 -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{{ {'user': '<|im_user|>', 'assistant': '<|im_assistant|>'}.get(message['role'], '<|im_system|>') }}
+{{- (message.get('name') or message['role']) + '<|im_middle|>' }}
+{%- if message['role'] == 'assistant' -%}
+{%- set reasoning = message.get('reasoning_content') or '' if loop.index0 > last.answer else '' -%}
+{{ '<think>' + reasoning + '</think>' }}
+{%- endif -%}
+{%- if message['content'] is string -%}{{ message['content'] }}
+{%- else -%}{%- for part in message['content'] or [] -%}
+{%- if part['type'] in ('image', 'image_url') -%}
+{{ '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\\n' }}
+{%- else -%}{{ part['text'] }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{{ '<|im_end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_assistant|>assistant<|im_middle|><think>' }}
+{%- if thinking is defined and thinking is false -%}{{ '</think>' }}{%- endif -%}
+{%- endif -%}
+"""
+
+LLAVA = """{%- for message in messages -%}
+{%- if message['role'] != 'system' -%}{{ message['role'] | upper + ': ' }}{%- endif -%}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'image') -%}{{ '<image>\\n' }}{%- endfor -%}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'text') -%}{{ part['text'] + ' ' }}{%- endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'ASSISTANT:' }}{%- endif -%}
+"""
+"""LLaVA-1.5: pictures first; content must be a list of parts."""
+
+LLAVA_NEXT = """{%- for message in messages -%}
+{%- if message['role'] == 'system' -%}
+{{ '<<SYS>>\\n' + message['content'][0]['text'] + '\\n<</SYS>>\\n\\n' }}
+{%- elif message['role'] == 'user' -%}
+{{ '[INST] ' }}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'image') -%}{{ '<image>\\n' }}{%- endfor -%}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'text') -%}{{ part['text'] }}{%- endfor -%}
+{{ ' [/INST]' }}
+{%- elif message['role'] == 'assistant' -%}
+{{ ' ' + message['content'][0]['text'] + '</s> ' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+"""LLaVA-NeXT over Mistral: pictures first, lists of parts, and nothing to prompt an answer with."""
+
+PHI3_V = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt and messages[-1]['role'] != 'assistant' %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+"""Phi-3-vision: content is one string; pictures are numbered tags in it."""

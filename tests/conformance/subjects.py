@@ -1,0 +1,91 @@
+"""What the conformance suite runs over. A new family brings one entry (F7), a writer in tests/checkpoints and, where
+transformers does not serve it, a second implementation in tests/references.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from references import Reference
+from references.kimi_k25 import KimiK25
+from references.native import Crops, MergedPatches
+from references.phi3_v import Phi3V
+
+from saccade import models
+from saccade.models.family import Layout, Pixels
+
+Normalise = Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One release: its name in checkpoints.CHECKPOINTS, and what Saccade must be equal to.
+
+    *normalise* is what an engine makes of our uint8 (and the parsed preprocessor_config.json), for references that
+    know no uint8. *extremes* are sizes, (width, height), that the release accepts and others do not. *thinking* is
+    the template's switch. *is_lossless* tells that a prompt's text comes back from its ids to the last space.
+    """
+
+    checkpoint: str
+    reference: Callable[[Path], Reference]
+    normalise: Normalise | None = None
+    extremes: tuple[tuple[int, int], ...] = ()
+    thinking: str | None = None
+    is_lossless: bool = True
+
+
+@dataclass(frozen=True)
+class Sides:
+    """One release: Saccade's halves, and what they must be equal to."""
+
+    subject: Subject
+    folder: Path
+    preprocessor: Mapping[str, Any]
+    family: str
+    layout: Layout
+    pixels: Pixels
+    reference: Reference
+
+    @classmethod
+    def of(cls, subject: Subject, folder: Path) -> "Sides":
+        """Load both sides from the checkpoint in *folder*."""
+        files = ("config.json", "preprocessor_config.json")
+        config, preprocessor = (json.loads((folder / name).read_text()) for name in files)
+        family = models.family_of(config)
+        layout = models.load_layout(family)(config, preprocessor)
+        pixels = models.load_pixels(family)(layout.settings)
+        return cls(subject, folder, preprocessor, family, layout, pixels, subject.reference(folder))
+
+
+def merged_patches(patches: torch.Tensor, preprocessor: Mapping[str, Any]) -> torch.Tensor:
+    """[patches, 3 * patch * patch] to the same with every frame doubled: (x - mean * 255) / (std * 255)."""
+    patch, frames = preprocessor["patch_size"], preprocessor["temporal_patch_size"]
+    doubled = patches.reshape(-1, 3, 1, patch, patch).expand(-1, -1, frames, -1, -1).float()
+    return _affine(doubled, preprocessor, (3, 1, 1, 1)).reshape(len(patches), -1)
+
+
+def crops(views: torch.Tensor, preprocessor: Mapping[str, Any]) -> torch.Tensor:
+    """[..., 3, height, width], normalised the same way."""
+    return _affine(views.float(), preprocessor, (3, 1, 1))
+
+
+def _affine(pixels: torch.Tensor, preprocessor: Mapping[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+    mean, std = (torch.tensor(preprocessor[key]).mul(255).reshape(shape) for key in ("image_mean", "image_std"))
+    return pixels.sub(mean).div(std)
+
+
+SUBJECTS = (
+    Subject("qwen2_vl", MergedPatches, merged_patches),
+    Subject("qwen2_5_vl", MergedPatches, merged_patches),
+    Subject("qwen3_vl", MergedPatches, merged_patches),
+    Subject("qwen3_vl_moe", MergedPatches, merged_patches),
+    Subject("qwen3_5", MergedPatches, merged_patches, thinking="enable_thinking"),
+    Subject("qwen3_5_moe", MergedPatches, merged_patches, thinking="enable_thinking"),
+    Subject("kimi_k25", KimiK25, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking"),
+    Subject("llava", Crops, crops, is_lossless=False),
+    Subject("llava_next", Crops, crops, extremes=((20_000, 1), (1, 20_000)), is_lossless=False),
+    Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
+)

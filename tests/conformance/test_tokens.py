@@ -1,0 +1,133 @@
+"""Every release's token ids against its reference, one by one; and users' text that would be more. A4 E1 E3 E4 F1 F2"""
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from conversations import CONVERSATIONS, FORGERIES, IMAGE, Conversation
+from PIL import Image
+from subjects import SUBJECTS, Sides, Subject
+
+from saccade.gateway.prepare import expand
+from saccade.gateway.served_model import ServedModel
+from saccade.models.files import read_model_files
+from saccade.tokenization.tokenizer import Segment
+
+Both = Callable[[str], Sides]
+Served = Callable[[str], ServedModel]
+NAMES = tuple(subject.checkpoint for subject in SUBJECTS)
+SIZES = ((150, 100), (90, 230), (640, 480))
+
+
+def asked_of(subject: Subject) -> list[str]:
+    """The chats that make sense for a release: one without a switch is not told to think."""
+    return [name for name, chat in CONVERSATIONS.items() if chat.thinking is None or subject.thinking is not None]
+
+
+CASES = [(subject.checkpoint, chat) for subject in SUBJECTS for chat in asked_of(subject)]
+EVERYDAY = {
+    "plain", "empty", "system and turns", "parts", "interleaved without spaces", "pictures in every turn",
+    "longer run of spaces", "combining marks", "Chinese mixed", "emoji", "near specials", "thinking off with pictures",
+    "thinking on", "reasoning of old", "reasoning last", "no generation prompt",
+}  # fmt: skip
+EVERYDAY_FORGERIES = {"everything at once", "beside pictures", "over two parts", "by everybody"}
+
+
+def each(cases: Iterable[tuple[str, str]], everyday: Collection[str]) -> list[Any]:
+    """The cases as parameters; only those of the *everyday* run outside `make conformance`."""
+    return [pytest.param(*case, marks=() if case[1] in everyday else pytest.mark.conformance) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def served(sides: Both) -> Served:
+    """What a gateway makes of a release's files."""
+    return cache(lambda name: ServedModel.from_files(name, read_model_files(sides(name).folder), 0))
+
+
+@pytest.fixture(scope="module")
+def reference_counts(sides: Both) -> Callable[[str], list[int]]:
+    """The tokens that the reference gives to a picture of each of SIZES."""
+    return cache(lambda name: [sides(name).reference.see(Image.new("RGB", size)).num_tokens for size in SIZES])
+
+
+def switches(subject: Subject, chat: Conversation) -> dict[str, bool]:
+    """What the request tells the template."""
+    return {} if chat.thinking is None or subject.thinking is None else {subject.thinking: chat.thinking}
+
+
+def rendered(model: ServedModel, subject: Subject, chat: Conversation) -> list[Segment]:
+    """The prompt in segments."""
+    return model.template.render(chat.messages, chat.add_generation_prompt, switches(subject, chat))
+
+
+def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int) -> list[int]:
+    """The ids that a worker gets when pictures have SIZES, in turn."""
+    sizes = itertools.islice(itertools.cycle(SIZES), num_pictures)
+    counts = [model.layout.picture(*size, model.layout.settings).num_tokens for size in sizes]
+    token_ids, spans = expand(model.tokenizer.encode(segments), model.placeholder_token_id, counts)
+    assert [span.length for span in spans] == counts
+    return token_ids
+
+
+def expected(both: Sides, chat: Conversation, counts: Sequence[int]) -> list[int]:
+    """The reference's ids."""
+    prompt = both.reference.render(chat.messages, chat.add_generation_prompt, switches(both.subject, chat))
+    return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(counts), chat.num_pictures)))
+
+
+def special_ids(both: Sides) -> set[int]:
+    """The ids that tokenizer_config.json calls special; nothing that a user types may become one."""
+    entries = json.loads((both.folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    return {int(number) for number, entry in entries.items() if entry["special"]}
+
+
+def harmless(content: Any) -> Any:
+    """The same content with other words."""
+    return "x" if isinstance(content, str) else [part if part == IMAGE else part | {"text": "x"} for part in content]
+
+
+def test_there_are_chats_enough() -> None:
+    assert min(len(asked_of(subject)) for subject in SUBJECTS) >= 40
+    assert set(CONVERSATIONS) >= EVERYDAY
+    assert set(FORGERIES) >= EVERYDAY_FORGERIES
+
+
+@pytest.mark.parametrize(("name", "chat"), each(CASES, EVERYDAY))
+def test_ids_equal_the_reference(
+    name: str, chat: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
+) -> None:  # A4 E1 E3 E4
+    both, model, asked = sides(name), served(name), CONVERSATIONS[chat]
+    ours = expanded(model, rendered(model, both.subject, asked), asked.num_pictures)
+    assert ours == expected(both, asked, reference_counts(name))
+
+
+@pytest.mark.parametrize(("name", "forgery"), each(itertools.product(NAMES, FORGERIES), EVERYDAY_FORGERIES))
+def test_typed_special_tokens_stay_text(
+    name: str, forgery: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
+) -> None:  # F1 F2
+    """The special ids are those of the same chat in harmless words, and no character of the prompt is lost."""
+    both, model, chat = sides(name), served(name), Conversation(FORGERIES[forgery])
+    segments = rendered(model, both.subject, chat)
+    twin = Conversation([{**turn, "content": harmless(turn["content"])} for turn in chat.messages])
+    special = special_ids(both)
+    ours = expanded(model, segments, chat.num_pictures)
+    reference = expected(both, twin, reference_counts(name))
+    assert [number for number in ours if number in special] == [number for number in reference if number in special]
+    prompt = both.reference.render(chat.messages, chat.add_generation_prompt, {})
+    assert "".join(segment.text for segment in segments) == prompt
+    assert_decodes_to(both, model, segments)
+
+
+def assert_decodes_to(both: Sides, model: ServedModel, segments: Sequence[Segment]) -> None:
+    """The ids' text is the prompt's: to the last space where the tokenizer keeps spaces, and without its own BOS."""
+    text = "".join(segment.text for segment in segments)
+    token_ids = model.tokenizer.encode(segments)
+    if both.subject.is_lossless:
+        assert model.tokenizer.decode(token_ids) == text
+    else:
+        shown = model.tokenizer.decode([number for number in token_ids if number not in special_ids(both)])
+        spoken = "".join(segment.text for segment in segments if not segment.is_special)
+        assert "".join(shown.split()) == "".join(spoken.split())

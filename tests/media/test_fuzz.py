@@ -1,0 +1,161 @@
+"""Whatever the bytes are: pixels of the size the header says, or one of our own sentences."""
+
+import re
+import struct
+from collections.abc import Iterator
+
+import attacks
+import numpy as np
+import pictures
+import pytest
+
+from saccade.errors import ImageTooLarge, InvalidImage, RequestError, UnsupportedImageFormat
+from saccade.media.decode import decode
+from saccade.media.header import PictureLimits, read_header
+
+SENTENCES = re.compile(
+    r"The (picture|JPEG|PNG|WebP|GIF|AVIF) ("
+    r"is empty: it has no bytes|ends within its header: it is truncated|does not begin with its header|holds no frame"
+    r"|says that it has \d+ x \d+ pixels|is damaged or truncated: its pixels could not be decoded"
+    r"|is damaged: what it says of itself does not fit together|consists of more \w+ than any picture needs"
+    r"|asks to be cropped \(clap\), which is not accepted; crop it and send it"
+    r"|has \d+ x \d+ pixels; (at most|a side may|its long side may be at most) .*|has \d+ bytes; at most \d+ are accepted)\."
+    r"|The (JPEG|GIF)'s header is (longer than any picture needs|damaged: no image data follows it)\."
+    r"|The WebP's first chunk is damaged\.|Decoding the picture takes more memory than a picture may use\."
+    r"|(This looks like [\w .]+, which is not accepted|These bytes are no picture of a known kind); "
+    r"send JPEG, PNG, WebP, GIF or AVIF\."
+)
+KINDS = {
+    "jpeg": pictures.encode(pictures.picture(40, 30), "JPEG"),
+    "jpeg progressive turned": pictures.encode(pictures.picture(40, 30), "JPEG", progressive=True, exif=attacks.EXIF),
+    "jpeg CMYK": pictures.encode(pictures.picture(20, 30, "CMYK"), "JPEG"),
+    "png": pictures.encode(pictures.picture(20, 15, "RGBA"), "PNG", exif=attacks.EXIF),
+    "png P tRNS": pictures.transparent_palette(),
+    "png I;16": pictures.encode(pictures.picture(20, 15, "I;16"), "PNG"),
+    "apng": pictures.animation("PNG", size=(15, 10)),
+    "webp": pictures.encode(pictures.picture(40, 30), "WEBP", exif=attacks.EXIF),
+    "webp alpha": pictures.encode(pictures.picture(20, 15, "RGBA"), "WEBP", lossless=True),
+    "webp animated": pictures.animation("WEBP", size=(15, 10)),
+    "gif": pictures.encode(pictures.picture(20, 15, "P"), "GIF", transparency=3),
+    "gif animated": pictures.animation("GIF", size=(15, 10)),
+    "avif": pictures.encode(pictures.picture(40, 30), "AVIF", exif=attacks.EXIF),
+    "avif alpha": pictures.encode(pictures.picture(20, 15, "RGBA"), "AVIF"),
+    "avif animated": pictures.animation("AVIF", size=(16, 10)),
+}
+LIMITS = PictureLimits(max_pixels=4_000_000)
+
+
+def holds(encoded: bytes, limits: PictureLimits = LIMITS) -> bool:
+    """Decode *encoded*; return whether it is sound, and fail where it is neither that nor refused properly."""
+    try:
+        decoded = decode(encoded, limits)
+    except RequestError as error:
+        assert isinstance(error, (InvalidImage, ImageTooLarge, UnsupportedImageFormat))  # noqa: PT017
+        assert SENTENCES.fullmatch(error.message), error.message  # noqa: PT017
+        return False
+    assert decoded.dtype == np.uint8
+    assert decoded.shape == (*read_header(encoded).upright[::-1], 3)
+    return True
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_cut_anywhere(name: str) -> None:
+    assert holds(KINDS[name])
+    for length in (*range(min(len(KINDS[name]), 120)), *range(120, len(KINDS[name]), 61)):
+        holds(KINDS[name][:length])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF"])
+def test_cut_at_every_kilobyte(kind: str) -> None:
+    whole = pictures.encode(pictures.picture(200, 150, "P" if kind == "GIF" else "RGB"), kind)
+    assert not any(holds(whole[:length]) for length in range(0, len(whole) - 12, 1024))
+
+
+def flipped(name: str, seed: int, number: int) -> Iterator[bytes]:
+    """Yield *number* copies of a picture, each with one to eight bytes changed; half of those near its start."""
+    generator = np.random.default_rng((seed, len(name)))
+    whole = KINDS[name]
+    for index in range(number):
+        damaged = bytearray(whole)
+        end = len(whole) if index % 2 else min(len(whole), 120)
+        for position in generator.integers(4 if index % 4 else 0, end, generator.integers(1, 9)):
+            damaged[position] = generator.integers(0, 256)
+        yield bytes(damaged)
+
+
+def spliced(seed: int, number: int) -> Iterator[bytes]:
+    """Yield *number* pictures into which a piece of another one was put, or from which one was taken or doubled."""
+    generator = np.random.default_rng(seed)
+    names = list(KINDS)
+    for _ in range(number):
+        whole, other = (KINDS[names[generator.integers(len(names))]] for _ in range(2))
+        start, end = sorted(generator.integers(0, len(whole), 2))
+        first, last = sorted(generator.integers(0, len(other), 2))
+        yield whole[:start] + other[first:last] + whole[[start, end, (start + end) // 2][generator.integers(3)] :]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_flipped_bytes(name: str) -> None:
+    for encoded in flipped(name, 1, 80):
+        holds(encoded)
+
+
+def test_spliced_pictures() -> None:
+    for encoded in spliced(1, 300):
+        holds(encoded)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_more(seed: int) -> None:
+    for name in KINDS:
+        for encoded in flipped(name, seed, 3000):
+            holds(encoded)
+    for encoded in spliced(seed, 20_000):
+        holds(encoded)
+
+
+def _sized(name: str, width: int, height: int) -> bytes:
+    """Return a picture whose header claims another size than its content has."""
+    whole = bytearray(KINDS[name])
+    frame = re.search(rb"\xff[\xc0\xc2]\0", whole)
+    if frame:
+        whole[frame.start() + 5 : frame.start() + 9] = struct.pack(">HH", height, width)
+    elif whole.startswith(b"GIF"):
+        whole[6:10] = struct.pack("<HH", width, height)
+    elif whole.startswith(b"RIFF") and whole[12:16] == b"VP8X":
+        whole[24:30] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    elif whole.startswith(b"RIFF"):
+        whole[21:25] = struct.pack("<I", width - 1 | height - 1 << 14)
+    elif b"ispe" in whole:
+        at = whole.index(b"ispe") + 8
+        whole[at : at + 8] = struct.pack(">II", width, height)
+    else:
+        whole[16:24] = struct.pack(">II", width, height)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("size", [(1, 1), (41, 29), (1000, 1000), (16_000, 100), (16_000, 16_000), (1, 16_383)])
+def test_a_header_that_claims_another_size(name: str, size: tuple[int, int]) -> None:
+    encoded = _sized(name, *size)
+    assert encoded != KINDS[name]
+    holds(encoded)
+
+
+@pytest.mark.parametrize("name", attacks.CORPUS)
+def test_attacks_cost_a_sentence_or_nothing(name: str) -> None:
+    make, sound = attacks.CORPUS[name]
+    assert holds(make(), PictureLimits()) == sound
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\0" * 32, b"GIF89a", b"<svg/>"], ids=str)
+def test_what_stands_before_a_picture_makes_it_none(wrong: bytes) -> None:
+    for name in ("jpeg", "png", "webp", "avif"):
+        assert holds(wrong + KINDS[name]) == (not wrong)
+
+
+@pytest.mark.parametrize("name", ["jpeg", "png", "webp", "gif"])
+def test_what_stands_after_a_picture_is_no_matter(name: str) -> None:  # a polyglot
+    behind = b"<script>alert(1)</script>PK\3\4" + pictures.encode(pictures.picture(9, 9))
+    np.testing.assert_array_equal(decode(KINDS[name] + behind, LIMITS), decode(KINDS[name], LIMITS))

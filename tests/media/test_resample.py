@@ -1,0 +1,46 @@
+"""Pillow resampling, pass by pass. A2"""
+
+import numpy as np
+import pictures
+import pytest
+from PIL import Image
+
+from saccade.media import rgbx
+from saccade.media.resample import resample
+
+KERNELS = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
+
+
+def _rows_alone(picture: np.ndarray, width: int, kernel: Image.Resampling) -> np.ndarray:
+    """Each row resized as a picture of its own, for which there is no other pass."""
+    return np.concatenate([np.asarray(Image.fromarray(row[None]).resize((width, 1), kernel)) for row in picture])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("width", "height", "new_width", "new_height"),
+    [(1, 1, 28, 28), (60, 40, 75, 33), (40, 60, 33, 75), (100, 30, 112, 30), (30, 100, 30, 50), (90, 1, 45, 1)],
+)
+def test_passes_are_horizontal_then_vertical(
+    width: int, height: int, new_width: int, new_height: int, kernel: Image.Resampling
+) -> None:
+    drawn = pictures.draw(width, height)
+    narrow = _rows_alone(drawn, new_width, kernel)
+    expected = _rows_alone(narrow.transpose(1, 0, 2).copy(), new_height, kernel).transpose(1, 0, 2)
+    np.testing.assert_array_equal(resample(drawn, new_height, new_width, kernel), expected)
+
+
+def test_a_view_of_any_memory_is_resampled_alike() -> None:
+    drawn = pictures.draw(64, 48)
+    memory = rgbx.empty(48, 64)
+    memory[...] = 77
+    memory[..., :3] = drawn
+    turned = drawn.transpose(1, 0, 2).copy().transpose(1, 0, 2)
+    expected = resample(drawn, 30, 50, Image.Resampling.BICUBIC)
+    for view in (memory[..., :3], turned):
+        np.testing.assert_array_equal(resample(view, 30, 50, Image.Resampling.BICUBIC), expected)
+
+
+def test_the_same_size_is_not_copied() -> None:
+    drawn = pictures.draw(64, 32)
+    assert resample(drawn, 32, 64, Image.Resampling.BICUBIC) is drawn

@@ -1,0 +1,86 @@
+"""transformers' own image processors (torchvision backend) and tokenizers."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from references import Chat, Seen, render_template
+
+
+def load(folder: Path, kind: str) -> Any:
+    """Return what transformers makes of *folder*: *kind* is one of its Auto classes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers warns about its own deprecations
+        import transformers
+
+        return getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
+
+
+def _template(folder: Path) -> str:
+    """The processors look into these files, in this order; a tokenizer alone does not."""
+    jinja, named = folder / "chat_template.jinja", folder / "chat_template.json"
+    return jinja.read_text() if jinja.exists() else str(json.loads(named.read_text())["chat_template"])
+
+
+class _Text:
+    """Template and tokenizer. The placeholder is repeated in the text, as the processors do it."""
+
+    placeholder: str
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = load(folder, "AutoTokenizer")
+        self.template = _template(folder)
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        return render_template(self.template, chat, add_generation_prompt, switches)
+
+    def token_ids(self, prompt: str, counts: Sequence[int]) -> list[int]:
+        pieces = prompt.split(self.placeholder)
+        repeated = (self.placeholder * count for count in counts)
+        text = pieces[0] + "".join(run + piece for run, piece in zip(repeated, pieces[1:], strict=True))
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+
+class MergedPatches(_Text):
+    """The Qwen towers: patches in merged blocks, frames doubled."""
+
+    placeholder = "<|image_pad|>"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.processor = load(folder, "AutoImageProcessor")
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor(images=[image], return_tensors="pt")
+        grid = tuple(made["image_grid_thw"][0].tolist())
+        return Seen(grid[0] * grid[1] * grid[2] // self.processor.merge_size**2, made["pixel_values"], grid)
+
+
+class Crops(_Text):
+    """LLaVA-1.5 and LLaVA-NeXT: whole crops, and a processor that counts tokens. Content is a list of parts."""
+
+    placeholder = "<image>"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.processor = load(folder, "AutoProcessor")
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor.image_processor(images=[image], return_tensors="pt")
+        counted = self.processor._get_num_multimodal_tokens([(image.height, image.width)])
+        return Seen(counted["num_image_tokens"][0], made["pixel_values"][0])
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        return super().render(
+            [{**turn, "content": _parts(turn["content"])} for turn in chat], add_generation_prompt, switches
+        )
+
+
+def _parts(content: Any) -> Any:
+    """These templates read lists only; a string is a list of one text."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

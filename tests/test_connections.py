@@ -1,0 +1,96 @@
+"""Few modules may open network connections, and one of them to an address that a request names."""  # F6
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import saccade
+
+ROOT = Path(saccade.__file__).parent
+
+CLIENTS = {
+    "aiohttp", "ftplib", "grpc", "http.client", "httpx", "httpx2", "huggingface_hub", "openai", "pycurl", "requests",
+    "smtplib", "urllib.request", "urllib3", "websockets", "xmlrpc.client", "zmq",
+}  # fmt: skip
+"""Libraries that connect to somebody."""
+
+CONNECTING = {
+    "connect", "connect_ex", "create_connection", "create_datagram_endpoint", "create_unix_connection", "insecure_channel",
+    "open_connection", "open_unix_connection", "secure_channel", "sendto", "sock_connect", "start_connection",
+}  # fmt: skip
+"""Calls that connect to somebody."""
+
+ALLOWED = {
+    "media/fetch.py": {"aiohttp"},  # addresses from requests, judged at the socket
+    "media/resolver.py": {"aiohttp"},  # the interface of a resolver; it connects to nobody
+    "transport/client.py": {"grpc", "insecure_channel"},  # workers, whose addresses the operator gives
+    "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
+    "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
+    "transport/server.py": {"grpc"},  # listens
+    "worker/service.py": {"grpc"},  # listens
+    "transport/local.py": {"open_connection"},  # a socket pair that its parent made
+    "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
+    "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
+    "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback
+}
+"""Who may, and how; the generated protocol code aside."""
+
+
+def _connections(tree: ast.AST) -> Iterator[str]:
+    """Yield the libraries of CLIENTS that *tree* imports, by any spelling, and the calls of CONNECTING."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                modules = [f"{module}.{alias.name}" for alias in names]
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                modules = [module]
+            case ast.Call(func=ast.Attribute(attr=call) | ast.Name(id=call)) if call in CONNECTING:
+                yield call
+                continue
+            case _:
+                continue
+        for module in modules:
+            yield from (client for client in CLIENTS if f"{module}.".startswith(f"{client}."))
+
+
+def test_only_these_modules_connect_to_anybody() -> None:
+    found = {
+        str(path.relative_to(ROOT)): set(_connections(ast.parse(path.read_text())))
+        for path in ROOT.rglob("*.py")
+        if path.parent.name != "proto"
+    }
+    strangers = {path: ways for path, ways in found.items() if not ways <= ALLOWED.get(path, set())}
+    assert strangers == {}
+
+
+def test_no_allowance_is_stale() -> None:
+    used = {path: set(_connections(ast.parse((ROOT / path).read_text()))) for path in ALLOWED}
+    assert used == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import aiohttp", "aiohttp"),
+        ("import aiohttp.client as web", "aiohttp"),
+        ("from urllib.request import urlopen", "urllib.request"),
+        ("from urllib import request", "urllib.request"),
+        ("from http import client", "http.client"),
+        ("def f():\n    import requests", "requests"),
+        ("importlib.import_module('httpx')", "httpx"),
+        ("socket.create_connection(('h', 80))", "create_connection"),
+        ("s.connect(('h', 80))", "connect"),
+        ("await asyncio.open_connection('h', 80)", "open_connection"),
+        ("import urllib.parse, http", None),
+        ("from huggingface import hub", None),
+    ],
+)
+def test_guard_sees(source: str, found: str | None) -> None:
+    assert set(_connections(ast.parse(source))) == ({found} if found else set())

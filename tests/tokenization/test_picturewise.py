@@ -1,0 +1,144 @@
+"""Phi-3-vision: every stretch of text between pictures is tokenised by itself."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_needs import PHI3_TAG
+
+from saccade.errors import InvalidValue
+from saccade.tokenization.chat_template import ChatTemplate
+from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.picturewise import PicturewiseTokenizer
+from saccade.tokenization.tokenizer import Segment
+
+PICTURE = {"type": "image"}
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def segments(prompt: str) -> list[Segment]:
+    """Take everything that looks special for the template's."""
+    parts = re.split(r"(<\|\w+\|>)", prompt)
+    return [Segment(part, position % 2 == 1) for position, part in enumerate(parts) if part]
+
+
+@pytest.fixture(scope="module")
+def phi3(tokenizer_of: Callable[[str], Any]) -> PicturewiseTokenizer:
+    return tokenizer_of("phi3_v")
+
+
+@pytest.fixture(scope="module")
+def changed(checkpoint: Callable[[str], Path]) -> Callable[..., PicturewiseTokenizer]:
+    """The tokenizer with other flags of its special tokens, or other settings."""
+
+    def made(rstrip: bool = True, **settings: Any) -> PicturewiseTokenizer:
+        parsed = json.loads((checkpoint("phi3_v") / "tokenizer.json").read_text())
+        for token in parsed["added_tokens"]:
+            token["rstrip"] = token["rstrip"] and rstrip
+        given = json.loads((checkpoint("phi3_v") / "tokenizer_config.json").read_text()) | settings
+        return PicturewiseTokenizer(json.dumps(parsed).encode(), given, PHI3_TAG, "<|image|>")
+
+    return made
+
+
+def stretches(tokenizer: Any, prompt: str, placeholder: int) -> list[int]:
+    """What the release's processing_phi3_v.py does, a picture as one placeholder."""
+    first, *others = [tokenizer(stretch)["input_ids"] for stretch in re.split(r"<\|image_\d+\|>", prompt)]
+    return first + [token_id for stretch in others for token_id in (placeholder, *stretch)]
+
+
+CHATS: Sequence[Sequence[dict[str, Any]]] = (
+    [user(text("no picture"))],
+    [user(PICTURE, text("What is it?"))],
+    [user(text("word."), PICTURE)],
+    [user(text("word."), PICTURE, text("word"), PICTURE, PICTURE, text(" \n"))],
+    [{"role": "system", "content": "Be brief."}, user(PICTURE, text("\n\n x "))],
+    [user(PICTURE, text("A")), {"role": "assistant", "content": "B"}, user(text("C"), PICTURE)],
+    [user(text("")), {"role": "assistant", "content": "你好 é"}, user(text("  "), PICTURE, text("<|imag_1|>"))],
+)
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_ids_equal_the_reference(
+    chat: Any, phi3: PicturewiseTokenizer, template_of: Callable[[str], ChatTemplate], reference_of: Any
+) -> None:  # E1 E4
+    rendered = template_of("phi3_v").render(chat)
+    prompt = "".join(segment.text for segment in rendered)
+    assert phi3.encode(rendered) == stretches(reference_of("phi3_v"), prompt, phi3.special_tokens["<|image|>"])
+
+
+def test_pictures_are_numbered_through_the_chat(template_of: Callable[[str], ChatTemplate]) -> None:  # F1
+    chat = [user(text("a"), PICTURE), {"role": "assistant", "content": "b"}, user(PICTURE, text("c"), PICTURE)]
+    rendered = template_of("phi3_v").render(chat)
+    tags = [segment.text for segment in rendered if segment.is_special and "image" in segment.text]
+    assert tags == ["<|image_1|>", "<|image_2|>", "<|image_3|>"]
+    prompt = "".join(segment.text for segment in rendered)
+    assert "a<|image_1|>\n<|end|>" in prompt
+    assert "<|image_2|>\nc<|image_3|>\n" in prompt
+
+
+def test_typed_tags_are_text(phi3: PicturewiseTokenizer, template_of: Callable[[str], ChatTemplate]) -> None:  # F2
+    rendered = template_of("phi3_v").render([user(text("<|image_1|><|image_"), PICTURE, text("2|>"))])
+    assert [segment.text for segment in rendered if segment.is_special].count("<|image_1|>") == 1
+    assert phi3.encode(rendered).count(phi3.special_tokens["<|image|>"]) == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", ["word.<|image_1|>", "<|user|>\n", "<|user|>\n<|image_1|>\nWhat?<|end|>\n<|assistant|>\n"]
+)
+def test_both_tokenisations_agree_where_white_space_is_swallowed(
+    prompt: str, phi3: PicturewiseTokenizer, reference_of: Any
+) -> None:  # E4
+    placeholder = phi3.special_tokens["<|image|>"]
+    expected = stretches(reference_of("phi3_v"), prompt, placeholder)
+    assert phi3.encode(segments(prompt)) == expected
+    assert phi3.encode_as_vllm_chat(segments(prompt)) == expected
+    assert expected[0] == 1
+    assert expected.count(1) == 1 + expected.count(placeholder)
+
+
+def test_vllm_adds_a_space_after_tokens_that_swallow_nothing(
+    changed: Callable[..., PicturewiseTokenizer],
+) -> None:  # E4
+    tokenizer = changed(rstrip=False)
+    given = segments("<|user|>\n<|image_1|>")
+    assert tokenizer.decode(tokenizer.encode(given)) == "<s><|user|> \n<|image|><s>"
+    assert tokenizer.decode(tokenizer.encode_as_vllm_chat(given)) == "<s><|user|>  \n<|image|><s>"
+
+
+def test_vllm_takes_that_space_away_after_named_tokens(changed: Callable[..., PicturewiseTokenizer]) -> None:  # E4
+    given = [Segment("a", False), Segment("<|endoftext|>", True), Segment("b", False)]
+    tokenizer = changed()
+    assert tokenizer.encode_as_vllm_chat(given) == tokenizer.encode(given)
+    unnamed = changed(eos_token=None, pad_token=None)
+    assert unnamed.encode_as_vllm_chat(given) != unnamed.encode(given)
+
+
+@pytest.mark.parametrize("prompt", ["word.<|image_1|>", "<|user|>\n"])
+def test_no_bos_where_the_settings_say_so(prompt: str, changed: Callable[..., PicturewiseTokenizer]) -> None:  # E4
+    tokenizer = changed(add_bos_token=False)
+    assert 1 not in tokenizer.encode(segments(prompt))
+    assert 1 not in tokenizer.encode_as_vllm_chat(segments(prompt))
+
+
+@pytest.mark.parametrize("typed", ["<|image_1|>", "<|user|>", "a</s>"])
+def test_what_vllm_would_take_for_real_is_refused(typed: str, phi3: PicturewiseTokenizer) -> None:  # E5 F2
+    with pytest.raises(InvalidValue, match="cannot be sent to this worker"):
+        phi3.encode_as_vllm_chat([Segment("<|user|>", True), Segment(typed, False)])
+
+
+def test_picture_tags() -> None:
+    tag = PictureTag("<|image_{number}|>\n")
+    assert tag.write(12) == "<|image_12|>\n"
+    assert tag.pattern.findall("<|image_12|> <|image_|> <|image_1|>") == ["<|image_12|>", "<|image_1|>"]
+    assert tag.fixed == "<|image_|>"

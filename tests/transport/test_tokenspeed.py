@@ -1,0 +1,484 @@
+"""The client of the TokenSpeed wire against a worker that says whatever a test wants."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from echo_worker import until
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_servicer.mm_shm import tensor_payload_bytes
+from tokenspeed_worker import (
+    FILES,
+    PIXELS,
+    PLACEHOLDER,
+    Slots,
+    TokenSpeedWorker,
+    ask,
+    chunk,
+    complete,
+    listening,
+    picture,
+    registered,
+    zipped,
+)
+
+from saccade.errors import (
+    DeadlineExceeded,
+    ImageTooLarge,
+    InternalError,
+    QueueFull,
+    RequestError,
+    SaccadeError,
+    StartupError,
+    WorkerFailed,
+    WorkerUnavailable,
+)
+from saccade.models import files as model_files
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.media import Span
+from saccade.protocol.output import FinishReason
+from saccade.protocol.request import EngineRequest
+from saccade.transport import shared_memory
+from saccade.transport.dialects import lent_slots, tokenspeed
+from saccade.transport.dialects.tokenspeed import TokenSpeedClient
+from saccade.transport.dialects.tokenspeed_model import BUNDLE_FILES
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+@pytest.fixture
+def slots() -> Any:
+    slots = Slots()
+    yield slots
+    assert slots.links() == []
+    slots.pool.close()
+
+
+async def answer(client: TokenSpeedClient, request: EngineRequest) -> list[tuple[list[int], FinishReason | None, int]]:
+    deltas = [delta async for delta in client.generate(request)]
+    return [(delta.token_ids, delta.finish_reason, delta.num_cached_tokens) for delta in deltas]
+
+
+async def outcome(worker: TokenSpeedWorker, slots: Slots, request: EngineRequest) -> Any:
+    """The answer to *request*, or the error it ends with."""
+    async with listening(worker) as url, registered(url, slots) as client:
+        try:
+            return await answer(client, request)
+        except SaccadeError as error:
+            return type(error)
+
+
+async def test_description(slots: Slots) -> None:  # A5
+    async with listening(TokenSpeedWorker()) as url, registered(url, slots) as client:
+        described = client.description
+        await until(lambda: client.load)
+    assert described is not None
+    assert (described.model, described.max_model_len, described.max_num_seqs) == ("m", 4096, 8)
+    assert (described.block_size, described.num_blocks) == (16, 64)
+    assert (described.pixel_dtype, described.shm_namespace) == ("bfloat16", shared_memory.namespace())
+    assert described.files == FILES
+    assert len(described.fingerprint) == 32
+    assert not client.ready
+
+
+@pytest.mark.parametrize(("said", "sent"), [("", "bfloat16"), ("float32", "float32"), ("float16", "float32")])
+async def test_pixel_dtype(slots: Slots, said: str, sent: str) -> None:
+    worker = TokenSpeedWorker()
+    worker.info |= {"multimodal_encoder_dtype": said}
+    async with listening(worker) as url, registered(url, slots) as client:
+        assert client.description is not None
+        assert client.description.pixel_dtype == sent
+
+
+async def test_load(slots: Slots) -> None:
+    async with listening(TokenSpeedWorker()) as url, registered(url, slots) as client:
+        await until(lambda: client.load)
+        assert client.load is not None
+        assert (client.load.num_running, client.load.num_waiting, client.load.num_free_blocks) == (2, 1, 62)
+
+
+async def test_operators_files_come_first(slots: Slots) -> None:
+    given = ModelFiles(files={"config.json": b"{1}"})
+    async with listening(TokenSpeedWorker()) as url, registered(url, slots, given={"m": given}) as client:
+        assert client.description is not None
+        assert client.description.files == given
+
+
+async def test_files_of_a_folder_that_the_gateway_can_read(slots: Slots, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"[]")
+    worker = TokenSpeedWorker()
+    worker.info |= {"tokenizer_path": str(tmp_path)}
+    read = model_files.read_model_files
+    async with listening(worker) as url, registered(url, slots, read_files=read) as client:
+        assert client.description is not None
+        assert client.description.files == ModelFiles(files={"config.json": b"[]"})
+
+
+async def test_a_folder_without_a_model_is_not_taken(slots: Slots, tmp_path: Path) -> None:
+    worker = TokenSpeedWorker()
+    worker.info |= {"tokenizer_path": str(tmp_path)}
+    async with listening(worker) as url, registered(url, slots, read_files=model_files.read_model_files) as client:
+        assert client.description is not None
+        assert client.description.files == FILES
+
+
+def test_the_bundle_holds_all_that_a_gateway_needs() -> None:
+    assert sorted(BUNDLE_FILES) == sorted(model_files.GATEWAY_FILES)
+
+
+async def test_request(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.consume = tensor_payload_bytes
+    async with listening(worker) as url, registered(url, slots) as client:
+        await answer(client, ask(picture(slots.filled()), temperature=0.5, top_k=3, seed=-1))
+    (request,) = worker.requests
+    assert request.stream
+    assert list(request.tokenized.input_ids) == [5, PLACEHOLDER, PLACEHOLDER, 6]
+    sampling = request.sampling_params
+    assert (sampling.temperature, sampling.top_k, sampling.max_new_tokens) == (0.5, 3, 10)
+    assert (list(sampling.stop_token_ids), sampling.ignore_eos, sampling.no_stop_trim) == ([7], False, True)
+    assert sampling.sampling_seed == (1 << 64) - 1
+    (item,) = request.mm_inputs.items
+    assert (item.modality, item.content_hash, item.placeholder_token_id) == (1, bytes(range(32)), PLACEHOLDER)
+    assert [(place.offset, place.length) for place in item.placeholders] == [(1, 2)]
+    assert (list(item.encoder_input.shape), item.encoder_input.dtype) == ([8, 6], "bfloat16")
+    side = {name: (list(t.shape), t.dtype, t.inline) for name, t in item.model_specific_tensors.items()}
+    eight = (8).to_bytes(8, "little")
+    grid = b"".join(number.to_bytes(8, "little") for number in (1, 2, 4))
+    assert side == {"patches_per_image": ([1], "int64", eight), "a_grid": ([1, 3], "int64", grid)}
+
+
+@pytest.mark.parametrize(("stops", "ignored"), [((), True), ((9,), True), ((7, 9), False)])
+async def test_end_of_sequence_counts_when_it_is_among_the_stop_ids(
+    slots: Slots, stops: tuple[int, ...], ignored: bool
+) -> None:
+    worker = TokenSpeedWorker()
+    async with listening(worker) as url, registered(url, slots) as client:
+        await answer(client, ask(stop_token_ids=stops))
+    assert worker.requests[0].sampling_params.ignore_eos is ignored
+
+
+async def test_tenants_have_pictures_of_their_own(slots: Slots) -> None:  # contract 1
+    worker = TokenSpeedWorker()
+    asked = ask(picture(inline=PIXELS))
+    async with listening(worker) as url, registered(url, slots) as client:
+        for salt in (b"one", b"other", b"one"):
+            fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
+            await answer(client, EngineRequest(**(fields | {"salt": salt})))
+    one, other, again = [request.mm_inputs.items[0].content_hash for request in worker.requests]
+    assert one == again
+    assert len({one, other, bytes(range(32))}) == 3
+    assert len(one) == 32
+
+
+CACHED = chunk(1, 2, cached_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ([CACHED, chunk(3), complete(3, reason="length")], [([1, 2], None, 3), ([3], None, 0), ([], LENGTH, 0)]),
+        ([CACHED, complete(1, 2, 3, reason="stop")], [([1, 2], None, 3), ([3], STOP, 0)]),
+        ([complete(1, 2, cached_tokens=4)], [([1, 2], STOP, 4)]),
+        ([chunk(), chunk(1, cached_tokens=2), complete(1)], [([1], None, 2), ([], STOP, 0)]),
+        ([chunk(1), complete(1, reason="tool_calls")], [([1], None, 0), ([], STOP, 0)]),
+        # A stop id is the last of the ids, whether the worker keeps it, trims it, or its own rule ended the answer.
+        ([chunk(1), chunk(7), complete(7, matched_token_id=7)], [([1], None, 0), ([7], STOP, 0)]),
+        ([chunk(1, 7), complete(1, 7, matched_token_id=7)], [([1, 7], STOP, 0)]),
+        ([chunk(1), complete(1, matched_token_id=7)], [([1], None, 0), ([7], STOP, 0)]),
+        ([chunk(), complete(matched_token_id=7)], [([7], STOP, 0)]),
+        ([chunk(1, 8), complete(8, matched_token_id=8)], [([1, 8], None, 0), ([], STOP, 0)]),
+        # A worker that goes on after a stop id.
+        ([chunk(1, 7, 2), chunk(3), 20.0], [([1, 7], STOP, 0)]),
+        ([chunk(1, 7)], [([1, 7], STOP, 0)]),
+    ],
+)
+async def test_answers(slots: Slots, script: list[Any], expected: list[Any]) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = script
+    assert await outcome(worker, slots, ask()) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ([grpc.StatusCode.INVALID_ARGUMENT], RequestError),
+        ([grpc.StatusCode.FAILED_PRECONDITION], RequestError),
+        ([grpc.StatusCode.RESOURCE_EXHAUSTED], QueueFull),
+        ([grpc.StatusCode.DEADLINE_EXCEEDED], DeadlineExceeded),
+        ([grpc.StatusCode.UNAVAILABLE], WorkerUnavailable),
+        ([chunk(1), grpc.StatusCode.UNAVAILABLE], WorkerFailed),
+        ([grpc.StatusCode.INTERNAL], WorkerFailed),
+        ([grpc.StatusCode.CANCELLED], WorkerFailed),
+        ([], WorkerFailed),
+        ([chunk(1)], WorkerFailed),
+        ([pb.GenerateResponse(request_id="r1")], WorkerFailed),
+        ([chunk(1, index=1)], WorkerFailed),
+        ([complete(1, reason="abort")], WorkerFailed),
+        ([complete(1, reason="what?")], WorkerFailed),
+    ],
+)
+async def test_failures(slots: Slots, script: list[Any], error: type[SaccadeError]) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = script
+    ref = slots.filled()
+    assert await outcome(worker, slots, ask(picture(ref))) is error
+    assert (slots.released, slots.discarded) == ([], [ref.name])
+
+
+async def test_error_of_the_engine_is_not_shown(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [grpc.StatusCode.INVALID_ARGUMENT]
+    async with listening(worker) as url, registered(url, slots) as client:
+        with pytest.raises(RequestError, match="does not accept") as caught:
+            await answer(client, ask())
+    assert "words" not in str(caught.value)
+
+
+async def test_leaving_aborts_at_once(slots: Slots) -> None:  # A8
+    worker = TokenSpeedWorker()
+    worker.consume = tensor_payload_bytes
+    worker.script = [chunk(1), 60.0]
+    ref = slots.filled()
+    async with listening(worker) as url, registered(url, slots) as client:
+        deltas = client.generate(ask(picture(ref)))
+        await anext(deltas)
+        await deltas.aclose()
+        await until(lambda: worker.aborted == ["r1"] and worker.cancelled == 1)
+    assert (slots.released, slots.discarded) == ([ref.name], [])
+
+
+async def test_an_answered_request_is_not_aborted(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    async with listening(worker) as url, registered(url, slots) as client:
+        for number in range(20):
+            async for delta in client.generate(ask(name=f"r{number}")):
+                if delta.finish_reason is not None:
+                    break
+        await until(lambda: not client._calls)
+    assert (worker.aborted, worker.cancelled) == ([], 0)
+
+
+async def test_closing_fails_open_requests(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [chunk(1), 60.0]
+    async with listening(worker) as url:
+        async with registered(url, slots) as client:
+            deltas = client.generate(ask())
+            await anext(deltas)
+            waiting = asyncio.ensure_future(anext(deltas))
+            await asyncio.sleep(0)
+        with pytest.raises(WorkerFailed):
+            await waiting
+        with pytest.raises(WorkerUnavailable):
+            await answer(client, ask())
+
+
+async def test_a_cancelled_request_stays_cancelled(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [60.0]
+    async with listening(worker) as url, registered(url, slots) as client:
+        task = asyncio.create_task(answer(client, ask()))
+        await until(lambda: worker.requests)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: worker.aborted == ["r1"])
+
+
+async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [chunk(1), 60.0]
+    changes: list[bool] = []
+    async with listening(worker) as url:
+        client = TokenSpeedClient(url, on_change=lambda changed: changes.append(changed.ready))
+        await client.start()
+        await until(lambda: client.ready)
+        deltas = client.generate(ask())
+        await anext(deltas)
+    with pytest.raises(WorkerFailed):
+        await anext(deltas)
+    await until(lambda: not client.ready)
+    with pytest.raises(WorkerUnavailable):
+        await answer(client, ask())
+    async with listening(TokenSpeedWorker(), port=int(url.rpartition(":")[2])):
+        await until(lambda: client.ready)
+        assert (await answer(client, ask()))[-1][1] is LENGTH
+        await client.close()
+    assert changes == [True, False, True, False]
+
+
+async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenspeed, "LOADS_EVERY_SECONDS", 0.01)
+    worker = TokenSpeedWorker()
+    async with listening(worker) as url, registered(url, slots) as client:
+        worker.healthy = False
+        await until(lambda: not client.ready)
+        worker.healthy = True
+        await until(lambda: client.ready)
+
+
+@pytest.mark.parametrize("url", ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x"])
+def test_address(url: str) -> None:
+    with pytest.raises(StartupError, match="tokenspeed://host:port"):
+        TokenSpeedClient(url)
+
+
+# --- pixels ---
+
+
+async def test_a_slot_comes_back_when_it_was_read(slots: Slots) -> None:  # contract 3
+    worker = TokenSpeedWorker()
+    worker.consume = tensor_payload_bytes
+    worker.script = [chunk(1), 60.0]
+    ref = slots.filled()
+    async with listening(worker) as url, registered(url, slots) as client:
+        deltas = client.generate(ask(picture(ref), picture(ref, start=3)))
+        await anext(deltas)
+        assert slots.released == [ref.name] * 2
+        await deltas.aclose()
+    assert worker.pixels == [PIXELS] * 2
+    assert slots.discarded == []
+    with shared_memory.open_slot(ref):
+        pass
+
+
+async def test_what_the_consumer_may_still_read_is_not_used_again(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    read = slots.filled()
+    unread = slots.filled()
+
+    def consume(tensor: pb.TensorData) -> bytes:
+        return tensor_payload_bytes(tensor) if not worker.pixels and tensor.shm.name.endswith("-0") else b""
+
+    worker.consume = consume
+    await outcome(worker, slots, ask(picture(read), picture(unread, start=3)))
+    assert worker.pixels == [PIXELS, b""]
+    assert (slots.released, slots.discarded) == ([read.name], [unread.name])
+
+
+async def test_pixels_travel_inline_where_the_worker_sees_other_memory(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.shm_namespace = "elsewhere"
+    ref = slots.filled()
+    await outcome(worker, slots, ask(picture(ref), picture(inline=PIXELS[::-1], start=3)))
+    tensors = [item.encoder_input for item in worker.requests[0].mm_inputs.items]
+    assert [tensor.inline for tensor in tensors] == [PIXELS, PIXELS[::-1]]
+    assert slots.released == [ref.name]
+
+
+async def test_a_lost_slot_fails_its_request_only(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    kept, lost = slots.filled(), slots.filled()
+    (shared_memory.FOLDER / lost.name).unlink()
+    assert await outcome(worker, slots, ask(picture(kept), picture(lost, start=3))) is InternalError
+    assert worker.requests == []
+    assert sorted(slots.released) == sorted([kept.name, lost.name])
+
+
+@pytest.mark.parametrize("fields", [{"pixel_dtype": "uint8"}, {"slot": None}])
+async def test_pixels_in_a_form_that_the_worker_does_not_take(slots: Slots, fields: dict[str, Any]) -> None:
+    ref = slots.filled()
+    asked = ask(picture(**({"slot": ref} | fields)))
+    assert await outcome(TokenSpeedWorker(), slots, asked) is InternalError
+    assert slots.released == [item.slot.name for item in asked.media if item.slot is not None]
+
+
+async def test_more_inline_pixels_than_a_message_holds(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenspeed, "MAX_INLINE_BYTES", 100)
+    asked = ask(picture(inline=PIXELS), picture(inline=PIXELS, start=3))
+    assert await outcome(TokenSpeedWorker(), slots, asked) is ImageTooLarge
+
+
+async def test_spans_of_an_interrupted_item(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    await outcome(worker, slots, ask(picture(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))))
+    places = worker.requests[0].mm_inputs.items[0].placeholders
+    assert [(place.offset, place.length) for place in places] == [(1, 1), (2, 1)]
+
+
+def _link(slots: Slots, pid: int, nanoseconds: int) -> Path:
+    path = shared_memory.FOLDER / f"smg-tokenspeed-{pid}-{nanoseconds}-0"
+    os.link(shared_memory.FOLDER / slots.filled().name, path)
+    return path
+
+
+def test_sweep_takes_links_of_the_dead_and_no_others(slots: Slots) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    dead, reborn, alive = _link(slots, child.pid, now), _link(slots, os.getpid(), 1), _link(slots, os.getpid(), now)
+    stranger = shared_memory.FOLDER / f"smg-tokenspeed-{child.pid}-{now}-1"
+    stranger.write_bytes(b"another program's" * 10)
+    try:
+        assert lent_slots.sweep() == 2
+        assert [path.exists() for path in (dead, reborn, alive, stranger)] == [False, False, True, True]
+    finally:
+        alive.unlink()
+        stranger.unlink()
+
+
+# --- the zip of a worker whose files the gateway cannot read ---
+
+
+def _with_false_size(bundle: bytes) -> bytes:
+    """Say 1 byte where the directory tells the unpacked size of the first file."""
+    entry = bundle.index(b"PK\x01\x02")
+    return bundle[: entry + 24] + (1).to_bytes(4, "little") + bundle[entry + 28 :]
+
+
+MANY = {f"{number}": b"" for number in range(100)} | FILES.files
+BAD_BUNDLES = [
+    (zipped({"tokenizer.json": b"{}"}), "lack config.json"),
+    (b"", "no plain zip"),
+    (zipped(FILES.files)[:-1], "no plain zip"),
+    (zipped(FILES.files)[:-1] + b"\x01", "no plain zip"),
+    (zipped(MANY), "too many"),
+    (zipped({"config.json": bytes(1001)}), "over 1000 bytes"),
+    (_with_false_size(zipped({"config.json": bytes(900)})), "no sound zip"),
+    (zipped({"config.json": b"{}"}, method=14), "no sound zip"),
+    (zipped(FILES.files).replace(b"PK\x03\x04", b"PK\x07\x07"), "no sound zip"),
+    (zipped({"config.json": os.urandom(4000)}), "over 3000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("bundle", "reason"), BAD_BUNDLES)
+async def test_bad_bundles_are_refused(
+    bundle: bytes, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_DIRECTORY_BYTES", 2000)
+    if reason.startswith("over 3000"):
+        monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_BUNDLE_BYTES", 3000)
+    worker = TokenSpeedWorker()
+    worker.bundle = bundle
+    async with listening(worker) as url:
+        client = TokenSpeedClient(url)
+        await client.start()
+        await until(lambda: reason in caplog.text)
+        await client.close()
+    assert client.description is None
+
+
+async def test_damaged_bundle_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    worker = TokenSpeedWorker()
+    worker.digest = "0" * 64
+    async with listening(worker) as url:
+        client = TokenSpeedClient(url)
+        await client.start()
+        await until(lambda: "sha256" in caplog.text)
+        await client.close()
+
+
+async def test_only_known_files_are_unpacked(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.bundle = zipped({**FILES.files, "../evil": b"x", "model.py": b"x", "sub/config.json": b"x"})
+    async with listening(worker) as url, registered(url, slots) as client:
+        assert client.description is not None
+        assert client.description.files == FILES

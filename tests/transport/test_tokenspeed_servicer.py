@@ -1,0 +1,214 @@
+"""The client of the TokenSpeed wire against SMG's own servicer, with a scripted engine in TokenSpeed's place."""
+
+import asyncio
+import sys
+import time
+import types
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from echo_worker import until
+from tokenspeed_worker import FILES, PIXELS, Slots, ask, listening, picture, registered
+
+from saccade.errors import QueueFull, SaccadeError, WorkerFailed
+from saccade.protocol.media import Span
+from saccade.protocol.output import FinishReason
+
+
+@dataclass
+class Item:
+    """What the servicer makes of one picture."""
+
+    modality: Any
+    feature: Any
+    model_specific_data: dict[str, torch.Tensor]
+    offsets: list[tuple[int, int]]
+    hash: int
+
+    def set_pad_value(self) -> None:
+        pass
+
+
+@dataclass
+class Engine:
+    """AsyncLLM's surface. *steps* are (token_ids, finish_reason) of one request."""
+
+    steps: list[tuple[list[int], dict[str, Any] | None]]
+    model_config: Any
+    server_args: Any
+    wait_seconds: float = 0.0
+    context_len: int = 4096
+    max_req_input_len: int = 4096
+    gracefully_exit: bool = False
+    requests: list[Any] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    rid_to_state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_receive_tstamp(self) -> float:
+        return time.time()
+
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    def abort_request(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.rid_to_state.pop(request_id, None)
+
+    async def get_load(self) -> list[Any]:
+        return [SimpleNamespace(dp_rank=0, num_reqs=3, num_waiting_reqs=1, num_pages=2)]
+
+    async def generate_request(self, request: Any) -> AsyncIterator[dict[str, Any]]:
+        if request.rid.startswith("HEALTH_CHECK"):
+            yield {"output_ids": [0], "meta_info": {}}
+            return
+        self.requests.append(request)
+        self.rid_to_state[request.rid] = SimpleNamespace(finished=False)
+        count = 0
+        for token_ids, reason in self.steps:
+            count += len(token_ids)
+            meta = {"completion_tokens": count, "prompt_tokens": 4, "cached_tokens": 2, "finish_reason": reason}
+            self.rid_to_state[request.rid].finished = reason is not None
+            yield {"output_ids": token_ids, "meta_info": meta}
+            await asyncio.sleep(self.wait_seconds)
+
+
+@pytest.fixture
+def servicer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """SMG's servicer class; the engine's modules that it imports are stand-ins."""
+    modality = SimpleNamespace(IMAGE="image", VIDEO="video", AUDIO="audio")
+    inputs = SimpleNamespace(Modality=modality, MultimodalDataItem=Item, MultimodalInputs=SimpleNamespace)
+    contents = {
+        "tokenspeed.runtime.multimodal.inputs": vars(inputs),
+        "tokenspeed.runtime.multimodal.shm_transport": {"ShmTensorHandle": SimpleNamespace},
+        "tokenspeed.runtime.engine.io_struct": {"GenerateReqInput": SimpleNamespace},
+    }
+    packages = ["tokenspeed", "tokenspeed.runtime", "tokenspeed.runtime.multimodal", "tokenspeed.runtime.engine"]
+    for name in [*packages, *contents]:
+        module = types.ModuleType(name)
+        vars(module).update(contents.get(name, {"__path__": []}))
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "smg_grpc_servicer.tokenspeed.servicer", raising=False)
+    from smg_grpc_servicer.tokenspeed import servicer
+
+    monkeypatch.setattr(servicer, "_engine_supports_dp_rank_pin", lambda: False)
+    yield servicer.TokenSpeedSchedulerServicer
+    sys.modules.pop("smg_grpc_servicer.tokenspeed.servicer", None)
+
+
+@pytest.fixture
+def slots() -> Any:
+    slots = Slots()
+    yield slots
+    assert slots.links() == []
+    slots.pool.close()
+
+
+STOPPED = {"type": "stop", "matched": 7}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    for name, content in FILES.files.items():
+        (tmp_path / name).write_bytes(content)
+    hf_config = SimpleNamespace(model_type="any", architectures=["Any"], eos_token_id=7)
+    model_config = SimpleNamespace(hf_config=hf_config, vocab_size=512, dtype=torch.bfloat16, is_multimodal=True)
+    server_args = SimpleNamespace(
+        model="somewhere/else",
+        tokenizer=str(tmp_path),
+        served_model_name="m",
+        max_num_seqs=8,
+        page_size=16,
+        max_total_num_tokens=1024,
+    )
+    return Engine([([1, 2], None), ([3, 7], STOPPED)], model_config, server_args)
+
+
+@pytest.fixture
+def servicer(servicer_of: Any, engine: Engine) -> Any:
+    return servicer_of(engine, engine.server_args, {"max_total_num_tokens": 1024})
+
+
+async def test_registration(servicer: Any, slots: Slots) -> None:  # A5
+    async with listening(servicer) as url, registered(url, slots) as client:
+        described = client.description
+        await until(lambda: client.load)
+        load = client.load
+    assert described is not None
+    assert load is not None
+    assert described.files == FILES
+    assert (described.model, described.max_model_len, described.max_num_seqs) == ("m", 4096, 8)
+    assert (described.block_size, described.num_blocks, described.pixel_dtype) == (16, 64, "bfloat16")
+    assert (load.num_running, load.num_waiting, load.num_free_blocks) == (2, 1, 62)
+
+
+async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) -> None:
+    read = slots.filled(), slots.filled(PIXELS[::-1])
+    media = (picture(read[0]), picture(read[1], 3, content_hash=bytes(range(32, 64))), picture(inline=PIXELS, start=5))
+    async with listening(servicer) as url, registered(url, slots) as client:
+        assert client.description is not None
+        deltas = [delta async for delta in client.generate(ask(*media, temperature=0.0))]
+    assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [
+        ([1, 2], None),
+        ([3, 7], FinishReason.STOP),
+    ]
+    assert deltas[0].num_cached_tokens == 2
+    assert slots.released == [ref.name for ref in read]
+    (request,) = engine.requests
+    assert (request.sampling_params["stop_token_ids"], request.sampling_params["ignore_eos"]) == ([7], False)
+    items = request.precomputed_multimodal_inputs.mm_items
+    values = [item.feature.view(torch.uint8).flatten().tolist() for item in items]
+    assert [bytes(value) for value in values] == [PIXELS, PIXELS[::-1], PIXELS]
+    assert [item.feature.shape for item in items] == [(8, 6)] * 3
+    assert [item.offsets for item in items] == [[(1, 2)], [(3, 4)], [(5, 6)]]
+    assert items[1].hash == int.from_bytes(bytes(range(32, 40)), "little")
+    assert items[0].model_specific_data["a_grid"].tolist() == [[1, 2, 4]]
+    assert items[0].model_specific_data["patches_per_image"].tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([([1], None), ([2], {"type": "length"})], [[1], [2], []]),
+        ([([1], None), ([7], STOPPED)], [[1], [7]]),
+        ([([7], STOPPED)], [[7]]),
+        ([([1], {"type": "stop", "matched": 9})], [[1], [9]]),
+    ],
+)
+async def test_answers(servicer: Any, engine: Engine, slots: Slots, steps: Any, expected: Any) -> None:
+    engine.steps = steps
+    async with listening(servicer) as url, registered(url, slots) as client:
+        deltas = [delta async for delta in client.generate(ask())]
+    assert [delta.token_ids for delta in deltas] == expected
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, QueueFull), (None, WorkerFailed)])
+async def test_abort_by_the_engine(
+    servicer: Any, engine: Engine, slots: Slots, status: int | None, error: type[SaccadeError]
+) -> None:
+    engine.steps = [([1], None), ([], {"type": "abort", "message": "inner words", "status_code": status})]
+    async with listening(servicer) as url, registered(url, slots) as client:
+        with pytest.raises(error) as caught:
+            [delta async for delta in client.generate(ask())]
+    assert "inner" not in caught.value.message
+
+
+async def test_leaving_reaches_the_engine(servicer: Any, engine: Engine, slots: Slots) -> None:  # A8
+    engine.wait_seconds = 60.0
+    async with listening(servicer) as url, registered(url, slots) as client:
+        deltas = client.generate(ask())
+        await anext(deltas)
+        await deltas.aclose()
+        await until(lambda: "r1" in engine.aborted)
+
+
+async def test_placeholders_of_an_interrupted_item(servicer: Any, engine: Engine, slots: Slots) -> None:
+    item = picture(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))
+    async with listening(servicer) as url, registered(url, slots) as client:
+        [delta async for delta in client.generate(ask(item))]
+    assert engine.requests[0].precomputed_multimodal_inputs.mm_items[0].offsets == [(1, 1), (2, 2)]

@@ -1,0 +1,180 @@
+"""A TokenSpeed worker without an engine, on the real contract: it answers what a test tells it to."""
+
+import asyncio
+import hashlib
+import io
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+from echo_worker import until
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
+
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.media import MediaItem, SlotRef, Span
+from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.transport import shared_memory
+from saccade.transport.dialects.tokenspeed import TokenSpeedClient
+from saccade.transport.shared_memory import SlotPool
+
+PIXELS = bytes(range(96))
+FILES = ModelFiles(files={"config.json": b"{}", "tokenizer.json": b'{"a": 1}'})
+PLACEHOLDER = 262
+
+
+def chunk(*token_ids: int, **fields: Any) -> pb.GenerateResponse:
+    return pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=token_ids, **fields))
+
+
+def complete(*token_ids: int, reason: str = "stop", **fields: Any) -> pb.GenerateResponse:
+    return pb.GenerateResponse(complete=pb.GenerateComplete(output_ids=token_ids, finish_reason=reason, **fields))
+
+
+def zipped(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
+    """*script* makes of a request what is sent back: responses, a number of seconds to wait, or a status to end with."""
+
+    def __init__(self) -> None:
+        self.script: list[Any] = [chunk(1, 2, cached_tokens=3), complete(1, 2, reason="length")]
+        self.consume: Callable[[pb.TensorData], bytes] | None = None
+        self.requests: list[pb.GenerateRequest] = []
+        self.pixels: list[bytes] = []
+        self.aborted: list[str] = []
+        self.cancelled = 0
+        self.healthy = True
+        self.info: dict[str, Any] = {
+            "served_model_name": "m",
+            "max_context_length": 4096,
+            "eos_token_ids": [7],
+            "model_dtype": "bfloat16",
+            "multimodal_encoder_dtype": "bfloat16",
+        }
+        self.shm_namespace = shared_memory.namespace()
+        self.bundle = zipped(FILES.files)
+        self.digest: str | None = None
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        self.requests.append(request)
+        if self.consume is not None:
+            self.pixels += [self.consume(item.encoder_input) for item in request.mm_inputs.items]
+        try:
+            for step in self.script:
+                match step:
+                    case pb.GenerateResponse():
+                        yield step
+                    case grpc.StatusCode():
+                        await context.abort(step, "words of the engine's")
+                    case _:
+                        await asyncio.sleep(step)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def HealthCheck(self, request: Any, context: Any) -> pb.HealthCheckResponse:
+        return pb.HealthCheckResponse(healthy=self.healthy)
+
+    async def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        self.aborted.append(request.request_id)
+        return pb.AbortResponse(success=True)
+
+    async def GetModelInfo(self, request: Any, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(**self.info)
+
+    async def GetServerInfo(self, request: Any, context: Any) -> pb.GetServerInfoResponse:
+        reply = pb.GetServerInfoResponse(max_total_num_tokens=1024, tokenspeed_version="9")
+        reply.server_args.update({"max_num_seqs": 8, "block_size": 16})
+        reply.scheduler_info.update({"shm_namespace_id": self.shm_namespace})
+        return reply
+
+    async def GetLoads(self, request: Any, context: Any) -> pb.GetLoadsResponse:
+        load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024}
+        return pb.GetLoadsResponse(loads=[pb.SchedulerLoad(**load)])
+
+    async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        half = len(self.bundle) // 2
+        yield common_pb2.GetTokenizerChunk(data=self.bundle[:half])
+        digest = hashlib.sha256(self.bundle).hexdigest() if self.digest is None else self.digest
+        yield common_pb2.GetTokenizerChunk(data=self.bundle[half:], sha256=digest)
+
+
+@asynccontextmanager
+async def listening(servicer: rpc.TokenSpeedSchedulerServicer, port: int = 0) -> AsyncIterator[str]:
+    """Serve on loopback; yield the worker's url."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
+    rpc.add_TokenSpeedSchedulerServicer_to_server(servicer, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"tokenspeed://127.0.0.1:{port}"
+    finally:
+        await server.stop(grace=None)
+
+
+class Slots:
+    """A pool, and what a client gave back to it."""
+
+    def __init__(self) -> None:
+        self.pool = SlotPool(1 << 24)
+        self.released: list[str] = []
+        self.discarded: list[str] = []
+
+    def filled(self, pixels: bytes = PIXELS) -> SlotRef:
+        slot = self.pool.acquire(len(pixels))
+        assert slot is not None
+        with shared_memory.open_slot(slot.ref) as data:
+            data[:] = pixels
+        return slot.ref
+
+    def links(self) -> list[Path]:
+        """Names in /dev/shm that are none of the pool's and share a segment with it."""
+        own = {path.stat().st_ino for path in shared_memory.FOLDER.glob(f"{self.pool._prefix}*")}
+        return [path for path in shared_memory.FOLDER.glob("smg-tokenspeed-*") if path.stat().st_ino in own]
+
+
+@asynccontextmanager
+async def registered(url: str, slots: Slots, **options: Any) -> AsyncIterator[TokenSpeedClient]:
+    client = TokenSpeedClient(
+        url, slots.released.extend, on_discarded=slots.discarded.extend, grid_name=lambda _: "a_grid", **options
+    )
+    await client.start()
+    try:
+        await until(lambda: client.ready)
+        yield client
+    finally:
+        await client.close()
+
+
+def picture(slot: SlotRef | None = None, start: int = 1, **fields: Any) -> MediaItem:
+    """A picture of 2 x 4 patches of six bfloat16 and two tokens."""
+    described: dict[str, Any] = {
+        "modality": "image",
+        "content_hash": bytes(range(32)),
+        "grid": (1, 2, 4),
+        "spans": (Span(start, 2),),
+        "pixel_shape": (8, 6),
+        "pixel_dtype": "bfloat16",
+        "slot": slot,
+    }
+    return MediaItem(**(described | fields))
+
+
+def ask(*media: MediaItem, name: str = "r1", **sampling: Any) -> EngineRequest:
+    token_ids = [5, *[PLACEHOLDER] * 2 * max(1, len(media)), 6]
+    return EngineRequest(
+        request_id=name,
+        token_ids=token_ids,
+        sampling=SamplingParams(**({"max_tokens": 10, "stop_token_ids": (7,)} | sampling)),
+        media=media,
+    )
