@@ -85,6 +85,7 @@ class _DrainingServer(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=ABORT_SECONDS,
             )

@@ -32,6 +32,7 @@ class Dispatcher:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._namespace = shared_memory.namespace()
         self._work: dict[str, WorkInFlight] = collections.defaultdict(WorkInFlight)
 
     @property
@@ -69,7 +70,7 @@ class Dispatcher:
         """Return *request* with pixels inline where the worker does not see our shared memory."""
         description = worker.description
         slots = slots_of(request)
-        if not slots or (description is not None and description.shm_namespace == shared_memory.namespace()):
+        if not slots or (description is not None and description.shm_namespace == self._namespace):
             return request
         try:
             media = await asyncio.to_thread(lambda: tuple(_inlined(item) for item in request.media))

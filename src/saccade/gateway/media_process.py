@@ -30,7 +30,8 @@ from saccade.protocol.output import Failure
 from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.shared_memory import SlotError, open_slot
 
-NICENESS = 5
+NICENESS = 10
+"""Behind the gateway's event loop, and behind a network on the CPU."""
 
 
 def fork_server(control: socket.socket) -> socket.socket | None:

@@ -19,6 +19,7 @@ PROGRAM = "saccade.gateway.media_process"
 START_SECONDS = 60.0
 FORK_SECONDS = 10.0
 END_SECONDS = 5.0
+SEND_BUFFER_BYTES = 1 << 20
 ENVIRONMENT = {
     # A fork must not inherit threads, and pixels are made on the CPU.
     "OMP_NUM_THREADS": "1",
@@ -149,6 +150,8 @@ class DecodeServer:
         if self._control is None:
             raise ConnectionResetError
         ours, theirs = socket.socketpair()
+        # Most pictures then go over in one call; the kernel takes what it allows of it.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         try:
             with theirs:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])

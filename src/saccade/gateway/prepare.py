@@ -142,11 +142,8 @@ class Preparer:
     async def _pictures(
         self, served: ServedModel, sources: Sequence[PictureSource], salt: bytes
     ) -> tuple[Picture, ...]:
-        """Return the picture of each source; one that is there twice is read once."""
-        first = {(source.url, source.options): source for source in reversed(sources)}
-        read = await asyncio.gather(*(self._picture(served, source, salt) for source in first.values()))
-        pictures = dict(zip(first, read, strict=True))
-        found = tuple(pictures[source.url, source.options] for source in sources)
+        """Return the picture of each source, all at once; a URL that is there twice is fetched once."""
+        found = tuple(await asyncio.gather(*(self._picture(served, source, salt) for source in sources)))
         if sum(picture.num_pixels for picture in found) > self.limits.max_request_pixels:
             raise ImageTooLarge(
                 f"The images have more than {self.limits.max_request_pixels} pixels together; send fewer or smaller.",

@@ -14,8 +14,8 @@ from saccade.gateway.url_cache import UrlCache
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
-THREAD_FROM_CHARACTERS = 256 * 1024
-"""A longer data: URL is decoded in a thread; a shorter one takes less time than the way there."""
+THREAD_FROM_CHARACTERS = 1 << 20
+"""A longer data: URL is decoded in a thread; a shorter one takes less time than a thread would hold it up."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow, no torch.
+"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow and libjpeg-turbo, no torch.
 
 Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
 transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
@@ -17,12 +17,12 @@ import PIL
 from PIL import Image
 
 from saccade.errors import ImageTooLarge, InvalidImage
-from saccade.media import rgbx
+from saccade.media import jpeg, rgbx
 from saccade.media.header import PictureHeader, PictureLimits, read_header
 from saccade.media.metadata import without_metadata
 
-DECODER = f"pillow-{PIL.__version__}"
-"""Name and version of the decoder: part of every picture's identity."""
+DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION}"
+"""Names and versions of the decoders: part of every picture's identity."""
 
 WHITE = (255, 255, 255, 255)
 BAND_ROWS = 64
@@ -61,6 +61,11 @@ def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
 
 
 def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]:
+    encoded = without_metadata(encoded, header.format)
+    if header.format == "JPEG" and header.orientation not in UPRIGHT:
+        plain = jpeg.decode(encoded, header.height, header.width)
+        if plain is not None:
+            return plain
     rgb = _loaded(encoded, header)
     if header.orientation in UPRIGHT:
         rgb = rgb.transpose(UPRIGHT[header.orientation])
@@ -69,7 +74,7 @@ def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]
 
 def _loaded(encoded: bytes, header: PictureHeader) -> Image.Image:
     """Return the picture as RGB; what else the decoder holds is let go of on the way out."""
-    with Image.open(io.BytesIO(without_metadata(encoded, header.format)), formats=(header.format.upper(),)) as picture:
+    with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as picture:
         if picture.size != (header.width, header.height):
             raise ValueError("header and content disagree")
         picture.load()
