@@ -60,7 +60,8 @@ def main() -> None:
         "Machine": report.machine(),
         "Commit": report.commit(),
         "SMG": smg_version(given.smg) if given.smg else "not measured",
-        "Command": shlex.join(["python", "-m", "benchmarks.gateway", *sys.argv[1:]]),
+        # Where things lie on this machine is nobody's business.
+        "Command": shlex.join(["python", "-m", "benchmarks.gateway", *(Path(word).name for word in sys.argv[1:])]),
     }
     given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
     given.out.with_suffix(".md").write_text(report.markdown(facts, rows))

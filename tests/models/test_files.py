@@ -6,7 +6,7 @@ import pytest
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.files import parse_json, read_model_files
+from saccade.models.files import image_processor, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 
@@ -43,6 +43,27 @@ def test_model_type_serves_where_no_architecture_is_named(config: dict[str, obje
 def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None:  # A1
     with pytest.raises(StartupError, match=r"Known: .*qwen3_vl"):
         models.family_of(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"preprocessor_config.json": b'{"a": 1}', "processor_config.json": b'{"image_processor": {"a": 2}}'},
+            {"a": 1},
+        ),
+        ({"processor_config.json": b'{"image_processor": {"a": 2}}'}, {"a": 2}),
+        ({"processor_config.json": b'{"patch_size": 14}'}, {}),
+        ({}, {}),
+    ],
+)
+def test_settings_of_pictures_in_either_file(given: dict[str, bytes], expected: dict[str, int]) -> None:  # A3
+    assert image_processor(ModelFiles(files=given)) == expected
+
+
+def test_processor_config_that_holds_no_settings_is_named() -> None:
+    with pytest.raises(StartupError, match=r"processor_config\.json: image_processor"):
+        image_processor(ModelFiles(files={"processor_config.json": b'{"image_processor": 1}'}))
 
 
 def test_unknown_architecture_lists_the_known() -> None:

@@ -15,7 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
-from saccade.models.files import CONFIG, PREPROCESSOR_CONFIG, parse_json, read_model_files
+from saccade.models.files import CONFIG, image_processor, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 WEIGHTS = "model.safetensors"
@@ -45,7 +45,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     device = choose_device(config.device)
     # Built without storage first: neither a second copy in float32 nor random initial values are ever made.
     with torch.device("meta"):
-        network = family(parsed, parse_json(files, PREPROCESSOR_CONFIG))
+        network = family(parsed, image_processor(files))
     network.to(choose_dtype(config.dtype, device, parsed))
     network.to_empty(device=device)
     weights = weight_files(folder)

@@ -18,7 +18,7 @@ from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
-PROCESSOR_FILES = (files.CONFIG, files.PREPROCESSOR_CONFIG)
+PROCESSOR_FILES = (files.CONFIG, files.PREPROCESSOR_CONFIG, files.PROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
 """The shortest chat with a picture; a template must write exactly one placeholder for it."""
 
@@ -60,7 +60,7 @@ class ServedModel:
         """Build the gateway's half of a model from its files. Raises StartupError."""
         config = files.parse_json(given, files.CONFIG)
         family = models.family_of(config)
-        layout = models.load_layout(family)(config, files.parse_json(given, files.PREPROCESSOR_CONFIG))
+        layout = models.load_layout(family)(config, files.image_processor(given))
         text = _text_side(models.families()[family], config, given)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(

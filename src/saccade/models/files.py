@@ -11,6 +11,7 @@ from saccade.protocol.description import ModelFiles
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
+PROCESSOR_CONFIG = "processor_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TIKTOKEN = "tiktoken.model"
@@ -20,6 +21,7 @@ GATEWAY_FILES = (
     CONFIG,
     GENERATION_CONFIG,
     PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
     TIKTOKEN,
@@ -48,3 +50,16 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
     if not isinstance(parsed, dict):
         raise StartupError(f"{name} must hold a JSON object.")
     return parsed
+
+
+def image_processor(files: ModelFiles) -> Mapping[str, Any]:
+    """Return the settings of the image processor: preprocessor_config.json, or that part of processor_config.json.
+
+    transformers 5 writes the latter only. Raises StartupError where a file is malformed.
+    """
+    if PREPROCESSOR_CONFIG in files.files:
+        return parse_json(files, PREPROCESSOR_CONFIG)
+    nested = parse_json(files, PROCESSOR_CONFIG).get("image_processor", {})
+    if not isinstance(nested, dict):
+        raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")
+    return nested
