@@ -34,6 +34,10 @@ NICENESS = 10
 """Behind the gateway's event loop, and behind a network on the CPU."""
 
 
+SMALL_BYTES = 4096
+"""An answer without pixels goes in one call, so that it wakes the gateway once."""
+
+
 def fork_server(control: socket.socket) -> socket.socket | None:
     """Fork a process for every socket that arrives; it returns its socket, the server None when the gateway ends."""
     _preload()
@@ -75,8 +79,12 @@ def decode_process(connection: socket.socket, memory_bytes: int) -> None:
         if len(prefix) < PREFIX_BYTES:
             return
         job = decoder.decode(_receive(connection, int.from_bytes(prefix, "little")))
-        for piece in frame(answer(job)):
-            connection.sendall(piece)
+        length, payload = frame(answer(job))
+        if len(payload) < SMALL_BYTES:
+            connection.sendall(length + payload)
+        else:
+            connection.sendall(length)
+            connection.sendall(payload)
 
 
 def answer(job: PictureJob) -> PictureAnswer:

@@ -48,8 +48,7 @@ class DecodeProcess:
 
     async def exchange(self, job: PictureJob) -> PictureAnswer:
         """Send one job and return its answer. Raises OSError where the process died."""
-        for piece in frame(job):
-            await asyncio.get_running_loop().sock_sendall(self._connection, piece)
+        await self._send(frame(job))
         prefix = await self._receive(PREFIX_BYTES)
         payload = await self._receive(int.from_bytes(prefix, "little"))
         return msgspec.msgpack.decode(payload, type=PictureAnswer)
@@ -69,6 +68,17 @@ class DecodeProcess:
         _ended(pidfd, END_SECONDS)
         os.close(pidfd)
         self._connection.close()
+
+    async def _send(self, pieces: tuple[bytes, bytes]) -> None:
+        # In one call where they fit: sent one by one, they would wake the process twice.
+        try:
+            sent = self._connection.sendmsg(pieces)
+        except BlockingIOError:
+            sent = 0
+        for piece in pieces:
+            if sent < len(piece):
+                await asyncio.get_running_loop().sock_sendall(self._connection, memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
 
     async def _receive(self, length: int) -> bytearray:
         loop = asyncio.get_running_loop()
