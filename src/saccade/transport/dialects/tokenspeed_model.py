@@ -16,6 +16,7 @@ BUNDLE_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "tiktoken.model",
