@@ -66,6 +66,8 @@ def test_same_picture_is_fetched_decoded_and_sent_once(shelf: Shelf, tiny_qwen3_
         assert gateway.worker.requests[-1].media[0].content_hash == first[0].content_hash
         assert gateway.metric("saccade_stage_seconds_count", stage="decode") == 1
         assert gateway.metric("saccade_slots_in_use") == 0
+        assert gateway.metric("saccade_url_cache_hits_total") == gateway.metric("saccade_url_cache_misses_total") == 1
+        assert gateway.metric("saccade_url_cache_bytes") > len(JPEG)
 
 
 def test_the_inside_is_out_of_reach_and_reads_like_nowhere(shelf: Shelf, gateway: scripted.Gateway) -> None:

@@ -8,15 +8,13 @@ import numpy.typing as npt
 import pybase64
 
 from saccade import models
-from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.picture_cache import PictureCache
-from saccade.gateway.prepare import Draft, Picture, Preparer
+from saccade.gateway.preparation import Preparation
+from saccade.gateway.prepare import Draft, Picture
 from saccade.gateway.served_model import ServedModel
-from saccade.gateway.sources import Sources
-from saccade.gateway.url_cache import UrlCache
 from saccade.media.decode import decode
-from saccade.media.fetch import FetchConfig, Fetcher
 from saccade.media.header import PictureLimits
 from saccade.telemetry import Metrics
 
@@ -37,9 +35,8 @@ class Stopwatch:
 
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> Draft:
     """Return the prompt of one turn: the pictures, then the question. Raises RequestError."""
-    limits, metrics, pool = PictureLimits(), Metrics(), MediaPool(MediaPoolConfig())
-    sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
-    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, limits, len(encoded))
+    config = GatewayConfig(limit_images=len(encoded))
+    preparer = Preparation(config, MediaPool(config.media), Metrics()).preparer
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])

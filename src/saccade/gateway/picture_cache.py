@@ -6,11 +6,8 @@ hit costs no copy either; slots that requests need go before slots that may be n
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
 
@@ -113,17 +110,3 @@ class PictureCache:
                 self._drop(key)
                 wanted -= picture.num_bytes
         return wanted < num_bytes
-
-
-class PictureCacheCollector(Collector):
-    """What the cache counts, as metrics."""
-
-    def __init__(self, cache: PictureCache) -> None:
-        self._cache = cache
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield every metric."""
-        cache = self._cache
-        yield CounterMetricFamily("saccade_picture_cache_hits", "Pictures not prepared again.", value=cache.num_hits)
-        yield CounterMetricFamily("saccade_picture_cache_misses", "Pictures prepared.", value=cache.num_misses)
-        yield GaugeMetricFamily("saccade_picture_cache_bytes", "Bytes of kept patches.", value=cache.num_bytes)

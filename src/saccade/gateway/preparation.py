@@ -1,8 +1,9 @@
 """The parts that take pictures from a request to a worker, put together for one gateway."""
 
+from saccade.gateway.cache_metrics import CacheCollector
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.media_pool import MediaPool
-from saccade.gateway.picture_cache import PictureCache, PictureCacheCollector
+from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.sources import Sources
 from saccade.gateway.url_cache import UrlCache
@@ -17,8 +18,10 @@ class Preparation:
         self._fetcher = Fetcher(config.fetch)
         self._cache = PictureCache(pool, config.picture_cache_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
-        metrics.registry.register(PictureCacheCollector(self._cache))
-        sources = Sources(self._fetcher, UrlCache(config.url_cache_bytes), metrics)
+        urls = UrlCache(config.url_cache_bytes)
+        for name, cache in (("picture", self._cache), ("url", urls)):
+            metrics.registry.register(CacheCollector(name, cache))
+        sources = Sources(self._fetcher, urls, metrics)
         self.preparer = Preparer(pool, self._cache, sources, metrics, config.picture_limits, config.limit_images)
 
     async def start(self) -> None:

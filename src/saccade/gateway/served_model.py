@@ -61,12 +61,13 @@ class ServedModel:
         config = files.parse_json(given, files.CONFIG)
         family = models.family_of(config)
         layout = models.load_layout(family)(config, files.image_processor(given))
-        text = _text_side(models.families()[family], config, given)
+        declaration = models.families()[family]
+        text = _text_side(declaration, config, given)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(
             name=name,
             family=family,
-            declaration=models.families()[family],
+            declaration=declaration,
             tokenizer=text.tokenizer,
             template=text.template,
             placeholder_token_id=text.placeholder_token_id,

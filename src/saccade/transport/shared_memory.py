@@ -120,12 +120,12 @@ class SlotPool:
             if segment.reusable:
                 self._free.append(segment)
             else:
-                _unlink(name)
+                unlink(name)
 
     def close(self) -> None:
         """Unlink every segment. Readers that have one open may finish."""
         for segment in (*self._used.values(), *self._free):
-            _unlink(segment.name)
+            unlink(segment.name)
         self._used.clear()
         self._free.clear()
 
@@ -140,7 +140,7 @@ class SlotPool:
             if not self._free:
                 return None
             # The longest unused goes first; its size is not the one wanted.
-            _unlink(self._free.pop(0).name)
+            unlink(self._free.pop(0).name)
         segment = _Segment(self._prefix + secrets.token_hex(8), capacity)
         return segment if _allocate(segment) else None
 
@@ -153,9 +153,9 @@ def _allocate(segment: _Segment) -> bool:
     try:
         # Unlike ftruncate, this fails now when /dev/shm is full, not with SIGBUS at the first write.
         os.posix_fallocate(descriptor, 0, HEADER_BYTES + segment.capacity_bytes)
-        os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, _pid_namespace()), 0)
+        os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, pid_namespace()), 0)
     except OSError:
-        _unlink(segment.name)
+        unlink(segment.name)
         return False
     finally:
         os.close(descriptor)
@@ -201,7 +201,7 @@ def sweep() -> int:
     for path in FOLDER.glob("saccade-*"):
         match = NAME.fullmatch(path.name)
         if match and start_time(int(match[1])) != int(match[2]) and _owned_here(path.name):
-            removed += _unlink(path.name)
+            removed += unlink(path.name)
     return removed
 
 
@@ -215,7 +215,7 @@ def _owned_here(name: str) -> bool:
     finally:
         os.close(descriptor)
     # A crash between creation and header leaves zeros or nothing: nobody uses such a segment.
-    return not any(header) or (len(header) == HEADER.size and HEADER.unpack(header)[3] == _pid_namespace())
+    return not any(header) or (len(header) == HEADER.size and HEADER.unpack(header)[3] == pid_namespace())
 
 
 def _size_class(nbytes: int) -> int:
@@ -234,7 +234,8 @@ def start_time(pid: int) -> int:
     return 0 if fields[0] == "Z" else int(fields[19])
 
 
-def _pid_namespace() -> int:
+def pid_namespace() -> int:
+    """Return the inode that names this process's PID namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -271,7 +272,8 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
         )
 
 
-def _unlink(name: str) -> bool:
+def unlink(name: str) -> bool:
+    """Remove the name from FOLDER; return whether it was there. Whoever has the file open keeps it."""
     try:
         os.unlink(FOLDER / name)
     except OSError:

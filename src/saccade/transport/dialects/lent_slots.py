@@ -62,7 +62,7 @@ class Links:
 
     def settle(self, *, sent: bool) -> None:
         """Release what is left; but discard slots whose link nobody has unlinked, if a consumer was *sent* it."""
-        unread = {name for name in self._lent if _unlink(name) and sent}
+        unread = {name for name in self._lent if shared_memory.unlink(name) and sent}
         discarded = [self._lent[name] for name in unread]
         released = self.slots + [slot for name, slot in self._lent.items() if name not in unread]
         self.slots = []
@@ -75,7 +75,7 @@ class Links:
 
 def sweep() -> int:
     """Remove links to our segments that a dead process of this PID namespace left behind; return how many."""
-    return sum(_unlink(path.name) for path in FOLDER.glob("smg-tokenspeed-*") if _stale(path))
+    return sum(shared_memory.unlink(path.name) for path in FOLDER.glob("smg-tokenspeed-*") if _stale(path))
 
 
 def _stale(path: Path) -> bool:
@@ -99,12 +99,4 @@ def _ours(path: Path) -> bool:
         os.close(descriptor)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         return False
-    return bool(HEADER.unpack(header)[3] == os.stat("/proc/self/ns/pid").st_ino)
-
-
-def _unlink(name: str) -> bool:
-    try:
-        os.unlink(FOLDER / name)
-    except OSError:
-        return False
-    return True
+    return bool(HEADER.unpack(header)[3] == shared_memory.pid_namespace())
