@@ -4,22 +4,13 @@ Pictures that are asked for at the same time share one decode. What is kept stay
 hit costs no copy either; slots that requests need go before slots that may be needed again.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
+from saccade.gateway.single_flight import SingleFlight
 
 Key = tuple[bytes, bytes, str]
-
-
-@dataclass
-class _Flight:
-    """One preparation and how many requests wait for it."""
-
-    task: asyncio.Task[PreparedPicture]
-    num_waiters: int = 0
 
 
 class PictureCache:
@@ -32,7 +23,7 @@ class PictureCache:
         self._pool = pool
         self._budget_bytes = budget_bytes
         self._kept: OrderedDict[Key, PreparedPicture] = OrderedDict()
-        self._flights: dict[Key, _Flight] = {}
+        self._flights = SingleFlight[Key, PreparedPicture]()
         self.num_bytes = 0
         self.num_hits = 0
         self.num_misses = 0
@@ -45,20 +36,15 @@ class PictureCache:
             self.num_hits += 1
             self._kept.move_to_end(key)
             return self._lend(kept)
-        flight = self._flights.get(key)
-        if flight is None:
-            self.num_misses += 1
-            task = asyncio.create_task(self._keep(key, prepare), name="picture")
-            flight = self._flights[key] = _Flight(task)
-        else:
+        if key in self._flights:
             self.num_hits += 1
-        flight.num_waiters += 1
+        else:
+            self.num_misses += 1
         try:
-            return self._lend(await asyncio.shield(flight.task))
+            # Between the end of the flight and this use of the slot nothing else runs that could give it up.
+            return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
         finally:
-            flight.num_waiters -= 1
-            if flight.num_waiters == 0:
-                self._land(key, flight)
+            self._trim(self._budget_bytes)
 
     @property
     def num_idle(self) -> int:
@@ -79,12 +65,6 @@ class PictureCache:
     def _lend(self, picture: PreparedPicture) -> PreparedPicture:
         self._pool.retain(picture)
         return picture
-
-    def _land(self, key: Key, flight: _Flight) -> None:
-        # Nobody waits any more; a preparation that still runs is given up.
-        flight.task.cancel()
-        del self._flights[key]
-        self._trim(self._budget_bytes)
 
     def _trim(self, budget_bytes: int) -> None:
         """Give up the longest unused until *budget_bytes* are left; what is being waited for stays."""

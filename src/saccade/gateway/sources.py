@@ -3,27 +3,19 @@
 import asyncio
 import binascii
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import pybase64
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from saccade.errors import InvalidBase64, InvalidImageUrl
+from saccade.gateway.single_flight import SingleFlight
 from saccade.gateway.url_cache import UrlCache
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
 THREAD_FROM_CHARACTERS = 1 << 20
 """A longer data: URL is decoded in a thread; a shorter one takes less time than a thread would hold it up."""
-
-
-@dataclass
-class _Flight:
-    """A fetch under way, and how many wait for it."""
-
-    task: asyncio.Task[bytes]
-    num_waiting: int = 0
 
 
 class Sources:
@@ -33,7 +25,7 @@ class Sources:
         self._fetcher = fetcher
         self._cache = url_cache
         self._metrics = metrics
-        self._flights: dict[tuple[bytes, str], _Flight] = {}
+        self._flights = SingleFlight[tuple[bytes, str], bytes]()
         metrics.registry.register(FetchCollector(fetcher))
 
     async def read(self, url: str, salt: bytes) -> bytes:
@@ -44,35 +36,7 @@ class Sources:
         if url[:5].lower() == "data:":
             is_long = len(url) > THREAD_FROM_CHARACTERS
             return await asyncio.to_thread(decode_data_url, url) if is_long else decode_data_url(url)
-        return await self._join(salt, url)
-
-    async def _join(self, salt: bytes, url: str) -> bytes:
-        """Wait for the fetch of *url*; it goes on while anybody does."""
-        key = (salt, url)
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(self._fetch(salt, url), name="fetch"))
-            flight.task.add_done_callback(lambda task: self._land(key, task))
-        flight.num_waiting += 1
-        try:
-            await asyncio.wait((flight.task,))
-        finally:
-            flight.num_waiting -= 1
-            if not flight.num_waiting and not flight.task.done():
-                flight.task.cancel()
-                self._forget(key, flight.task)
-        return flight.task.result()
-
-    def _land(self, key: tuple[bytes, str], task: asyncio.Task[bytes]) -> None:
-        self._forget(key, task)
-        if not task.cancelled():
-            task.exception()  # read here, because nobody may be left who waits for it
-
-    def _forget(self, key: tuple[bytes, str], task: asyncio.Task[bytes]) -> None:
-        """Let the next one fetch anew, unless somebody does already."""
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
-            del self._flights[key]
+        return await self._flights.join((salt, url), lambda: self._fetch(salt, url))
 
     async def _fetch(self, salt: bytes, url: str) -> bytes:
         kept = self._cache.get(salt, url)
