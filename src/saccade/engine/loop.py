@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from saccade.engine.admission import Admission
 from saccade.engine.block_manager import PagedBlocks
 from saccade.engine.encoder_cache import EncoderKey
+from saccade.engine.outbox import Outbox
 from saccade.engine.runner import ModelRunner
 from saccade.engine.scheduler import Schedule, Scheduler
 from saccade.engine.sequence import Sequence
@@ -39,14 +39,13 @@ class Engine:
         self.description = description
         self._paged_blocks = paged_blocks
         self._sequences: dict[tuple[int, str], Sequence] = {}
-        self._deltas: defaultdict[int, list[TokenDelta]] = defaultdict(list)
-        self._released: defaultdict[int, list[str]] = defaultdict(list)
+        self._outbox = Outbox()
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute or to tell."""
-        return self.scheduler.has_work or bool(self._deltas) or bool(self._released)
+        return self.scheduler.has_work or bool(self._outbox)
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; what is wrong with it becomes its only delta."""
@@ -58,7 +57,7 @@ class Engine:
             sequence = self.admission.admit(connection, request, self._num_arrived)
         except SaccadeError as error:
             slots = [item.slot.name for item in request.media if item.slot is not None]
-            self._released[connection] += slots
+            self._outbox.released(connection).extend(slots)
             self.refuse(connection, request.request_id, error)
             return
         self._sequences[connection, request.request_id] = sequence
@@ -68,7 +67,7 @@ class Engine:
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
         """Answer a request that never became a sequence."""
         failure = Failure(error.code, error.message, error.param)
-        self._deltas[connection].append(TokenDelta(request_id, [], FinishReason.ERROR, failure=failure))
+        self._outbox.say(connection, TokenDelta(request_id, [], FinishReason.ERROR, failure=failure))
 
     def abort(self, connection: int, request_id: str) -> None:
         """End a request before any more work is done for it; an unknown id is no error."""
@@ -80,8 +79,7 @@ class Engine:
         """End all requests of a connection that is gone; nothing more is said to it."""
         for sequence in [sequence for sequence in self._sequences.values() if sequence.connection == connection]:
             self._end(sequence, FinishReason.ABORT)
-        self._deltas.pop(connection, None)
-        self._released.pop(connection, None)
+        self._outbox.forget(connection)
 
     def step(self) -> dict[int, StepFrame]:
         """Do one step of work and return what it has to say, by connection."""
@@ -93,7 +91,7 @@ class Engine:
         sampled = self._run(schedule, pixels)
         with self._timed("postprocess_seconds"):
             self._postprocess(schedule, sampled)
-            return self._take_frames()
+            return self._outbox.take()
 
     def load(self) -> Load:
         """Return a snapshot of counters."""
@@ -127,7 +125,7 @@ class Engine:
             failure: SaccadeError | None = None
             for sequence, source in claims:
                 try:
-                    pixels[key] = source.read(self._released[sequence.connection])
+                    pixels[key] = source.read(self._outbox.released(sequence.connection))
                     break
                 except SaccadeError as error:
                     failure = failure or error
@@ -167,7 +165,7 @@ class Engine:
             if reason is not None:
                 self._end(sequence, reason, [token_id])
             else:
-                self._deltas[sequence.connection].append(_delta(sequence, [token_id]))
+                self._outbox.say(sequence.connection, _delta(sequence, [token_id]))
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if token_id in sequence.sampling.stop_token_ids:
@@ -185,18 +183,9 @@ class Engine:
         sequence.finish_reason = reason
         self.scheduler.remove(sequence)
         for source in sequence.sources:
-            source.release_slot(self._released[sequence.connection])
+            source.release_slot(self._outbox.released(sequence.connection))
         del self._sequences[sequence.connection, sequence.request_id]
-        self._deltas[sequence.connection].append(_delta(sequence, token_ids or [], failure))
-
-    def _take_frames(self) -> dict[int, StepFrame]:
-        frames = {
-            connection: StepFrame(self._deltas.get(connection, []), self._released.get(connection, []))
-            for connection in {*self._deltas, *(c for c, names in self._released.items() if names)}
-        }
-        self._deltas.clear()
-        self._released.clear()
-        return frames
+        self._outbox.say(sequence.connection, _delta(sequence, token_ids or [], failure))
 
 
 def _delta(sequence: Sequence, token_ids: list[int], failure: Failure | None = None) -> TokenDelta:

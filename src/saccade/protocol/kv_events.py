@@ -1,14 +1,27 @@
-"""Stored, removed and cleared blocks: the seam for routing by cache content; the feed itself comes with the fleet."""
+"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks and encoded pictures."""
 
 import msgspec
 
 
+class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
+
+    content_hash: bytes
+    start: int
+    length: int
+    offset: int
+
+
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """A full block became reusable under *key* (16 bytes); *parent* is the key before it, empty at the root."""
+    """A full block became reusable under *key* (16 bytes); *parent* is the key before it, the root's for a first block.
+
+    *token_ids* and *media* are what the key was made of (saccade.identity.blocks).
+    """
 
     key: bytes
     parent: bytes
     token_ids: list[int]
+    media: list[MediaPlace] = []
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
@@ -17,8 +30,35 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
     key: bytes
 
 
+class PictureStored(msgspec.Struct, frozen=True, array_like=True, tag="picture-stored"):
+    """A picture's encoding is held: for requests of this *salt* its pixels need not be sent."""
+
+    salt: bytes
+    content_hash: bytes
+
+
+class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, tag="picture-removed"):
+    """A picture's encoding left the cache."""
+
+    salt: bytes
+    content_hash: bytes
+
+
 class AllCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
-    """Every block left the cache."""
+    """Every block and every picture left its cache."""
 
 
-KvEvent = BlockStored | BlockRemoved | AllCleared
+KvEvent = BlockStored | BlockRemoved | PictureStored | PictureRemoved | AllCleared
+
+
+class KvEvents(msgspec.Struct, frozen=True, array_like=True):
+    """One message of the feed. The first is a snapshot, parents before children; each next *number* is one more.
+
+    A gap in the numbers means that events were lost: ask again. Several snapshots' messages may share one number;
+    *last* is set on the final one.
+    """
+
+    number: int
+    events: list[KvEvent]
+    snapshot: bool = False
+    last: bool = True

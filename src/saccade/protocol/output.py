@@ -24,11 +24,38 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log probability of a token under the model's own distribution, before any sampling parameter.
+
+    *rank* is 1 for the likeliest token. top_logprobs[i] is that of top_ids[i], likeliest first.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Where a sample's time in the engine went: waiting for its first step, computing the prompt, decoding.
+
+    *encode_seconds*, a part of the prompt's time, is that of the steps' vision encoding that the sample waited for.
+    """
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    encode_seconds: float = 0.0
+
+
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What one step added to one request. The last delta of a request, and only that, has *finish_reason*.
+    """What one step added to one sample, *index*, of a request. Its last delta, and only that, has *finish_reason*.
 
     A stop id that ended the sequence is the last of *token_ids* (it counts as generated; the gateway does not show it).
     *num_cached_tokens* counts prompt tokens whose KV was reused; it is set on the delta that carries the first token.
+    A delta with *failure* ends the whole request. *logprobs*, where asked for, has one entry for each of *token_ids*;
+    *prompt_logprobs* one for each prompt token but the first, on the first delta of sample 0.
+    *times* is on the last delta of a sample that was computed.
     """
 
     request_id: str
@@ -36,6 +63,17 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     failure: Failure | None = None
+    index: int = 0
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob] = []
+    times: SampleTimes | None = None
+
+
+class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
+    """The engine does not hold media[i] for i in *media* after all; the request waits until Pixels brings them."""
+
+    request_id: str
+    media: list[int]
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -47,3 +85,4 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     deltas: list[TokenDelta]
     released: list[str] = []
     load: Load | None = None
+    pixels_wanted: list[PixelsWanted] = []

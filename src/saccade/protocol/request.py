@@ -1,40 +1,73 @@
-"""EngineRequest: a prompt as exact token ids and media, and how to sample its answer."""
+"""EngineRequest: a prompt as exact token ids and media, and how to sample its answers."""
 
 import msgspec
 
-from saccade.protocol.media import MediaItem
+from saccade.protocol.media import MediaItem, SlotRef
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only.
 
     temperature 0 is greedy. top_k 0 means no limit. *seed* None draws a fresh one.
-    *stop_token_ids* holds the model's end-of-sequence ids too, unless the client asked to ignore them.
+    *stop_token_ids* holds the model's end-of-sequence ids too, unless the client asked to ignore them; none of them is
+    drawn before *min_tokens* tokens. *presence_penalty* and *frequency_penalty* look at the answer alone,
+    *repetition_penalty* at prompt and answer. *logit_bias* is added to the logits of its ids; where *allowed_token_ids*
+    are given, no others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's
+    tokens, k for the k likeliest beside each; *num_prompt_logprobs* the same for the prompt's tokens.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A prompt for the engine. *salt* separates tenants in every cache of blocks and encodings."""
+    """A prompt for the engine. *salt* separates tenants in every cache of blocks and encodings.
+
+    *num_samples* answers are drawn, each with deltas of its own index; prompt and pictures are computed once.
+    """
 
     request_id: str
     token_ids: list[int]
     sampling: SamplingParams
     media: tuple[MediaItem, ...] = ()
     salt: bytes = b""
+    num_samples: int = 1
+
+
+class MediaPixels(msgspec.Struct, frozen=True, array_like=True):
+    """Where the pixels of media[index] are: in *slot*, or *inline*."""
+
+    index: int
+    slot: SlotRef | None = None
+    inline: bytes | None = None
+
+
+class Pixels(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
+    """The answer to PixelsWanted: pixels of a request that went out without them."""
+
+    request_id: str
+    media: tuple[MediaPixels, ...]
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Stop working on a request; an unknown id is no error."""
+    """Stop working on a request, or on one of its samples; an unknown id is no error."""
 
     request_id: str
+    index: int | None = None
 
 
-GatewayCommand = EngineRequest | Abort
+GatewayCommand = EngineRequest | Pixels | Abort
 """What a gateway sends to a worker over the native stream, one msgpack message a frame."""

@@ -20,6 +20,20 @@ class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class KvEventsRequest(_message.Message):
+    __slots__ = ("blocks", "pictures")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    blocks: bool
+    pictures: bool
+    def __init__(self, blocks: _Optional[bool] = ..., pictures: _Optional[bool] = ...) -> None: ...
+
+class KvEventsFrame(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
 class DescribeReply(_message.Message):
     __slots__ = ("description",)
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class WorkerStub:
                 request_serializer=saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.KvEvents = channel.unary_stream(
+                '/saccade.worker.v1.Worker/KvEvents',
+                request_serializer=saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsRequest.SerializeToString,
+                response_deserializer=saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsFrame.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -65,6 +70,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KvEvents(self, request, context):
+        """What the worker's caches hold: a snapshot, then numbered increments, until either side ends the stream.
+        UNAVAILABLE while the engine starts or restarts, and when it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +90,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeReply.SerializeToString,
+            ),
+            'KvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.KvEvents,
+                    request_deserializer=saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsRequest.FromString,
+                    response_serializer=saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +151,33 @@ class Worker:
             '/saccade.worker.v1.Worker/Describe',
             saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeRequest.SerializeToString,
             saccade_dot_transport_dot_proto_dot_worker__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/saccade.worker.v1.Worker/KvEvents',
+            saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsRequest.SerializeToString,
+            saccade_dot_transport_dot_proto_dot_worker__pb2.KvEventsFrame.FromString,
             options,
             channel_credentials,
             insecure,
