@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance clean
+.PHONY: install demo serve test check format conformance soak faults clean
 
 install: $(VENV)/.installed
 
@@ -35,6 +35,14 @@ format: $(VENV)/.installed-dev
 
 conformance: $(VENV)/.installed-dev
 	scripts/test -m conformance $(ARGS)
+
+# Half an hour of mixed load: make soak ARGS="--minutes 2" for a trial.
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.reliability.soak $(ARGS)
+
+# Measures the table of docs/reliability.md.
+faults: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.reliability.faults $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from torchvision_schemas import import_torchvision
 
 torch.set_num_threads(1)
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 import_torchvision()  # before anything imports transformers, which would fail on the first try and remember it
 
 

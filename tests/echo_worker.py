@@ -44,9 +44,12 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def serving(folder: Path, patience: Patience = PATIENCE, **settings: object) -> AsyncIterator[Worker]:
+async def serving(
+    folder: Path, patience: Patience = PATIENCE, shutdown_timeout: float = 0.0, **settings: object
+) -> AsyncIterator[Worker]:
     """A worker at `unix:FOLDER/w.sock` whose engine is ready."""
-    worker = Worker(WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience), lambda _: None)
+    config = WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience, shutdown_timeout)
+    worker = Worker(config, lambda _: None)
     running = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(WAIT_SECONDS):

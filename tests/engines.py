@@ -15,7 +15,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.output import Failure, FinishReason
+from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 Grid = tuple[int, int, int]
@@ -62,17 +62,20 @@ def request(
 
 @dataclass
 class Answer:
-    """All that came back for one request."""
+    """All that came back for one request, or one sample of it."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     failure: Failure | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    times: SampleTimes | None = None
 
 
 @dataclass
 class Outcome:
-    """All that a connection was told."""
+    """All that a connection was told. Sample i of request "a" is "a" for 0, "a#i" for others."""
 
     answers: defaultdict[str, Answer] = field(default_factory=lambda: defaultdict(Answer))
     released: list[str] = field(default_factory=list)
@@ -94,12 +97,15 @@ def drain(
             continue
         outcome.released += frame.released
         for delta in frame.deltas:
-            answer = outcome.answers[delta.request_id]
+            answer = outcome.answers[f"{delta.request_id}#{delta.index}" if delta.index else delta.request_id]
             assert answer.finish_reason is None, "a delta behind the last one"
             answer.token_ids += delta.token_ids
             answer.finish_reason = delta.finish_reason
             answer.num_cached_tokens += delta.num_cached_tokens
             answer.failure = delta.failure
+            answer.logprobs += delta.logprobs
+            answer.prompt_logprobs += delta.prompt_logprobs
+            answer.times = delta.times
     return outcome
 
 
@@ -108,7 +114,7 @@ def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:
     rows: dict[str, list[torch.Tensor]] = defaultdict(list)
     sampler: Any = engine.runner.sampler
 
-    def recording(logits: torch.Tensor, sequences: list[Any]) -> list[int]:
+    def recording(logits: torch.Tensor, sequences: list[Any]) -> Any:
         for row, sequence in zip(logits.clone(), sequences, strict=True):
             rows[sequence.request_id].append(row)
         return sampler(logits, sequences)

@@ -9,8 +9,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import openai
@@ -27,6 +28,8 @@ class Server:
     port: int
     process: subprocess.Popen[bytes]
     key: str = "none"
+    log: Path | None = None
+    """What all its processes wrote, where it was asked for."""
 
     @property
     def url(self) -> str:
@@ -42,6 +45,11 @@ class Server:
         """The name it serves."""
         return self.client().models.list().data[0].id
 
+    @cached_property
+    def name(self) -> str:
+        """The same, asked once."""
+        return self.model
+
     def tree(self) -> list[psutil.Process]:
         """The server's process and everything below it."""
         root = psutil.Process(self.process.pid)
@@ -51,12 +59,17 @@ class Server:
         """The engine's process."""
         return next(process for process in self.tree() if "saccade.engine" in process.cmdline())
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples over its labels."""
+    def metrics(self) -> str:
+        """All metrics, in Prometheus' text format."""
         request = urllib.request.Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {self.key}"})
         with urllib.request.urlopen(request, timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+            return str(response.read().decode())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples over its other labels."""
+        lines = [line for line in self.metrics().splitlines() if line.split("{")[0].split(" ")[0] == name]
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted)]
         if not values:
             raise LookupError(f"no metric {name}")
         return sum(values)
@@ -100,12 +113,18 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, key: str = "none") -> Iterator[Server]:
-    """Start `saccade serve` with *arguments*, wait until it is ready, and stop it."""
+def serving(
+    *arguments: str, key: str = "none", before: Sequence[str] = (), log: Path | None = None
+) -> Iterator[Server]:
+    """Start `saccade serve` with *arguments*, by the command *before* where there is one; wait until it is ready, and
+    stop it. What it writes on stderr goes to *log*.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "saccade.cli.main", "serve", *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
-    server = Server(port, process, key)
+    command = [*before, sys.executable, "-m", "saccade.cli.main", "serve", *arguments, "--port", str(port)]
+    stderr = log.open("wb") if log is not None else None
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)
+    server = Server(port, process, key, log)
     try:
         server.wait_until_ready()
         yield server
@@ -118,3 +137,6 @@ def serving(*arguments: str, key: str = "none") -> Iterator[Server]:
             process.kill()
             process.wait()
             raise
+        finally:
+            if stderr is not None:
+                stderr.close()

@@ -6,7 +6,7 @@ import sys
 
 import prometheus_client
 
-from saccade.telemetry import STAGES, Metrics
+from saccade.telemetry import ENGINE_STAGES, STAGES, Metrics
 
 PROGRAM = """
 import logging, structlog
@@ -43,6 +43,15 @@ def test_stages_are_there_before_their_first_use() -> None:
         stage: metrics.registry.get_sample_value("saccade_stage_seconds_count", {"stage": stage}) for stage in STAGES
     }
     assert counts == {stage: float(stage == "hash") for stage in STAGES}
+
+
+def test_stages_of_the_engine_are_there_too() -> None:
+    metrics = Metrics()
+    metrics.answers.observe_engine("m", {"prefill": 2.0, "encode": 0.5})
+    value = metrics.registry.get_sample_value
+    sums = {stage: value("saccade_engine_stage_seconds_sum", {"stage": stage}) for stage in ENGINE_STAGES}
+    assert sums == {"queue": 0.0, "encode": 0.5, "prefill": 2.0, "decode": 0.0}
+    assert value("vllm:request_prefill_time_seconds_sum", {"model_name": "m"}) == 2.0
 
 
 def test_nothing_is_registered_globally() -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
@@ -16,14 +16,70 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-STAGES = ("fetch", "hash", "tokenize", "queue", "decode", "preprocess", "write", "media", "prepare")
+STAGES = ("fetch", "hash", "tokenize", "route", "queue", "decode", "preprocess", "write", "media", "prepare")
 """What a request passes in the gateway. *media* is all that happens to its pixels, *prepare* all before
 the dispatch."""
+
+ENGINE_STAGES = ("queue", "encode", "prefill", "decode")
+"""What a sample passes in the engine; *encode* is a part of *prefill*."""
 
 LAG_INTERVAL_SECONDS = 0.05
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKENS = tuple(2.0**power for power in range(18))
 _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
+
+
+class AnswerMetrics:
+    """What is measured of an answer once it has ended; where it has several samples, of each of them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        model = ("model_name",)
+        self.success_total = Counter(
+            "vllm:request_success",
+            "Samples that ended, by how they did.",
+            (*model, "finished_reason"),
+            registry=registry,
+        )
+        self.prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Tokens of a prompt.", model, buckets=_TOKENS, registry=registry
+        )
+        self.generation_tokens = Histogram(
+            "vllm:request_generation_tokens", "Tokens of a sample.", model, buckets=_TOKENS, registry=registry
+        )
+        self.tpot_seconds = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Between two tokens, on average over a sample.",
+            model,
+            buckets=_SHORT_SECONDS,
+            registry=registry,
+        )
+        self._engine_stages = Histogram(
+            "saccade_engine_stage_seconds",
+            "Time of one stage of a sample in the engine.",
+            ("stage",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        for stage in ENGINE_STAGES:
+            self._engine_stages.labels(stage)
+        self._engine_seconds = {
+            stage: Histogram(
+                f"vllm:request_{stage}_time_seconds",
+                f"Time of a sample in the engine's stage {stage}.",
+                model,
+                buckets=_SECONDS,
+                registry=registry,
+            )
+            for stage in ("queue", "prefill", "decode")
+        }
+
+    def observe_engine(self, model: str, seconds: Mapping[str, float]) -> None:
+        """Record how many *seconds* a sample spent in each of ENGINE_STAGES."""
+        for stage, spent in seconds.items():
+            self._engine_stages.labels(stage).observe(spent)
+            if stage in self._engine_seconds:
+                self._engine_seconds[stage].labels(model).observe(spent)
 
 
 class Metrics:
@@ -61,6 +117,15 @@ class Metrics:
             model,
             buckets=_SECONDS,
             registry=self.registry,
+        )
+        self.answers = AnswerMetrics(self.registry)
+        self.pictures_by_hash = Counter(
+            "saccade_pictures_by_hash",
+            "Pictures sent by their hash alone, because the worker held them.",
+            registry=self.registry,
+        )
+        self.pixels_wanted = Counter(
+            "saccade_pixels_wanted", "Pictures that the worker did not hold after all.", registry=self.registry
         )
         self.requests_total = Counter(
             "saccade_http_requests", "Answered requests.", ("route", "status"), registry=self.registry

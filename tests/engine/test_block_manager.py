@@ -116,7 +116,7 @@ def test_leaves_are_evicted_first() -> None:
     assert blocks.groups[0].reusable(keys, 2) == 2
 
 
-def test_equal_blocks_computed_at_once_become_one() -> None:
+def test_equal_blocks_computed_at_once_become_one() -> None:  # [eng] 30
     blocks, paged = manager()
     twins = [sequence(list(range(9)), arrival=number) for number in range(2)]
     for twin in twins:

@@ -22,7 +22,7 @@ def test_least_recently_used_goes_first() -> None:  # [eng] 26
     assert cache.used_bytes == 30
 
 
-def test_pinned_entries_stay_until_unpinned_as_often() -> None:
+def test_pinned_entries_stay_until_unpinned_as_often() -> None:  # [eng] 26
     cache = filled(20, "a")
     cache.pin(key("a"))
     cache.pin(key("a"))

@@ -101,7 +101,7 @@ def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
     assert subject.load().encoded_items_total == 2
 
 
-def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26
+def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26, 39
     subject = engines.engine(tiny_qwen3_vl)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [1, (SMALL, 1), 1, (WIDE, 2), 1]))
     for entry, num_bytes in subject.runner.encoder_cache._entries.values():
@@ -111,7 +111,7 @@ def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng]
 
 def test_slots_go_back_once_and_only_misses_are_read(
     shared: Engine, tiny_qwen3_vl: Path, pool: SlotPool
-) -> None:  # A7, B1
+) -> None:  # A7, B1, [eng] 17, 23
     inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 31), 30], max_tokens=3)
     first = by_slot(inline, pool)
     told = engines.drain(shared, first)
@@ -222,7 +222,7 @@ def test_ends(shared: Engine, tiny_qwen3_vl: Path) -> None:
     assert answers["full"].finish_reason == FinishReason.LENGTH
 
 
-def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:
+def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:  # [eng] 14
     subject = engines.engine(tiny_qwen3_vl)
     network = subject.runner.network
     network.lm_head.weight[list(network.placeholder_token_ids)] *= 100

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from saccade.protocol.local import (
+    Drain,
     EngineFailed,
     EngineMessage,
     EngineProgress,
@@ -117,6 +118,17 @@ def test_heartbeat_and_load(front: Front, tiny_qwen3_vl: Path) -> None:
     drained = next(step for step in steps if step.frames and b"length" in step.frames[0][1])
     assert drained.load is not None
     assert (drained.load.num_running, drained.load.num_free_blocks) == (0, drained.load.num_blocks)
+
+
+def test_drain_finishes_what_there_is_and_says_so(front: Front, tiny_qwen3_vl: Path) -> None:
+    front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "open", max_tokens=30))))
+    front.send(Drain())
+    ended, load = False, None
+    while load is None or load.num_running + load.num_waiting:
+        step = front.until(EngineStep)
+        ended = ended or any(b"length" in frame for _, frame in step.frames)
+        load = step.load if step.load is not None and step.load.draining else load
+    assert ended
 
 
 def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: Path) -> None:

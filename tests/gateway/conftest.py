@@ -21,5 +21,6 @@ def gateway(shared_gateway: scripted.Gateway) -> scripted.Gateway:
     worker = shared_gateway.worker
     worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, shared_gateway.eos], FinishReason.STOP)]
     worker.requests.clear()
+    worker.aborted_samples.clear()
     worker.num_aborted = 0
     return shared_gateway

@@ -24,7 +24,7 @@ from saccade.protocol.load import Load
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
-from saccade.transport.client import slots_of
+from saccade.transport.client import Supply, slots_of
 
 Step = TokenDelta | float | Exception
 """What a scripted worker does next: send a delta, wait some seconds, or raise."""
@@ -44,16 +44,21 @@ class ScriptedWorker:
     requests: list[EngineRequest] = field(default_factory=list)
     pixels: list[bytes] = field(default_factory=list)
     num_aborted: int = 0
+    aborted_samples: list[int] = field(default_factory=list)
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """It holds nothing."""
+        return False
+
+    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Play the script; the request's slots are read and given back at once."""
         self.requests.append(request)
         self.pixels = [shared_memory.read_slot(item.slot) for item in request.media if item.slot is not None]
         self.pool.release(slots_of(request))
-        finished = False
+        num_open = request.num_samples
         try:
             for step in self.script:
                 if isinstance(step, float):
@@ -61,10 +66,15 @@ class ScriptedWorker:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    finished = step.finish_reason is not None
+                    num_open -= step.finish_reason is not None
                     yield step
         finally:
-            self.num_aborted += not finished
+            self.num_aborted += num_open > 0
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Note that the gateway reads a sample no longer."""
+        assert request_id == self.requests[-1].request_id
+        self.aborted_samples.append(index)
 
 
 @dataclass

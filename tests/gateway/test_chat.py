@@ -167,6 +167,9 @@ def test_silence_is_filled_with_comments(tiny_qwen3_vl: Path) -> None:
         answer = gateway.chat(stream=True)
         assert answer.body.startswith(b": ping\n\n: ping\n\n")
         assert answer.events[-1] == "[DONE]"
+        gateway.worker.script = [*deltas([300], [301])[:1], 0.3, *deltas([gateway.eos])]
+        head, _, tail = gateway.chat(stream=True).body.partition(b": ping\n\n: ping\n\n")
+        assert (head.startswith(b"data: {"), tail.endswith(b"data: [DONE]\n\n")) == (True, True)
         gateway.worker.script = [0.2, WorkerFailed("The worker stopped.")]
         late = gateway.chat(stream=True)
         assert (late.status, late.events[-1]["error"]["code"]) == (200, "worker_failed")
@@ -262,8 +265,33 @@ def test_log_lines_name_the_request_and_hold_nothing_of_it(gateway: scripted.Gat
             return [line["event"] for line in lines if line.get("request_id") == "my-id"]
 
         wait_for(lambda: "request" in own())
-    assert own() == ["unforeseen error", "request"]
+    assert own() == ["chat", "unforeseen error", "request"]
     assert "secret" not in str(lines)
+
+
+def test_a_line_binds_the_ids_of_a_request(gateway: scripted.Gateway) -> None:
+    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+        gateway.worker.script = [
+            TokenDelta("r", [300, 301], FinishReason.LENGTH, 16),
+            TokenDelta("r", [gateway.eos], STOP, index=1),
+        ]
+        body = {"model": "tiny", "messages": openai_messages("my secret"), "n": 2}
+        answer = gateway.ask("POST", "/v1/chat/completions", body, X_Request_Id="my-id").json
+    (line,) = [line for line in lines if line.get("request_id") == "my-id" and line["event"] == "chat"]
+    assert line.pop("ttft_seconds") > 0
+    assert line == {
+        "event": "chat",
+        "log_level": "info",
+        "request_id": "my-id",
+        "id": answer["id"],
+        "model": "tiny",
+        "worker": "grpc://scripted:1",
+        "prompt_tokens": answer["usage"]["prompt_tokens"],
+        "cached_tokens": 16,
+        "completion_tokens": 3,
+        "finish_reasons": ["length", "stop"],
+    }
+    assert gateway.worker.requests[0].request_id == answer["id"]
 
 
 def test_too_many_requests(tiny_qwen3_vl: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 import scripted
 
-from saccade.gateway.connection import MAX_HEAD_BYTES
+from saccade.gateway.connection import MAX_HEAD_BYTES, READ_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta
 
 BODY = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n"
@@ -78,3 +78,9 @@ def test_client_that_waits_for_its_answer_is_not_silent(
     monkeypatch.setattr("saccade.gateway.connection.SILENCE_SECONDS", 0.2)
     gateway.worker.script = [TokenDelta("r", [300]), 0.8, TokenDelta("r", [gateway.eos], FinishReason.STOP)]
     assert gateway.chat().status == 200
+
+
+def test_a_body_of_many_pieces_arrives_whole(gateway: scripted.Gateway) -> None:  # A6
+    text = "".join(f"{number} " for number in range(4 * READ_BYTES // 5))
+    tokens = gateway.ask("POST", "/tokenize", {"prompt": text}).json["tokens"]
+    assert gateway.ask("POST", "/detokenize", {"tokens": tokens}).json["prompt"] == text

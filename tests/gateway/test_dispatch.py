@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from echo_worker import STALL, ask, serving, until
 from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.workers import Fleet, Model
-from saccade.protocol.request import EngineRequest
+from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport import shared_memory
 
 
@@ -149,6 +149,31 @@ async def test_pixels_travel_inline_to_another_machine(tmp_path: Path, same_mach
             assert await answer(Dispatcher(fleet), request) == [1]
             assert journal.read_text() == ("" if same_machine else f"inline {pixels.hex()}\n")
             assert pool.num_used == 0
+    finally:
+        await fleet.close()
+        pool.close()
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+async def test_pixels_that_are_brought_later_travel_the_same_way(tmp_path: Path, same_machine: bool) -> None:  # F5
+    (a,) = folders(tmp_path, "a")
+    pool = shared_memory.SlotPool(1 << 20)
+    slot = pool.acquire(3)
+    assert slot is not None
+    with shared_memory.open_slot(slot.ref) as memory:
+        memory[:] = b"abc"
+
+    async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return tuple(MediaPixels(index, slot.ref) for index in media)
+
+    fleet = Fleet([url(a)], lambda names: [pool.release(name) for name in names])
+    await fleet.start()
+    try:
+        async with serving(a, shm_namespace=shared_memory.namespace() if same_machine else "elsewhere"):
+            await until(lambda: fleet.ready)
+            brought = await Dispatcher(fleet)._supply(fleet.clients[0], supply, [2])  # type: ignore[arg-type]
+        assert brought == ((MediaPixels(2, slot.ref) if same_machine else MediaPixels(2, inline=b"abc")),)
+        assert pool.num_used == same_machine  # it comes back from the worker
     finally:
         await fleet.close()
         pool.close()

@@ -207,7 +207,7 @@ async def test_a_process_killed_while_idle_costs_nothing(pool: MediaPool) -> Non
     assert not set(before) & set(pool.pids)
 
 
-async def test_cancelled_requests_leave_no_slot(pool: MediaPool) -> None:
+async def test_cancelled_requests_leave_no_slot(pool: MediaPool) -> None:  # [eng] 17
     tasks = [asyncio.create_task(_ask(pool, JPEG)) for _ in range(12)]
     await asyncio.sleep(0.01)
     for task in tasks:

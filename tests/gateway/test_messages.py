@@ -7,7 +7,7 @@ import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.messages import MAX_PIXELS, MAX_SWITCH, Chat, PictureSource, read_chat
-from saccade.gateway.openai import ChatRequest, TokenizeRequest
+from saccade.gateway.openai_requests import ChatRequest, TokenizeRequest
 from saccade.models.family import Family, PictureOptions
 
 FAMILY = Family(("Some",), "<picture>", template_switches=("enable_thinking", "add_vision_id"))

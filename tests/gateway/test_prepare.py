@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
-from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart
+from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.prepare import Preparer, expand
 from saccade.gateway.served_model import ServedModel
@@ -57,7 +57,7 @@ async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage],
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
     pool, metrics = MediaPool(MediaPoolConfig()), Metrics()
     sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
-    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, PictureLimits(), 1)
+    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, PictureLimits(), 1, 30.0)
     asked = ChatRequest(model="tiny", messages=messages)
     drafting = asyncio.create_task(preparer.draft(served, asked, b""))
     num_rounds = 0

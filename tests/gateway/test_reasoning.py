@@ -6,7 +6,7 @@ import pytest
 import scripted
 
 from saccade.gateway.reasoning import Reasoning, ReasoningTokens
-from saccade.protocol.output import FinishReason, TokenDelta
+from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.detokenizer import Detokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 from saccade.tokenization.tokenizer_json import JsonTokenizer
@@ -154,6 +154,40 @@ def test_answer_that_ends_within_reasoning_has_no_content(
     script(gateway, [markers.start_id], thought, finish=finish)
     num_tokens = len(thought) + 1 + (finish is FinishReason.STOP)
     assert ask(gateway, stream) == (None, "Hm\ufffd", finish.value, num_tokens, len(thought))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("shown", [True, False])
+def test_tokens_of_reasoning_have_log_probabilities_too(
+    stream: bool, shown: bool, gateway: scripted.Gateway, tokenizer: Tokenizer, markers: ReasoningTokens
+) -> None:
+    ids = [markers.start_id, *tokenizer.encode_text(THOUGHT), markers.end_id, *tokenizer.encode_text(CONTENT)]
+    given = [TokenLogprob(-float(number), 1) for number in range(len(ids))]
+    script = [TokenDelta("r", [token_id], logprobs=[logprob]) for token_id, logprob in zip(ids, given, strict=True)]
+    gateway.worker.script = [*script, TokenDelta("r", [], FinishReason.LENGTH)]
+    answer = gateway.chat(stream=stream, logprobs=True, include_reasoning=shown)
+    events = answer.events[1:-1] if stream else [answer.json]
+    logprobs = [event["choices"][0]["logprobs"]["content"] for event in events]
+    assert [-entry["logprob"] for content in logprobs for entry in content] == list(range(len(ids)))
+
+
+def test_reasoning_counts_for_min_tokens(
+    gateway: scripted.Gateway, tokenizer: Tokenizer, markers: ReasoningTokens
+) -> None:
+    content = [token_id for character in "a STOP b STOP" for token_id in tokenizer.encode_text(character)]
+    script(gateway, [markers.start_id], tokenizer.encode_text("x"), [markers.end_id], content)
+    for min_tokens, shown in ((8, "a "), (9, "a STOP b ")):
+        assert ask(gateway, stream=False, stop="STOP", min_tokens=min_tokens)[0] == shown
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_special_tokens_of_reasoning(
+    shown: bool, gateway: scripted.Gateway, tokenizer: Tokenizer, markers: ReasoningTokens
+) -> None:
+    special = tokenizer.special_tokens["<|vision_end|>"]
+    script(gateway, [markers.start_id, special], [markers.end_id], tokenizer.encode_text("a"))
+    answer = ask(gateway, stream=False, skip_special_tokens=not shown)
+    assert answer[:2] == ("a", "<|vision_end|>" if shown else None)
 
 
 @pytest.mark.parametrize("stream", [True, False])

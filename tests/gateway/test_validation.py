@@ -10,7 +10,7 @@ import scripted
 from chats import data_url, picture
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.openai import LATER, TokenizeRequest, parse_chat, parse_tokenize
+from saccade.gateway.openai_requests import LATER, TokenizeRequest, parse_chat, parse_tokenize
 
 TEXT = [{"type": "text", "text": "hi"}]
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -103,7 +103,36 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "reasoning of a user": (message(reasoning_content="Hm"), 400, "invalid_value", "messages[0].reasoning_content"),
     "reasoning of a wrong type": (message(role="assistant", reasoning={}), 400, "invalid_value", "messages[0].reasoning"),
     "uuid for a picture": (content({"type": "image_url", "image_url": None, "uuid": "a"}), 400, "invalid_value", "messages[0].content[0].image_url"),
-    "two choices": (body(n=2), 400, "unsupported_parameter", "n"),
+    "no choices": (body(n=0), 400, "invalid_value", "n"),
+    "129 choices": (body(n=129), 400, "invalid_value", "n"),
+    "min_p over 1": (body(min_p=1.5), 400, "invalid_value", "min_p"),
+    "frequency_penalty over 2": (body(frequency_penalty=2.5), 400, "invalid_value", "frequency_penalty"),
+    "presence_penalty below -2": (body(presence_penalty=-3), 400, "invalid_value", "presence_penalty"),
+    "repetition_penalty 0": (body(repetition_penalty=0), 400, "invalid_value", "repetition_penalty"),
+    "bias over 100": (body(logit_bias={"5": 101}), 400, "invalid_value", "logit_bias"),
+    "bias as text": (body(logit_bias={"5": "high"}), 400, "invalid_value", "logit_bias"),
+    "bias of a word": (body(logit_bias={"word": 1}), 400, "invalid_value", "logit_bias"),
+    "bias of a negative id": (body(logit_bias={"-5": 1}), 400, "invalid_value", "logit_bias"),
+    "bias of an id in another spelling": (body(logit_bias={"05": 1}), 400, "invalid_value", "logit_bias"),
+    "bias of no token": (body(logit_bias={"123456": 1}), 400, "invalid_value", "logit_bias"),
+    "bias of a huge id": (body(logit_bias={"9" * 5000: 1}), 400, "invalid_value", "logit_bias"),
+    "biases as a list": (body(logit_bias=[5]), 400, "invalid_value", "logit_bias"),
+    "no allowed token": (body(allowed_token_ids=[]), 400, "invalid_value", "allowed_token_ids"),
+    "allowed token of no model": (body(allowed_token_ids=[5, 123456]), 400, "invalid_value", "allowed_token_ids"),
+    "negative stop token": (body(stop_token_ids=[5, -1]), 400, "invalid_value", "stop_token_ids[1]"),
+    "stop token of no model": (body(stop_token_ids=[123456]), 400, "invalid_value", "stop_token_ids"),
+    "257 stop tokens": (body(stop_token_ids=[5] * 257), 400, "invalid_value", "stop_token_ids"),
+    "min_tokens over max_tokens": (body(min_tokens=5, max_tokens=4), 400, "invalid_value", "min_tokens"),
+    "min_tokens over the context": (body(min_tokens=9999), 400, "invalid_value", "min_tokens"),
+    "21 top_logprobs": (body(logprobs=True, top_logprobs=21), 400, "invalid_value", "top_logprobs"),
+    "top_logprobs alone": (body(top_logprobs=2), 400, "invalid_value", "top_logprobs"),
+    "logprobs as a number": (body(logprobs=2), 400, "invalid_value", "logprobs"),
+    "21 prompt_logprobs": (body(prompt_logprobs=21), 400, "invalid_value", "prompt_logprobs"),
+    "prompt_logprobs in a stream": (body(prompt_logprobs=1, stream=True), 400, "invalid_value", "prompt_logprobs"),
+    "empty cache_salt": (body(cache_salt=""), 400, "invalid_value", "cache_salt"),
+    "response_format": (body(response_format={"type": "json_object"}), 400, "unsupported_parameter", "response_format"),
+    "tool_choice": (body(tool_choice="required"), 400, "unsupported_parameter", "tool_choice"),
+    "best_of": (body(best_of=2, n=2), 400, "unsupported_parameter", "best_of"),
     "answer over the context": (body(max_tokens=9999), 400, "context_length_exceeded", "max_tokens"),
     "prompt over the context": (message(content="word " * 9000), 400, "context_length_exceeded", "messages"),
     "picture over the context": (content(*[image(data_url(picture(900, 900, 1)))] * 6), 400, "context_length_exceeded", "messages"),

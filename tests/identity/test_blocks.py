@@ -16,7 +16,9 @@ def prompt(content_hash: bytes, start: int, length: int, total: int) -> tuple[li
 
 
 @given(st.integers(0, 60), st.integers(1, 60), st.integers(0, 40))
-def test_pictures_share_blocks_only_before_the_first_placeholder(start: int, length: int, rest: int) -> None:
+def test_pictures_share_blocks_only_before_the_first_placeholder(
+    start: int, length: int, rest: int
+) -> None:  # [eng] 11
     total = start + length + rest
     one = block_keys(ROOT, *prompt(b"a" * 32, start, length, total), BLOCK_SIZE)
     other = block_keys(ROOT, *prompt(b"b" * 32, start, length, total), BLOCK_SIZE)

@@ -7,7 +7,7 @@ from saccade.identity.content import HASH_BYTES, content_hash, files_digest, pro
 SETTINGS = {"patch_size": 16, "min_pixels": 1024}
 
 
-def test_hash_depends_on_bytes_settings_files_and_decoder() -> None:
+def test_hash_depends_on_bytes_settings_files_and_decoder() -> None:  # [eng] 9, 10
     fingerprints = [
         processor_fingerprint(SETTINGS, b"files", "decoder 1"),
         processor_fingerprint({**SETTINGS, "min_pixels": 2048}, b"files", "decoder 1"),

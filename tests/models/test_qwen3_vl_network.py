@@ -200,7 +200,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
         ("image_token_id", 10**6, "image_token_id"),
     ],
 )
-def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: object, words: str) -> None:
+def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: object, words: str) -> None:  # [eng] 45
     config = config_of(tiny_qwen3_vl)
     *parents, last = path.split(".")
     place = config

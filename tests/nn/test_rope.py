@@ -6,6 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.nn.backends import load_backend
+from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.rope import MultimodalPositions, interleaved_axes, rotate, rotation
 
 
@@ -44,6 +46,26 @@ def test_any_slice_equals_the_whole(parts: list[tuple[int, int, int, int]], star
 )
 def test_interleaved_axes(section: tuple[int, int, int], axes: str) -> None:
     assert "".join("THW"[axis] for axis in interleaved_axes(section)) == axes
+
+
+def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more frames than a picture has
+    positions = MultimodalPositions([(1, (3, 1, 2)), (9, (2, 2, 1))])
+    assert positions.slice(0, 14).tolist() == [
+        [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8],
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 7, 6, 7, 8],
+        [0, 1, 2, 1, 2, 1, 2, 4, 5, 6, 6, 6, 6, 8],
+    ]
+
+
+def test_three_axes_fit_no_kernel_for_one() -> None:  # [eng] 13
+    """A rotation of one angle a channel takes no third dimension, and a step no positions of one axis."""
+    with pytest.raises(ValueError, match=r"\[3, 5, 2\]"):
+        rotation(torch.zeros(3, 5, 2), torch.float32)
+    tokens = torch.zeros(5, dtype=torch.int64)
+    layout = PagedLayout(tokens, tokens.view(1, 5), tokens[:1], (5,), (5,), 0, 16)
+    for shape in ((5,), (1, 5), (5, 3), (3, 4)):
+        with pytest.raises(ValueError, match=r"are \[3, 5\]"):
+            ForwardContext(torch.zeros(shape, dtype=torch.int64), layout, [], load_backend("torch_sdpa"), None)
 
 
 def test_rotation_turns_pairs() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saccade.tokenization.detokenizer import Detokenizer
+from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
 
 TEXTS = ("plain words", "Héllo wörld", "你好，世界！", "👩‍👩‍👧‍👦🤔", "a\ufffdb", "مرحبا", "")
@@ -14,7 +14,7 @@ ours = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 
 def stream(tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...] = ()) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, stop)
+    detokenizer = Detokenizer(tokenizer, TextRules(stop))
     return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
 
 
@@ -62,7 +62,7 @@ def test_any_text_survives(text: str, tokenizer: Tokenizer, reference_tokenizer:
 def test_stop_strings(text: str, stop: tuple[str, ...], shown: str, tokenizer: Tokenizer) -> None:
     token_ids = [tokenizer.encode_text(character) for character in text]
     one_by_one = stream(tokenizer, [token_id for ids in token_ids for token_id in ids], stop)
-    whole = Detokenizer(tokenizer, stop)
+    whole = Detokenizer(tokenizer, TextRules(stop))
     assert "".join(one_by_one) == shown
     assert whole.push(tokenizer.encode_text(text)) + whole.finish() == shown
     assert whole.stopped == (shown != text)
@@ -88,11 +88,43 @@ def test_text_is_held_back_only_as_long_as_it_may_be_a_stop_string(
 
 
 def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
-    detokenizer = Detokenizer(tokenizer, ("b",))
+    detokenizer = Detokenizer(tokenizer, TextRules(("b",)))
     token_ids = [tokenizer.encode_text(character)[0] for character in "abc"]
     assert detokenizer.push(token_ids) == "a"
     assert (detokenizer.num_tokens, detokenizer.stopped) == (2, True)
     assert detokenizer.push(token_ids) + detokenizer.finish() == ""
+
+
+@ours
+@given(
+    text=st.text(alphabet="ab", max_size=20),
+    stop=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 12),
+    shows_stop=st.booleans(),
+)
+def test_stop_strings_that_are_complete_too_early_end_nothing(
+    text: str, stop: list[str], min_tokens: int, shows_stop: bool, tokenizer: Tokenizer
+) -> None:
+    ends = [(end, -len(s)) for s in stop for end in range(min_tokens + 1, len(text) + 1) if text[:end].endswith(s)]
+    end, neg_length = min(ends, default=(len(text), 0))
+    detokenizer = Detokenizer(tokenizer, TextRules(tuple(stop), min_tokens, shows_stop))
+    pieces = [detokenizer.push(tokenizer.encode_text(character)) for character in text]
+    assert "".join(pieces) + detokenizer.finish() == text[: end if shows_stop else end + neg_length]
+    assert detokenizer.num_tokens == end
+
+
+def test_tokens_of_another_text_count_for_the_minimum(tokenizer: Tokenizer) -> None:
+    token_ids = [tokenizer.encode_text(character)[0] for character in "ab"]
+    for num_others, shown in ((0, "ab"), (1, "a")):
+        detokenizer = Detokenizer(tokenizer, TextRules(("b",), min_tokens=2))
+        detokenizer.num_others = num_others
+        assert detokenizer.push(token_ids) + detokenizer.finish() == shown
+
+
+def test_special_tokens_may_be_shown(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer, TextRules(shows_special=True))
+    content, token_id = next(iter(tokenizer.special_tokens.items()))
+    assert detokenizer.push([token_id, tokenizer.num_tokens]) + detokenizer.finish() == content
 
 
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:

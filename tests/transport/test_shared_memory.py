@@ -38,7 +38,7 @@ def _acquire(pool: SlotPool, nbytes: int) -> Slot:
     return slot
 
 
-def test_what_is_written_is_read(pool: SlotPool) -> None:
+def test_what_is_written_is_read(pool: SlotPool) -> None:  # [eng] 7
     slot = _acquire(pool, 100_001)
     data = np.arange(100_001, dtype=np.uint8)
     with open_slot(slot.ref) as memory:
@@ -112,7 +112,7 @@ def test_over_budget_there_is_no_slot(pool: SlotPool) -> None:
     assert pool.allocated_bytes == 8 * MIB
 
 
-def test_a_full_tmpfs_gives_no_slot() -> None:
+def test_a_full_tmpfs_gives_no_slot() -> None:  # [eng] 19
     status = os.statvfs(FOLDER)
     before = set(FOLDER.glob(f"saccade-{os.getpid()}-*"))
     pool = SlotPool(1 << 60)
@@ -121,7 +121,7 @@ def test_a_full_tmpfs_gives_no_slot() -> None:
     assert set(FOLDER.glob(f"saccade-{os.getpid()}-*")) == before
 
 
-def test_close_leaves_nothing() -> None:
+def test_close_leaves_nothing() -> None:  # [eng] 17
     pool = SlotPool(8 * MIB)
     names = [_acquire(pool, MIB).ref.name for _ in range(3)]
     pool.release(names[0])
@@ -148,7 +148,7 @@ NAME = "saccade-1-1-0123456789abcdef"
         "saccade-1-1-0123456789ABCDEF", "saccade-1-1", NAME,
     ],
 )  # fmt: skip
-def test_names_that_are_not_ours_are_refused(name: str) -> None:
+def test_names_that_are_not_ours_are_refused(name: str) -> None:  # [eng] 21
     ref = SlotRef(name=name, generation=1, nbytes=4)
     with pytest.raises(SlotError):
         read_slot(ref)
@@ -159,7 +159,7 @@ def test_names_that_are_not_ours_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "changed", [{"nbytes": 1001}, {"nbytes": 999}, {"nbytes": 1 << 62}, {"nbytes": -1}, {"generation": 2}]
 )
-def test_a_reference_must_match(pool: SlotPool, changed: dict[str, int]) -> None:
+def test_a_reference_must_match(pool: SlotPool, changed: dict[str, int]) -> None:  # [eng] 21
     slot = _acquire(pool, 1000)
     _fill(slot)
     with pytest.raises(SlotError):
@@ -167,7 +167,7 @@ def test_a_reference_must_match(pool: SlotPool, changed: dict[str, int]) -> None
 
 
 @pytest.mark.parametrize("damage", ["magic", "short", "empty", "link", "fifo", "folder"])
-def test_a_damaged_segment_is_refused(pool: SlotPool, damage: str) -> None:
+def test_a_damaged_segment_is_refused(pool: SlotPool, damage: str) -> None:  # [eng] 16, 21
     slot = _acquire(pool, 100_000)
     _fill(slot)
     path = FOLDER / slot.ref.name
@@ -203,7 +203,7 @@ time.sleep(60)
 """
 
 
-def test_sweep_removes_what_the_dead_left_and_nothing_else(pool: SlotPool) -> None:
+def test_sweep_removes_what_the_dead_left_and_nothing_else(pool: SlotPool) -> None:  # [eng] 18
     kept = _acquire(pool, 1000)
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
         try:
@@ -235,3 +235,11 @@ def test_namespace_is_the_same_for_neighbours() -> None:
     theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert shared_memory.namespace() == theirs
     assert ":" in theirs
+
+
+def test_a_segment_that_somebody_removed_is_not_handed_out_again(pool: SlotPool) -> None:
+    lost = _acquire(pool, 70_000)
+    pool.release(lost.ref.name)
+    (FOLDER / lost.ref.name).unlink()
+    _fill(_acquire(pool, 70_000))
+    assert pool.num_used == 1

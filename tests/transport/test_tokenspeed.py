@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
@@ -36,6 +37,7 @@ from saccade.errors import (
     RequestError,
     SaccadeError,
     StartupError,
+    UnsupportedParameter,
     WorkerFailed,
     WorkerUnavailable,
 )
@@ -175,6 +177,74 @@ async def test_tenants_have_pictures_of_their_own(slots: Slots) -> None:  # cont
     assert one == again
     assert len({one, other, bytes(range(32))}) == 3
     assert len(one) == 32
+
+
+async def test_parameters_that_the_wire_has(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    given = {"min_p": 0.25, "presence_penalty": 1.0, "frequency_penalty": -1.0, "repetition_penalty": 1.5}
+    async with listening(worker) as url, registered(url, slots) as client:
+        await answer(client, ask(**given, logit_bias={5: -2.5}, min_tokens=3))
+        await answer(client, ask(name="r2"))
+    said, unsaid = (request.sampling_params for request in worker.requests)
+    assert {name: getattr(said, name) for name in given} == given
+    assert (dict(said.logit_bias), said.min_new_tokens) == ({"5": -2.5}, 3)
+    neutral = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    assert {name: getattr(unsaid, name) for name in neutral if unsaid.HasField(name)} == neutral
+    assert (dict(unsaid.logit_bias), unsaid.min_new_tokens) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("param", "fields", "sampling"),
+    [
+        ("n", {"num_samples": 2}, {}),
+        ("allowed_token_ids", {}, {"allowed_token_ids": (5,)}),
+        ("prompt_logprobs", {}, {"num_prompt_logprobs": 0}),
+    ],
+)
+async def test_parameters_that_the_wire_lacks(
+    slots: Slots, param: str, fields: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    worker = TokenSpeedWorker()
+    ref = slots.filled()
+    async with listening(worker) as url, registered(url, slots) as client:
+        with pytest.raises(UnsupportedParameter) as caught:
+            await answer(client, msgspec.structs.replace(ask(picture(ref), **sampling), **fields))
+    assert caught.value.param == param
+    assert (worker.requests, slots.released) == ([], [ref.name])
+
+
+def ranked(*values: float) -> pb.OutputLogProbs:
+    tops = [pb.TopLogProbs(values=[-0.5, value], token_ids=[1, 2]) for value in values]
+    return pb.OutputLogProbs(token_logprobs=values, token_ids=[2] * len(values), top_logprobs=tops)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ([chunk(1, 2, output_logprobs=ranked(-1, -2)), complete(1, 2)], [[-1, -2], []]),
+        ([chunk(2, output_logprobs=ranked(-1)), complete(2, 3, output_logprobs=ranked(-2))], [[-1], [-2]]),
+        ([chunk(2, output_logprobs=ranked(-1)), complete(2, 3, output_logprobs=ranked(-1, -2))], [[-1], [-2]]),
+        ([chunk(2, 7, 9, output_logprobs=ranked(-1, -2, -3)), complete(2)], [[-1, -2]]),
+        # A stop id that the worker trims is told of without one.
+        ([chunk(2, output_logprobs=ranked(-1)), complete(2, matched_token_id=7)], [[-1], []]),
+    ],
+)
+async def test_log_probabilities(slots: Slots, script: list[Any], expected: list[list[float]]) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = script
+    async with listening(worker) as url, registered(url, slots) as client:
+        deltas = [delta async for delta in client.generate(ask(num_logprobs=2))]
+    assert [[entry.logprob for entry in delta.logprobs] for delta in deltas] == expected
+    (request,) = worker.requests
+    assert (request.return_logprob, request.top_logprobs_num) == (True, 2)
+    first = deltas[0].logprobs[0]
+    assert (first.top_ids, first.top_logprobs) == ([1, 2], [-0.5, -1])
+
+
+async def test_worker_that_was_started_without_log_probabilities(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    assert await outcome(worker, slots, ask(num_logprobs=0)) is UnsupportedParameter
+    assert not worker.requests[0].top_logprobs_num
 
 
 CACHED = chunk(1, 2, cached_tokens=3)

@@ -73,6 +73,10 @@ class Engine:
         for token_ids, reason in self.steps:
             count += len(token_ids)
             meta = {"completion_tokens": count, "prompt_tokens": 4, "cached_tokens": 2, "finish_reason": reason}
+            if request.return_logprob:
+                # All so far: a number for each token, and its place in the ranking.
+                meta["output_token_logprobs"] = [(-float(number), number, None) for number in range(count)]
+                meta["output_top_logprobs"] = [[(-0.5, 9, None)] * request.top_logprobs_num for _ in range(count)]
             self.rid_to_state[request.rid].finished = reason is not None
             yield {"output_ids": token_ids, "meta_info": meta}
             await asyncio.sleep(self.wait_seconds)
@@ -185,6 +189,16 @@ async def test_answers(servicer: Any, engine: Engine, slots: Slots, steps: Any, 
     async with listening(servicer) as url, registered(url, slots) as client:
         deltas = [delta async for delta in client.generate(ask())]
     assert [delta.token_ids for delta in deltas] == expected
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 2])
+async def test_log_probabilities(servicer: Any, engine: Engine, slots: Slots, num_logprobs: int) -> None:
+    async with listening(servicer) as url, registered(url, slots) as client:
+        deltas = [delta async for delta in client.generate(ask(num_logprobs=num_logprobs))]
+    logprobs = [entry for delta in deltas for entry in delta.logprobs]
+    assert [delta.token_ids for delta in deltas] == [[1, 2], [3, 7]]
+    assert [entry.logprob for entry in logprobs] == [0.0, -1.0, -2.0, -3.0]
+    assert [entry.top_ids for entry in logprobs] == [[9] * num_logprobs] * 4
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, QueueFull), (None, WorkerFailed)])

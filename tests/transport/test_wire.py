@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from echo_worker import ask, tokens, until
 
-from saccade.errors import ImageTooLarge, InternalError, StartupError, WorkerFailed
+from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import EngineRequest, GatewayCommand
+from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused, WorkerServer
@@ -59,6 +59,9 @@ class Parrot:
             for frame in self.frames:
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        return Connection(0)
+
     def hang_up(self, connection: Connection) -> None:
         pass
 
@@ -94,6 +97,43 @@ async def test_delta_of_an_unknown_request_is_dropped(tmp_path: Path) -> None:
     stray = msgspec.msgpack.encode(StepFrame([TokenDelta("stray", [9])], released=["not ours"]))
     async with talking(tmp_path, Parrot([stray, None])) as client:
         assert await tokens(client, ask("r", [1])) == [1]
+
+
+async def test_a_request_ends_with_its_last_sample(tmp_path: Path) -> None:
+    ends = (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)
+    deltas = [TokenDelta("r", [index], reason, index=index) for index, reason in enumerate(ends)]
+    front = Parrot([msgspec.msgpack.encode(StepFrame([delta])) for delta in deltas])
+    async with talking(tmp_path, front) as client:
+        request = msgspec.structs.replace(ask("r", [1]), num_samples=3)
+        assert await tokens(client, request) == [0, 1, 2]
+        front.frames = [None]
+        assert await tokens(client, ask("next", [1])) == [1]
+    assert not any(isinstance(command, Abort) for command in front.commands)
+
+
+async def test_a_sample_is_aborted_and_the_others_go_on(tmp_path: Path) -> None:
+    front = Parrot([msgspec.msgpack.encode(StepFrame([TokenDelta("r", [7])]))])
+    async with talking(tmp_path, front) as client:
+        deltas = client.generate(msgspec.structs.replace(ask("r", [1]), num_samples=2))
+        assert (await anext(deltas)).token_ids == [7]
+        client.abort_sample("r", 1)
+        client.abort_sample("unknown", 1)
+        await until(lambda: len(front.commands) == 2)
+        await deltas.aclose()
+        client.abort_sample("r", 0)
+        await until(lambda: len(front.commands) == 3)
+    assert front.commands[1:] == [Abort(request_id="r", index=1), Abort(request_id="r")]
+
+
+async def test_a_failure_ends_all_samples(tmp_path: Path) -> None:
+    failed = TokenDelta("r", [], FinishReason.ERROR, failure=Failure("queue_full", "Too much."), index=1)
+    front = Parrot([msgspec.msgpack.encode(StepFrame([failed]))])
+    async with talking(tmp_path, front) as client:
+        with pytest.raises(QueueFull):
+            await tokens(client, msgspec.structs.replace(ask("r", [1]), num_samples=2))
+        front.frames = [None]
+        assert await tokens(client, ask("next", [1])) == [1]
+    assert not any(isinstance(command, Abort) for command in front.commands)
 
 
 async def test_large_request_travels_inline(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ import msgspec
 
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.load import Load
-from saccade.protocol.local import EngineFailed, EngineProgress, EngineReady, EngineStep, Forward, Hangup, Shutdown
+from saccade.protocol.local import (
+    Drain,
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    EngineStep,
+    Forward,
+    Hangup,
+    Shutdown,
+)
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand
 from saccade.transport.local import ChannelClosed, EngineChannel
@@ -43,6 +52,7 @@ class EchoEngine:
         self.channel = channel
         self.running: dict[tuple[int, str], list[int]] = {}
         self.released: dict[int, list[str]] = {}
+        self.draining = False
         self.commands = msgspec.msgpack.Decoder(GatewayCommand)
 
     def loop(self) -> None:
@@ -52,7 +62,9 @@ class EchoEngine:
             for message in self.channel.receive(self.settings.step_seconds if self.running else 0.2):
                 self.take(message)
             iteration += 1
-            self.channel.send(EngineStep(iteration, self.frames(), Load(num_running=len(self.running))))
+            frames = self.frames()
+            load = Load(num_running=len(self.running), draining=self.draining)
+            self.channel.send(EngineStep(iteration, frames, load))
 
     def take(self, message) -> None:
         match message:
@@ -61,6 +73,8 @@ class EchoEngine:
             case Hangup(connection=connection):
                 self.note(f"hangup {connection}")
                 self.running = {key: left for key, left in self.running.items() if key[0] != connection}
+            case Drain():
+                self.draining = True
             case Shutdown():
                 sys.exit(0)
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -15,9 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.output import FinishReason, StepFrame
+from saccade.transport import shared_memory
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import SERVICE_NAME
+from saccade.worker import service
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
 
@@ -136,6 +140,49 @@ async def test_stopped_worker_leaves_no_engine(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+async def test_stopped_worker_drains(tmp_path: Path) -> None:
+    states = health_pb2.HealthCheckResponse
+    released: list[str] = []
+    async with (
+        serving(tmp_path, shutdown_timeout=WAIT_SECONDS, step_seconds=0.01) as worker,
+        connected(worker, on_released=released.extend) as client,
+        grpc.aio.insecure_channel(worker.server.bind) as channel,
+    ):
+        prompt = list(range(100))
+        running = client.generate(ask("running", prompt))
+        answer = (await anext(running)).token_ids
+        worker.stop()
+        await until(lambda: not client.ready)
+        with pytest.raises(WorkerUnavailable, match="shutting down"):
+            await tokens(client, ask("late", [1], "slot"))
+        assert released == ["slot"]
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert (await check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
+        for call in (WorkerStub(channel).Describe(DescribeRequest()), WorkerStub(channel).Stream().read()):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await call
+            assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [*answer, *[token async for delta in running for token in delta.token_ids]] == prompt
+
+
+@pytest.mark.parametrize("ending", ["timeout", "second signal", "killed engine"])
+async def test_drain_ends(tmp_path: Path, ending: str) -> None:
+    timeout = 0.2 if ending == "timeout" else 3600.0
+    async with serving(tmp_path, shutdown_timeout=timeout) as worker, connected(worker) as client:
+        stalled = asyncio.create_task(tokens(client, ask("r", [STALL])))
+        await until(lambda: client.load is not None and client.load.num_running)
+        worker.stop()
+        await until(lambda: not client.ready)
+        if ending == "second signal":
+            worker.stop()
+        elif ending == "killed engine":
+            assert worker.relay.engine.pid is not None
+            os.kill(worker.relay.engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(WorkerFailed):
+                await stalled
+
+
 async def test_address_in_use_is_an_operators_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker:
         busy = Worker(WorkerConfig("192.0.2.1:1", command()), lambda _: None)
@@ -144,20 +191,30 @@ async def test_address_in_use_is_an_operators_error(tmp_path: Path) -> None:
         assert worker.relay.serving.is_set()
 
 
+async def read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_malformed_frames_harm_nobody_else(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
         async with grpc.aio.insecure_channel(worker.server.bind) as channel:
-            half = msgspec.msgpack.encode({"type": "submit", "request_id": "half", "token_ids": "not a list"})
+            media = [{"slot": {"name": "lent", "generation": "one"}}, "no item"]
+            submit = {"type": "submit", "request_id": "half", "token_ids": "not a list", "media": media}
+            half = msgspec.msgpack.encode(submit)
             call = WorkerStub(channel).Stream()
             await call.write(GatewayFrame(payload=half))
             answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
             while not answer.deltas:
                 answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
+            assert answer.released == ["lent"]  # at once, not when the stream ends
             assert answer.deltas[0].request_id == "half"
             assert answer.deltas[0].finish_reason is FinishReason.ERROR
             await call.write(GatewayFrame(payload=b"\x80\x04\x95 a pickle"))
             async with asyncio.timeout(WAIT_SECONDS):
-                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await read_to_the_end(call)
+            assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await tokens(client, ask("well", [1])) == [1]
 
 
@@ -189,3 +246,30 @@ async def test_reflection_lists_the_service(tmp_path: Path) -> None:
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         names = {service.name for service in (await call.read()).list_services_response.service}
         assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path) as worker, connected(worker) as client:
+        feed = client.kv_events(blocks=True, pictures=True)
+        first = asyncio.ensure_future(anext(feed))
+        await until(lambda: len(worker.relay._watchers) == 2)  # and the client's own
+        assert worker.relay.engine.pid is not None
+        os.kill(worker.relay.engine.pid, signal.SIGKILL)
+        with pytest.raises(WorkerUnavailable):
+            await first
+        await until(lambda: client.ready and len(worker.relay._watchers) == 1)
+
+
+async def test_slots_of_a_dead_gateway_are_freed_when_its_stream_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # [eng] 18
+    monkeypatch.setattr(service, "SWEEP_AFTER_SECONDS", 0.0)
+    program = "from saccade.transport.shared_memory import SlotPool; import os\n"
+    program += "print(SlotPool(1 << 20).acquire(1).ref.name, flush=True); os.kill(os.getpid(), 9)"
+    died = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    name = (await died.communicate())[0].decode().strip()
+    segment = shared_memory.FOLDER / name
+    assert segment.exists()
+    async with serving(tmp_path) as worker, connected(worker):
+        pass
+    await until(lambda: not segment.exists())

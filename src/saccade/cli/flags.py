@@ -118,12 +118,16 @@ class EngineFlags:
     "Sequences that run at a time."
     max_num_batched_tokens: Count = ENGINE.max_num_batched_tokens
     "Tokens computed in one step; longer prompts are computed in chunks."
+    max_num_waiting: Count = ENGINE.max_num_waiting
+    "Sequences that wait for their turn; more get 429."
     gpu_memory_utilization: float = ENGINE.gpu_memory_utilization
     "Part of the GPU's memory to use."
     kv_cache_memory_bytes: Count | None = ENGINE.kv_cache_bytes
     "Size of the KV cache, instead of what the device has left."
     block_size: Count = ENGINE.block_size
     "Tokens in a block of the KV cache."
+    encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
+    "Size of the cache of encoded pictures."
     enable_prefix_caching: bool = ENGINE.enable_prefix_caching
     "Compute a prompt's beginning that was seen before only once."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
@@ -158,8 +162,10 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
+        max_num_waiting=flags.max_num_waiting,
         block_size=flags.block_size,
         kv_cache_bytes=flags.kv_cache_memory_bytes,
+        encoder_cache_bytes=flags.encoder_cache_bytes,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         threads=flags.threads,
         enable_prefix_caching=flags.enable_prefix_caching,

@@ -10,7 +10,7 @@ import pybase64
 from saccade import models
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.media_pool import MediaPool
-from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prepare import Draft, Picture
 from saccade.gateway.served_model import ServedModel

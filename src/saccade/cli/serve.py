@@ -66,7 +66,8 @@ def serve(
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"
-        specs = (_gateway(socket, server, media, log_level), _worker(folder, socket, name, engine, log_level))
+        worker = _worker(folder, socket, name, engine, log_level, server.shutdown_timeout)
+        specs = (_gateway(socket, server, media, log_level), worker)
         configure_logging(logging.getLevelNamesMapping()[log_level])
         asyncio.run(_run(specs, socket, server, console if summary else None))
 
@@ -89,7 +90,9 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
     )
 
 
-def _worker(folder: Path, socket: Path, name: str, engine: EngineFlags, log_level: str) -> ChildSpec:
+def _worker(
+    folder: Path, socket: Path, name: str, engine: EngineFlags, log_level: str, shutdown_timeout: float
+) -> ChildSpec:
     flags = config.to_arguments(engine, secret=("served_model_name", "trust_remote_code"))
     return ChildSpec(
         name="worker",
@@ -101,6 +104,9 @@ def _worker(folder: Path, socket: Path, name: str, engine: EngineFlags, log_leve
             str(socket),
             "--served-model-name",
             name,
+            # It drains by itself where a signal reaches all processes at once; behind the gateway it has nothing open.
+            "--shutdown-timeout",
+            str(shutdown_timeout),
             "--no-summary",
             "--log-level",
             log_level,

@@ -30,6 +30,7 @@ def worker(
     host: str = "127.0.0.1",
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = DEFAULT_PORT,
     uds: Path | None = None,
+    shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
     engine: EngineFlags = ENGINE_FLAGS,
     log_level: LogLevel = "INFO",
     summary: Annotated[bool, Parameter(show=False)] = True,
@@ -46,6 +47,8 @@ def worker(
         Port to listen on; 0 takes any free one.
     uds
         Listen on this Unix socket instead.
+    shutdown_timeout
+        Seconds that running requests get to finish at shutdown; a second signal ends it at once.
     log_level
         The least that is logged.
     """
@@ -57,7 +60,8 @@ def worker(
     command = (sys.executable, "-m", "saccade.engine", "--config", settings, "--log-level", log_level)
     bind = f"unix:{uds}" if uds is not None else f"{host}:{port}"
     configure_logging(logging.getLevelNamesMapping()[log_level])
-    asyncio.run(_serve(WorkerConfig(bind, command, Patience(silence_seconds=engine.engine_silence)), console, summary))
+    config = WorkerConfig(bind, command, Patience(silence_seconds=engine.engine_silence), shutdown_timeout)
+    asyncio.run(_serve(config, console, summary))
 
 
 async def _serve(config: WorkerConfig, console: Console, summary: bool) -> None:

@@ -16,6 +16,10 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 
 Grid = tuple[int, int, int]
 
+MAX_NUM_SAMPLES = 128
+MAX_NUM_LOGPROBS = 20
+"""As many as OpenAI's API gives, and vLLM where it is not told otherwise."""
+
 
 class ModelFacts(Protocol):
     """What admission asks of a network. *placeholder_of* maps a modality to its token id."""
@@ -45,7 +49,10 @@ class Admission:
     def admit(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
         """Return the sequence of *request*. Raises RequestError, naming the field."""
         self._check_tokens(request.token_ids)
+        if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
+            raise InvalidValue(f"n must be from 1 to {MAX_NUM_SAMPLES}.", "n")
         _check_sampling(request.sampling)
+        self._check_ids(request.sampling)
         for index, item in enumerate(request.media):
             self._check_item(item, request.token_ids, f"media[{index}]")
         self._check_coverage(request)
@@ -65,6 +72,23 @@ class Admission:
             )
         if min(token_ids) < 0 or max(token_ids) >= self.facts.vocab_size:
             raise InvalidValue(f"Token ids must be from 0 to {self.facts.vocab_size - 1}.", "token_ids")
+
+    def _check_ids(self, sampling: SamplingParams) -> None:
+        """Raise InvalidValue for ids that are none, and where no id is left that could be drawn."""
+        vocab_size = self.facts.vocab_size
+        for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
+            if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+                raise InvalidValue(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param)
+        never = {*self.facts.placeholder_token_ids, *(sampling.stop_token_ids if sampling.min_tokens else ())}
+        never = {token_id for token_id in never if 0 <= token_id < vocab_size}
+        if sampling.allowed_token_ids and never.issuperset(sampling.allowed_token_ids):
+            raise InvalidValue(
+                "allowed_token_ids names no token that could be drawn: placeholders of media never are, and stop ids "
+                "not before min_tokens tokens.",
+                "allowed_token_ids",
+            )
+        if len(never) >= vocab_size:
+            raise InvalidValue("stop_token_ids names every token, so there are none for min_tokens.", "min_tokens")
 
     def _check_item(self, item: MediaItem, token_ids: list[int], param: str) -> None:
         placeholder = self.facts.placeholder_of.get(item.modality)
@@ -122,9 +146,25 @@ def _check_span(span: Span, token_ids: list[int], placeholder: int, param: str) 
 def _check_sampling(sampling: SamplingParams) -> None:
     if sampling.max_tokens < 1:
         raise InvalidValue("max_tokens must be at least 1.", "max_tokens")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise InvalidValue(f"min_tokens must be from 0 to max_tokens, which is {sampling.max_tokens}.", "min_tokens")
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise InvalidValue("temperature must be a number of at least 0.", "temperature")
     if not 0 < sampling.top_p <= 1:
         raise InvalidValue("top_p must be over 0 and at most 1.", "top_p")
     if sampling.top_k < 0:
         raise InvalidValue("top_k must not be negative; 0 means no limit.", "top_k")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidValue("min_p must be from 0 to 1.", "min_p")
+    # What goes far beyond these could make a logit infinite, and the draw meaningless.
+    if not 0.01 <= sampling.repetition_penalty <= 100:
+        raise InvalidValue("repetition_penalty must be from 0.01 to 100; 1 changes nothing.", "repetition_penalty")
+    for param in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= getattr(sampling, param) <= 2:
+            raise InvalidValue(f"{param} must be from -2 to 2.", param)
+    if not all(-100 <= bias <= 100 for bias in sampling.logit_bias.values()):
+        raise InvalidValue("logit_bias must map token ids to numbers from -100 to 100.", "logit_bias")
+    wanted = {"top_logprobs": sampling.num_logprobs, "prompt_logprobs": sampling.num_prompt_logprobs}
+    for param, number in wanted.items():
+        if number is not None and not 0 <= number <= MAX_NUM_LOGPROBS:
+            raise InvalidValue(f"{param} must be from 0 to {MAX_NUM_LOGPROBS}.", param)

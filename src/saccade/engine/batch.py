@@ -4,8 +4,9 @@ Shapes: N tokens, S sequences, M blocks of the longest table, R rows to sample f
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +29,15 @@ class MediaSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. *sample_rows* int64 [R] are the last tokens of *sampled*; *media_rows* int64 [U] those of *media*."""
+    """One step. *sample_rows* int64 [R] are the last tokens of *sampled*; *media_rows* int64 [U] those of *media*.
+
+    *sequences* stand one behind the other, layout.query_lengths[i] rows each.
+    """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     layout: PagedLayout
+    sequences: list[Sequence]
     sample_rows: torch.Tensor
     sampled: list[Sequence]
     media_rows: torch.Tensor | None
@@ -54,7 +59,7 @@ def build_batch(chunks: Mapping[Sequence, int], block_size: int, device: torch.d
     host: tuple[Ints, ...] = (
         input_ids, positions, slots, tables, np.array(contexts), ends[sampling] - 1, media_rows,
     )  # fmt: skip
-    on_device = _transfer(host, device)
+    on_device = transfer(host, device)
     layout = PagedLayout(
         slot_mapping=on_device[2],
         block_tables=on_device[3],
@@ -68,6 +73,7 @@ def build_batch(chunks: Mapping[Sequence, int], block_size: int, device: torch.d
         input_ids=on_device[0],
         positions=on_device[1],
         layout=layout,
+        sequences=ordered,
         sample_rows=on_device[5],
         sampled=[ordered[row] for row in sampling],
         media_rows=on_device[6] if media else None,
@@ -75,8 +81,8 @@ def build_batch(chunks: Mapping[Sequence, int], block_size: int, device: torch.d
     )
 
 
-def _transfer(arrays: tuple[Ints, ...], device: torch.device) -> list[torch.Tensor]:
-    """Return *arrays* as views of one tensor on *device*."""
+def transfer(arrays: Ordered[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Return *arrays*, all of one dtype, as views of one tensor on *device*."""
     flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory().to(device, non_blocking=True)

@@ -6,10 +6,14 @@ admits a sequence, and reuses only what every group can resume from.
 
 from array import array
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
+import msgspec
+
 from saccade.engine.sequence import Sequence
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace
 
 
 class StateGroup(Protocol):
@@ -33,8 +37,25 @@ class StateGroup(Protocol):
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
         """The sequence's block *index* is full and computed: what lies there may be reused under *key*."""
 
+    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of the next *num_tokens*, at least 1, to compute at once: fewer where state must be kept."""
+
     def release(self, sequence: Sequence) -> None:
         """Let go of everything the sequence holds; what was committed stays reusable."""
+
+
+class _Content(msgspec.Struct, frozen=True, gc=False):
+    """What a stored block's key was made of. There may be a million of them: *token_ids* are packed as int32, and
+    Python's collector never looks at one.
+    """
+
+    parent: bytes
+    token_ids: bytes
+    media: tuple[MediaPlace, ...]
+
+    def stored(self, key: bytes) -> BlockStored:
+        """Return the event that says so."""
+        return BlockStored(key, self.parent, array("i", self.token_ids).tolist(), list(self.media))
 
 
 class PagedBlocks:
@@ -42,17 +63,20 @@ class PagedBlocks:
 
     A block is referenced by tables, or cached (committed, unreferenced, reusable), or free. Cached blocks are evicted
     least recently used first. Releasing a sequence files its last block first, so a block never outlives its parent
-    in the cache.
+    in the cache. *on_event* hears of every block that becomes reusable or is evicted.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks
+        self.num_evicted = 0
+        self.on_event: Callable[[KvEvent], None] | None = None
         self._free = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._contents: dict[bytes, _Content] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -94,7 +118,8 @@ class PagedBlocks:
         block = sequence.block_table[index]
         stored = self._block_of.setdefault(key, block)
         if stored == block:
-            self._key_of[block] = key
+            if block not in self._key_of:
+                self._store(sequence, index, key)
             return
         # Two sequences computed the same content at once. Keeping one copy keeps parents alive as long as children.
         self._cached.pop(stored, None)
@@ -102,11 +127,39 @@ class PagedBlocks:
         sequence.block_table[index] = stored
         self._let_go(block)
 
+    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return *num_tokens*: blocks are kept wherever a chunk ends."""
+        return num_tokens
+
     def release(self, sequence: Sequence) -> None:
         """Let go of the sequence's blocks, last one first."""
         for block in reversed(sequence.block_table):
             self._let_go(block)
         sequence.block_table = array("q")
+
+    def snapshot(self) -> Iterator[BlockStored]:
+        """Return every block that is reusable now, parents before children; what changes later is not seen."""
+        contents = list(self._contents.items())
+        return (content.stored(key) for key, content in contents)
+
+    def clear(self) -> None:
+        """Forget every block that no sequence refers to."""
+        while self._cached:
+            self._evict()
+
+    def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
+        """Note what block *index* of *sequence*, new under *key*, holds."""
+        start, stop = index * self.block_size, (index + 1) * self.block_size
+        places = []
+        for run, _ in sequence.media_between(start, stop) if sequence.runs else ():
+            first, last = max(start, run.start), min(stop, run.start + run.length)
+            places.append(MediaPlace(run.content_hash, first - start, last - first, run.offset + first - run.start))
+        token_ids = array("i", sequence.token_ids[start:stop]).tobytes()
+        content = _Content(sequence.parent_key(index), token_ids, tuple(places))
+        self._key_of[sequence.block_table[index]] = key
+        self._contents[key] = content
+        if self.on_event is not None:
+            self.on_event(content.stored(key))
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -120,8 +173,12 @@ class PagedBlocks:
 
     def _evict(self) -> None:
         block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._key_of.pop(block)]
+        self.num_evicted += 1
+        key = self._key_of.pop(block)
+        del self._block_of[key], self._contents[key]
         self._free.append(block)
+        if self.on_event is not None:
+            self.on_event(BlockRemoved(key))
 
     def _let_go(self, block: int) -> None:
         self.references[block] -= 1
@@ -141,6 +198,11 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
 
+    @property
+    def paged_blocks(self) -> PagedBlocks:
+        """The group of attention state."""
+        return next(group for group in self.groups if isinstance(group, PagedBlocks))
+
     def admit(self, sequence: Sequence, headroom_blocks: int) -> bool:
         """Give *sequence* all state its known tokens need, reusing what every group can resume from.
 
@@ -156,8 +218,18 @@ class BlockManager:
         sequence.num_computed_tokens = len(keys) * self.block_size
         return True
 
+    def num_missing_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens are left to compute; of a sequence that waits, if it were admitted now."""
+        if sequence.block_table:
+            return sequence.num_pending_tokens
+        return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
+
+    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of the next *num_tokens* to compute at once, by the group that wants to stop first."""
+        return min(group.chunk(sequence, num_tokens) for group in self.groups)
+
     def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
-        if not self.enable_prefix_caching:
+        if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
             return []
         limit = (sequence.num_tokens - 1) // self.block_size
         keys = sequence.block_keys(limit, self.block_size)

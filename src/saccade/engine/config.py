@@ -16,8 +16,8 @@ class EngineConfig:
     *dtype* auto is float32 on the CPU and the checkpoint's own on CUDA. *max_model_len* None is the model's, as far as
     the KV pool reaches. *num_blocks* None sizes the pool: by *kv_cache_bytes* where given, else 1 GiB on the CPU (never
     more than max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA.
-    *encode_budget_patches* bounds what the vision encoder does in one step. *threads* None leaves one core to
-    the other processes, unless OMP_NUM_THREADS says otherwise.
+    *encode_budget_patches* bounds what the vision encoder does in one step, *max_num_waiting* the queue. *threads* None
+    leaves one core to the other processes, unless OMP_NUM_THREADS says otherwise.
     """
 
     model_dir: str
@@ -27,6 +27,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    max_num_waiting: int = 1024
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
@@ -42,8 +43,8 @@ class EngineConfig:
         for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
-        counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks")
-        for name in (*counts, "kv_cache_bytes", "encode_budget_patches", "threads"):
+        counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
+        for name in (*counts, "num_blocks", "kv_cache_bytes", "encode_budget_patches", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")

@@ -6,7 +6,10 @@ budget: what one step encodes is bounded by the encode budget.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
+
+from saccade.protocol.kv_events import KvEvent, PictureRemoved, PictureStored
 
 V = TypeVar("V")
 
@@ -21,11 +24,15 @@ class EncoderKey(NamedTuple):
 
 
 class EncoderCache(Generic[V]):
-    """Least-recently-used cache with pins. A pin may be set before the entry exists."""
+    """Least-recently-used cache with pins. A pin may be set before the entry exists.
+
+    *on_event* hears of every picture that comes and goes.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
+        self.on_event: Callable[[KvEvent], None] | None = None
         self._entries: OrderedDict[EncoderKey, tuple[V, int]] = OrderedDict()
         self._pins: Counter[EncoderKey] = Counter()
 
@@ -45,6 +52,8 @@ class EncoderCache(Generic[V]):
         self._drop(key)
         self._entries[key] = (value, num_bytes)
         self.used_bytes += num_bytes
+        if self.on_event is not None:
+            self.on_event(PictureStored(key.salt, key.content_hash))
         self._evict()
 
     def pin(self, key: EncoderKey) -> None:
@@ -63,6 +72,11 @@ class EncoderCache(Generic[V]):
         for key in [key for key in self._entries if key not in self._pins]:
             self._drop(key)
 
+    def snapshot(self) -> Iterator[PictureStored]:
+        """Return every picture that is held now; what changes later is not seen."""
+        keys = list(self._entries)
+        return (PictureStored(key.salt, key.content_hash) for key in keys)
+
     def _evict(self) -> None:
         if self.used_bytes <= self.budget_bytes:
             return
@@ -74,3 +88,5 @@ class EncoderCache(Generic[V]):
     def _drop(self, key: EncoderKey) -> None:
         if key in self._entries:
             self.used_bytes -= self._entries.pop(key)[1]
+            if self.on_event is not None:
+                self.on_event(PictureRemoved(key.salt, key.content_hash))

@@ -1,17 +1,19 @@
 """The engine's process: take commands, step while there is work, send what each step has to say."""
 
 import gc
-import logging
 import time
 
 import msgspec
+import structlog
 
+from saccade.engine.cache_feed import Caches
 from saccade.engine.config import EngineConfig
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.errors import InvalidValue, StartupError
 from saccade.protocol.load import Load
 from saccade.protocol.local import (
+    Drain,
     EngineFailed,
     EngineProgress,
     EngineReady,
@@ -20,14 +22,17 @@ from saccade.protocol.local import (
     FrontMessage,
     Hangup,
     Shutdown,
+    Unwatch,
+    Watch,
 )
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels
+from saccade.transport import malformed
 from saccade.transport.local import ChannelClosed, EngineChannel
 
 HEARTBEAT_SECONDS = 0.5
 LOAD_SECONDS = 0.25
 
-logger = logging.getLogger(__name__)
+logger = structlog.get_logger(__name__)
 
 
 def run(config: EngineConfig, channel: EngineChannel) -> int:
@@ -61,13 +66,15 @@ class Loop:
         self.channel = channel
         self.iteration = 0
         self.load_sent_at = 0.0
+        self.draining = False
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
     def run(self) -> None:
         """Take messages and step; raises ChannelClosed when the front is gone."""
         while True:
-            for message in self.channel.receive(0 if self.engine.has_work else HEARTBEAT_SECONDS):
+            busy = self.engine.has_work or self.engine.feed.busy
+            for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
@@ -75,6 +82,8 @@ class Loop:
             frames = self.engine.step() if self.engine.has_work else {}
             encoded = [(connection, self._encoder.encode(frame)) for connection, frame in frames.items()]
             self.channel.send(EngineStep(self.iteration, encoded, self._load(bool(frames))))
+            for events in self.engine.feed.take():
+                self.channel.send(events)
 
     def _load(self, stepped: bool) -> Load | None:
         now = time.monotonic()
@@ -82,7 +91,7 @@ class Loop:
         if not drained and now - self.load_sent_at < LOAD_SECONDS:
             return None
         self.load_sent_at = now
-        return self.engine.load()
+        return msgspec.structs.replace(self.engine.load(), draining=self.draining)
 
     def _take(self, message: FrontMessage) -> None:
         match message:
@@ -90,29 +99,26 @@ class Loop:
                 self._command(connection, command)
             case Hangup(connection):
                 self.engine.hangup(connection)
+            case Watch(watcher, blocks, pictures):
+                self.engine.feed.watch(watcher, Caches(blocks, pictures))
+            case Unwatch(watcher):
+                self.engine.feed.unwatch(watcher)
+            case Drain():
+                self.draining, self.load_sent_at = True, 0.0
 
     def _command(self, connection: int, encoded: bytes) -> None:
         try:
             command = self._decoder.decode(encoded)
         except msgspec.DecodeError:
-            request_id = _request_id(encoded)
-            logger.warning("dropped a malformed command on connection %d (request %s)", connection, request_id)
+            request_id = malformed.salvage(encoded).request_id
+            logger.warning("dropped a malformed command", request_id=request_id, connection=connection)
             if request_id is not None:
                 self.engine.refuse(connection, request_id, InvalidValue("The worker could not read this request."))
             return
         match command:
             case EngineRequest():
                 self.engine.submit(connection, command)
-            case Abort(request_id=request_id):
-                self.engine.abort(connection, request_id)
-
-
-def _request_id(encoded: bytes) -> str | None:
-    """Return the id of a command that is well-formed MessagePack but no valid command."""
-    try:
-        match msgspec.msgpack.decode(encoded):
-            case {"request_id": str(request_id)}:
-                return request_id
-    except msgspec.DecodeError:
-        pass
-    return None
+            case Pixels():
+                self.engine.supply(connection, command)
+            case Abort(request_id=request_id, index=index):
+                self.engine.abort(connection, request_id, index)

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from saccade.engine.batch import Batch, build_batch
+from saccade.engine import logprobs
+from saccade.engine.batch import Batch, build_batch, transfer
 from saccade.engine.encoder_cache import EncoderCache, EncoderKey
 from saccade.engine.sampler import Sampler
 from saccade.engine.sequence import Sequence
 from saccade.nn.context import AttentionBackend, ForwardContext, KvCache
+from saccade.protocol.output import TokenLogprob
 
 
 @dataclass(slots=True)
@@ -24,6 +26,18 @@ class Timings:
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
     postprocess_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step gave: a token of each sequence that was ready for one, log probabilities where they are wanted.
+
+    *prompt_logprobs* continue what each sequence has. *encode_seconds* is the time of the step's vision encoding.
+    """
+
+    sampled: list[tuple[Sequence, int, TokenLogprob | None]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Sequence, list[TokenLogprob]]] = field(default_factory=list)
+    encode_seconds: float = 0.0
 
 
 class ModelRunner:
@@ -49,19 +63,22 @@ class ModelRunner:
         self.block_size = block_size
 
     @torch.inference_mode()
-    def run(self, chunks: Mapping[Sequence, int], pixels: Mapping[EncoderKey, bytes]) -> list[tuple[Sequence, int]]:
-        """Encode *pixels*, compute *chunks*, and return the token sampled for each sequence that is ready for one."""
+    def run(self, chunks: Mapping[Sequence, int], pixels: Mapping[EncoderKey, bytes]) -> StepOutput:
+        """Encode *pixels*, compute *chunks*, and sample for each sequence that is ready."""
         began = time.perf_counter()
         batch = build_batch(chunks, self.block_size, self.device)
         built = time.perf_counter()
         self.timings.batch_seconds += built - began
+        encode_seconds = 0.0
         if pixels:
             self.encode(pixels)
-            self.timings.encode_seconds += time.perf_counter() - built
+            encode_seconds = time.perf_counter() - built
+            self.timings.encode_seconds += encode_seconds
         hidden = self._forward(batch)
-        sampled = self._sample(hidden, batch)
+        output = self._sample(hidden, batch)
+        output.encode_seconds = encode_seconds
         self.timings.network_seconds += time.perf_counter() - built
-        return sampled
+        return output
 
     @torch.inference_mode()
     def encode(self, pixels: Mapping[EncoderKey, bytes]) -> None:
@@ -92,8 +109,46 @@ class ModelRunner:
         parts = [self.encoder_cache.get(item.key)[item.start : item.stop] for item in batch.media]
         return self.network(batch.input_ids, context, batch.media_rows, torch.cat(parts))  # type: ignore[no-any-return]
 
-    def _sample(self, hidden: torch.Tensor, batch: Batch) -> list[tuple[Sequence, int]]:
+    def _sample(self, hidden: torch.Tensor, batch: Batch) -> StepOutput:
+        prompts = logprobs.prompt_rows(batch.sequences, batch.layout.query_lengths)
+        scored = [row for row, s in enumerate(batch.sampled) if s.sampling.num_logprobs is not None]
+        if prompts or scored:
+            return self._score(hidden, batch, scored, prompts)
         if not batch.sampled:
-            return []
+            return StepOutput()
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
-        return list(zip(batch.sampled, self.sampler(logits, batch.sampled), strict=True))
+        token_ids = self.sampler(logits, batch.sampled).tolist()
+        return StepOutput([(s, token_id, None) for s, token_id in zip(batch.sampled, token_ids, strict=True)])
+
+    def _score(
+        self, hidden: torch.Tensor, batch: Batch, scored: list[int], prompts: list[logprobs.PromptRows]
+    ) -> StepOutput:
+        """Sample, and find log probabilities of the *scored* rows of the samples and of *prompts*."""
+        targets = [np.array(rows.target_ids, dtype=np.int64) for rows in prompts]
+        on_device = transfer([np.array(scored, dtype=np.int64), *targets], self.device)
+        # Sampling changes the logits in place; log probabilities are those of the model.
+        logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
+        raw = logits.index_select(0, on_device[0])
+        ids = self.sampler(logits, batch.sampled)
+        num_tops = [batch.sampled[row].sampling.num_logprobs or 0 for row in scored]
+        scores = logprobs.score(raw, ids.index_select(0, on_device[0]), max(num_tops, default=0))
+        prompt_scores = [
+            self._score_prompt(hidden, rows, ids) for rows, ids in zip(prompts, on_device[1:], strict=True)
+        ]
+        token_ids, host_scores, *host_prompts = logprobs.fetch([ids.double(), scores, *prompt_scores])
+        found = dict(zip(scored, logprobs.unpack(host_scores, num_tops), strict=True))
+        return StepOutput(
+            [(s, int(token_ids[row]), found.get(row)) for row, s in enumerate(batch.sampled)],
+            [
+                (rows.sequence, logprobs.unpack(host, [rows.num_top] * len(host)))
+                for rows, host in zip(prompts, host_prompts, strict=True)
+            ],
+        )
+
+    def _score_prompt(self, hidden: torch.Tensor, rows: logprobs.PromptRows, target_ids: torch.Tensor) -> torch.Tensor:
+        before = hidden[rows.start : rows.stop]
+        pieces = rows.pieces(self.network.vocab_size)
+        scores = [
+            logprobs.score(self.network.logits(before[piece]), target_ids[piece], rows.num_top) for piece in pieces
+        ]
+        return torch.cat(scores)

@@ -1,35 +1,42 @@
 """Logits to ids, for the whole batch at once.
 
-A draw depends on the request's seed, the index of the answer's token and that token's logits, on nothing else: the
+A draw depends on the sample's seed, the index of the answer's token and that token's logits, on nothing else: the
 uniform number is a hash of (seed, index), made on the host, and it is turned into a token through the cumulative
 distribution in vocabulary order. How requests are batched therefore changes no draw (beyond the last bits of logits).
+
+The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
+logits before all this (engine.logprobs); then allowed ids, minimum length, biases and penalties
+(engine.logits_processors); greedy rows take the largest logit of these; the others are divided by their temperature and
+cut by min_p, top_k and top_p, in this order. Ids of media placeholders are taken out before everything else.
 Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from saccade.engine import logits_processors
+from saccade.engine.batch import transfer
+from saccade.engine.seeds import uniforms
 from saccade.engine.sequence import Sequence
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
 
 
-def uniforms(seeds: Ordered[int], indices: Ordered[int]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (seed, index): splitmix64 (Steele, Lea & Flood 2014) of their mix."""
-    # Two rounds, so that neighbouring seeds and neighbouring indices do not meet in the same state.
-    mixed = _splitmix64(_splitmix64(np.array(seeds, dtype=np.uint64)) ^ np.array(indices, dtype=np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Random rows' parameters. *array* float64 [5, R]: temperature, top_p, top_k (V: no limit), min_p, uniform number.
 
+    *width* is how many of each row's logits must be ranked, 0 where no row is cut by top_k or top_p.
+    """
 
-def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    array: npt.NDArray[np.float64]
+    width: int
+    uses_min_p: bool
 
 
 class Sampler:
@@ -38,33 +45,51 @@ class Sampler:
     def __init__(self, forbidden: Ordered[int], device: torch.device) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
 
-    def __call__(self, logits_RV: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
-        """Return one token id per row; row i belongs to sequences[i]. Changes the logits in place."""
+    def __call__(self, logits_RV: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
+        """Return a token id for each row, int64 [R]; row i belongs to sequences[i]. Changes the logits in place."""
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
-        greedy_R = logits_RV.argmax(dim=-1)
-        if all(sequence.sampling.temperature < GREEDY_BELOW for sequence in sequences):
-            return greedy_R.tolist()
-        return self._draw(logits_RV, greedy_R, sequences).tolist()
-
-    def _draw(self, logits_RV: torch.Tensor, greedy_R: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
-        device, params = logits_RV.device, [sequence.sampling for sequence in sequences]
-        host = np.empty((3, len(sequences)))
-        host[0] = [param.temperature for param in params]
-        host[1] = [param.top_p for param in params]
-        host[2] = uniforms([s.seed for s in sequences], [s.num_generated_tokens for s in sequences])
-        temperature_R, top_p_R, uniform_R = torch.from_numpy(host).to(device)
-        random_R = temperature_R >= GREEDY_BELOW
+        shaped = any(sequence.shaped for sequence in sequences)
+        random = any(sequence.sampling.temperature >= GREEDY_BELOW for sequence in sequences)
+        if not shaped and not random:
+            return logits_RV.argmax(dim=-1)
         vocab_size = logits_RV.shape[1]
-        limits = [min(param.top_k, vocab_size) or vocab_size for param in params]
-        # Greedy rows are computed along with the others and replaced at the end.
-        scaled_RV = logits_RV / torch.where(random_R, temperature_R, 1.0).float().unsqueeze(1)
-        restricted = [limit for limit, p in zip(limits, params, strict=True) if limit < vocab_size or p.top_p < 1]
-        if restricted:
-            scaled_RV = _cut(scaled_RV, torch.tensor(limits, device=device), top_p_R.float(), max(restricted))
-        cumulative_RV = scaled_RV.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-        target_R1 = (uniform_R * cumulative_RV[:, -1]).unsqueeze(1)
-        drawn_R = torch.searchsorted(cumulative_RV, target_R1, right=True).squeeze(1).clamp_(max=vocab_size - 1)
-        return torch.where(random_R, drawn_R, greedy_R)
+        arrays = logits_processors.host_arrays(sequences, vocab_size) if shaped else []
+        draws = _draws(sequences, vocab_size) if random else None
+        on_device = transfer(arrays if draws is None else [*arrays, draws.array], logits_RV.device)
+        if shaped:
+            logits_processors.process(logits_RV, on_device)
+        greedy_R = logits_RV.argmax(dim=-1)
+        return greedy_R if draws is None else _draw(logits_RV, greedy_R, on_device[-1], draws)
+
+
+def _draws(sequences: Ordered[Sequence], vocab_size: int) -> _Draws:
+    params = [sequence.sampling for sequence in sequences]
+    limits = [min(param.top_k, vocab_size) or vocab_size for param in params]
+    array = np.empty((5, len(params)))
+    array[0] = [param.temperature for param in params]
+    array[1] = [param.top_p for param in params]
+    array[2] = limits
+    array[3] = [param.min_p for param in params]
+    array[4] = uniforms([s.seed for s in sequences], [s.num_generated_tokens for s in sequences])
+    restricted = [limit for limit, p in zip(limits, params, strict=True) if limit < vocab_size or p.top_p < 1]
+    return _Draws(array, max(restricted, default=0), bool(array[3].any()))
+
+
+def _draw(logits_RV: torch.Tensor, greedy_R: torch.Tensor, array_5R: torch.Tensor, draws: _Draws) -> torch.Tensor:
+    temperature_R, top_p_R, limit_R, min_p_R, uniform_R = array_5R
+    random_R = temperature_R >= GREEDY_BELOW
+    # Greedy rows are computed along with the others and replaced at the end.
+    scaled_RV = logits_RV / torch.where(random_R, temperature_R, 1.0).float().unsqueeze(1)
+    if draws.uses_min_p:
+        # A probability under min_p times the largest one, as a difference of logits.
+        least_R1 = scaled_RV.amax(dim=-1, keepdim=True) + min_p_R.log().float().unsqueeze(1)
+        scaled_RV.masked_fill_(scaled_RV < least_R1, float("-inf"))
+    if draws.width:
+        scaled_RV = _cut(scaled_RV, limit_R.long(), top_p_R.float(), draws.width)
+    cumulative_RV = scaled_RV.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target_R1 = (uniform_R * cumulative_RV[:, -1]).unsqueeze(1)
+    drawn_R = torch.searchsorted(cumulative_RV, target_R1, right=True).squeeze(1).clamp_(max=logits_RV.shape[1] - 1)
+    return torch.where(random_R, drawn_R, greedy_R)
 
 
 def _cut(scaled_RV: torch.Tensor, limit_R: torch.Tensor, top_p_R: torch.Tensor, width: int) -> torch.Tensor:

@@ -78,9 +78,11 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches)
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
     runner = ModelRunner(model.network, load_backend(config.attention_backend), encoder_cache)
     runner.use_caches(caches, config.block_size)
-    paged_blocks = PagedBlocks(num_blocks, config.block_size)
-    block_manager = BlockManager([paged_blocks], config.block_size, config.enable_prefix_caching)
-    budgets = Budgets(config.max_num_seqs, config.max_num_batched_tokens, config.encode_budget_patches)
+    groups = [PagedBlocks(num_blocks, config.block_size)]
+    block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
+    budgets = Budgets(
+        config.max_num_seqs, config.max_num_batched_tokens, config.encode_budget_patches, config.max_num_waiting
+    )
     description = Description(
         model=config.model,
         fingerprint=model.fingerprint,
@@ -95,7 +97,7 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches)
         version=_version(),
     )
     admission = Admission(model.network, model.fingerprint, max_model_len)
-    return Engine(runner, Scheduler(budgets, block_manager, encoder_cache), admission, paged_blocks, description)
+    return Engine(runner, Scheduler(budgets, block_manager, encoder_cache), admission, description)
 
 
 def _version() -> str:

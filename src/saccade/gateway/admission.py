@@ -6,8 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 
 from saccade.errors import Draining, QueueFull
 
-TURNS = 4
+TURNS = 2
 """Requests that may work on the event loop between two of its rounds; each takes about a millisecond."""
+
+LARGE_BODY_BYTES = 64 << 10
+"""Requests with longer bodies have turns of their own, so that nobody who sends text waits for pictures."""
+
+READING_SECONDS = 0.1
+"""How long a large body may hold its turn to be read; a slower sender's goes on without."""
 
 PIXELS_WAIT_SECONDS = 10.0
 """How long a request waits for others' pixels to go."""
@@ -26,6 +32,8 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._turns = asyncio.Semaphore(TURNS)
+        self._large_turns = asyncio.Semaphore(TURNS)
+        self._readers = asyncio.Semaphore(TURNS)
         self.num_requests = 0
         self.num_pixel_bytes = 0
         self.draining = False
@@ -47,12 +55,37 @@ class Admission:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
         """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop."""
-        async with self._turns:
+        async with self._large_turns if num_body_bytes > LARGE_BODY_BYTES else self._turns:
             yield
             # Without a round of the loop in between, all that wait would run in one.
             await asyncio.sleep(0)
+
+    @contextlib.asynccontextmanager
+    async def reading(self, num_body_bytes: int | None) -> AsyncIterator[None]:
+        """Hold the block back, which reads a body of so many bytes, None where nobody knows, while others read theirs.
+
+        Small ones do not wait. Large ones take turns; one that arrives slowly passes its turn on and is read beside.
+        """
+        if num_body_bytes is not None and num_body_bytes <= LARGE_BODY_BYTES:
+            yield
+            return
+        await self._readers.acquire()
+        is_passed_on = False
+
+        def pass_on() -> None:
+            nonlocal is_passed_on
+            if not is_passed_on:
+                is_passed_on = True
+                self._readers.release()
+
+        timer = asyncio.get_running_loop().call_later(READING_SECONDS, pass_on)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            pass_on()
 
     @contextlib.asynccontextmanager
     async def pixels(self, nbytes: int, wait_seconds: float = PIXELS_WAIT_SECONDS) -> AsyncIterator[None]:

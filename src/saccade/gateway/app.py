@@ -11,7 +11,7 @@ import uvicorn
 
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import Connection
+from saccade.gateway.connection import Connections
 from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.routes import Application
@@ -80,7 +80,7 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=Connections(),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

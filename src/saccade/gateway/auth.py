@@ -13,6 +13,7 @@ OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 
 SALT_BYTES = 16
 SALT_CONTEXT = "saccade 2026 cache salt of a tenant"
+REQUEST_SALT_CONTEXT = "saccade 2026 cache salt of a request"
 
 
 class Keys:
@@ -35,6 +36,17 @@ class Keys:
         if not matches:
             raise InvalidApiKey("This API key is not known here.")
         return matches[0]
+
+
+def request_salt(tenant: bytes, cache_salt: str | None) -> bytes:
+    """Return the salt of a request: its tenant's, mixed with the *cache_salt* that it sends, None for none.
+
+    The tenant's salt is the key of the mix, so that no request reaches the caches of another tenant.
+    """
+    if cache_salt is None:
+        return tenant
+    key = blake3(tenant, derive_key_context=REQUEST_SALT_CONTEXT).digest()
+    return blake3(cache_salt.encode(), key=key).digest(SALT_BYTES)
 
 
 def _digest(key: bytes) -> bytes:

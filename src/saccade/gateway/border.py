@@ -29,8 +29,9 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
+from saccade.gateway.admission import Admission
 from saccade.gateway.auth import Keys
-from saccade.gateway.openai import ErrorAnswer, ErrorDetail
+from saccade.gateway.openai_answers import ErrorAnswer, ErrorDetail
 from saccade.telemetry import Metrics
 
 REQUEST_ID = "saccade.request_id"
@@ -141,12 +142,16 @@ async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, 
     await send({"type": "http.response.body", "body": body})
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
     """Return the request's body. Raises BodyTooLarge, before reading it where its length is announced."""
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    too_large = BodyTooLarge(f"The request's body is over the limit of {max_bytes} bytes.")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise too_large
+    announced = _announced_bytes(scope)
+    if announced is not None and announced > max_bytes:
+        raise _too_large(max_bytes)
+    async with admission.reading(announced):
+        return await _read(receive, max_bytes)
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
     more = True
@@ -157,9 +162,18 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
         if num_bytes > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def _announced_bytes(scope: Scope) -> int | None:
+    announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(announced) if announced.isdigit() else None
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request's body is over the limit of {max_bytes} bytes.")
 
 
 def _request_id(scope: Scope) -> str:

@@ -16,7 +16,8 @@ class GatewayConfig:
     *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
-    its baseline. *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures.
+    its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
+    *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures.
     """
 
     host: str = "127.0.0.1"
@@ -33,6 +34,7 @@ class GatewayConfig:
     num_decode_processes: int = POOL.num_processes
     decode_timeout_seconds: float = POOL.time_limit_seconds
     decode_memory_bytes: int = POOL.memory_bytes
+    pixels_timeout_seconds: float = 30.0
     shared_memory_bytes: int = POOL.slot_bytes
     picture_cache_bytes: int = POOL.slot_bytes // 2
     url_cache_bytes: int = 256 << 20

@@ -1,12 +1,16 @@
 """One HTTP connection, bounded before any application sees it: how much it may send, how long it may be silent."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
 """What a request may send besides its body: request line and headers, chunk extensions, trailers."""
+
+READ_BYTES = 64 << 10
+"""What is read from a connection at a time: more would hold up all others, and be new memory at every read."""
 
 SILENCE_SECONDS = 30.0
 """How long a client that has begun a request, or nothing yet, may send no byte of it."""
@@ -52,9 +56,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a piece of the body; the next one is read when the application asks for it."""
         self._num_head_bytes = 0
         super().on_body(body)
+        if not self.cycle.response_complete:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """Note that the request is whole."""
@@ -75,3 +81,30 @@ class Connection(HttpToolsProtocol):
             self._listen(left)
         else:
             self.transport.close()
+
+
+class Connections:
+    """Makes a server's connections; all of them read into one piece of memory, one after the other."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray(READ_BYTES))
+
+    def __call__(self, *arguments: Any, **settings: Any) -> asyncio.BufferedProtocol:
+        """Return a connection as the event loop wants it; *arguments* and *settings* are uvicorn's."""
+        return _Reader(Connection(*arguments, **settings), self._memory)
+
+
+class _Reader(asyncio.BufferedProtocol):
+    """Says where to read to, and hands everything on to a Connection."""
+
+    def __init__(self, connection: Connection, memory: memoryview) -> None:
+        self._memory = memory
+        self._data_received: Callable[[bytes], None] = connection.data_received
+        for event in ("connection_made", "connection_lost", "eof_received", "pause_writing", "resume_writing"):
+            setattr(self, event, getattr(connection, event))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._data_received(bytes(self._memory[:nbytes]))

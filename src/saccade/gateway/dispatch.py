@@ -3,20 +3,24 @@
 import asyncio
 import collections
 import contextlib
-from collections.abc import AsyncGenerator, Iterator
+import functools
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from saccade.errors import InternalError
+from saccade.gateway.pixel_supply import PixelSupply
 from saccade.gateway.workers import Fleet, Worker
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
-from saccade.protocol.request import EngineRequest
+from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.load import WorkInFlight
 from saccade.routing.policy import least_work
 from saccade.transport import shared_memory
-from saccade.transport.client import slots_of
+
+M = TypeVar("M", MediaItem, MediaPixels)
 
 
 @dataclass(frozen=True)
@@ -55,35 +59,47 @@ class Dispatcher:
         finally:
             self._work[url] = self._work[url].minus(num_prompt_tokens)
 
-    async def stream(self, placement: Placement, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    async def stream(
+        self, placement: Placement, request: EngineRequest, supply: PixelSupply | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
-        Every slot of *request* goes back through the fleet's on_released, also where this raises: WorkerUnavailable,
+        *supply* brings the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
+        what was supplied, goes back through the fleet's on_released, also where this raises: WorkerUnavailable,
         WorkerFailed, or the error that the engine answers with.
         """
-        reachable = await self._reachable(placement.worker, request)
-        async with contextlib.aclosing(placement.worker.generate(reachable)) as deltas:
+        worker = placement.worker
+        reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
+        if supply is None:
+            generation = worker.generate(reachable)
+        else:
+            generation = worker.generate(reachable, functools.partial(self._supply, worker, supply))
+        async with contextlib.aclosing(generation) as deltas:
             async for delta in deltas:
+                if supply is not None:
+                    supply.forget()
                 yield delta
 
-    async def _reachable(self, worker: Worker, request: EngineRequest) -> EngineRequest:
-        """Return *request* with pixels inline where the worker does not see our shared memory."""
+    async def _supply(self, worker: Worker, supply: PixelSupply, media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return await self._reachable(worker, await supply(media))
+
+    async def _reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
+        """Return *media* with pixels inline where the worker does not see our shared memory."""
         description = worker.description
-        slots = slots_of(request)
+        slots = [item.slot.name for item in media if item.slot is not None]
         if not slots or (description is not None and description.shm_namespace == self._namespace):
-            return request
+            return media
         try:
-            media = await asyncio.to_thread(lambda: tuple(_inlined(item) for item in request.media))
+            return await asyncio.to_thread(lambda: tuple(_inlined(item) for item in media))
         except shared_memory.SlotError as error:
             raise InternalError(
                 "A picture was lost on its way to the worker; the request can be sent again."
             ) from error
         finally:
             self._fleet.release(slots)
-        return msgspec.structs.replace(request, media=media)
 
 
-def _inlined(item: MediaItem) -> MediaItem:
+def _inlined(item: M) -> M:
     if item.slot is None:
         return item
     return msgspec.structs.replace(item, slot=None, inline=shared_memory.read_slot(item.slot))

@@ -8,17 +8,11 @@ from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.admission import Admission
+from saccade.gateway.body import parse
 from saccade.gateway.border import SALT, read_body
 from saccade.gateway.catalogue import Catalogue
-from saccade.gateway.openai import (
-    DetokenizeAnswer,
-    DetokenizeRequest,
-    ModelCard,
-    ModelList,
-    TokenizeAnswer,
-    parse,
-    parse_tokenize,
-)
+from saccade.gateway.openai_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+from saccade.gateway.openai_requests import DetokenizeRequest, parse_tokenize
 from saccade.gateway.openapi import describe, server_version
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.served_model import ServedModel
@@ -88,7 +82,7 @@ class Endpoints:
         return _json(describe([served.name for served in self.catalogue.models()]))
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self.max_body_bytes)
+        return await read_body(request.scope, request.receive, self.max_body_bytes, self.admission)
 
     def _served(self, name: str | None) -> ServedModel:
         """Return the model *name*; None means the only one there is."""

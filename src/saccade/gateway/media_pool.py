@@ -28,13 +28,19 @@ from saccade.gateway.media_queue import MediaQueue
 from saccade.gateway.media_server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import PictureLayout, SlotRef
-from saccade.transport.shared_memory import Slot, SlotPool, sweep
+from saccade.transport.shared_memory import Slot, SlotPool, exists, sweep
 
 RETRY_SECONDS = 1.0
+MAX_ATTEMPTS = 8
 
 
 class ProcessDied(Exception):
-    """A decode process ended under a picture, by the picture's fault or by somebody else's."""
+    """A decode process ended under a picture, by the picture's fault or by somebody else's.
+
+    *with_server*: its server had ended, and all its processes with it, which is no picture's fault.
+    """
+
+    with_server = False
 
 
 def _default_processes() -> int:
@@ -121,15 +127,16 @@ class MediaPool:
         """
         header = read_header(encoded)
         self._config.limits.check(header, len(encoded))
+        num_deaths = 0
         job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
-        try:
-            return await self._attempt(job, header.decoded_bytes)
-        except ProcessDied:
-            pass
-        try:
-            return await self._attempt(job, header.decoded_bytes)
-        except ProcessDied:
-            raise InvalidImage("Decoding the picture ended its process twice: the picture may be damaged.") from None
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return await self._attempt(job, header.decoded_bytes)
+            except ProcessDied as death:
+                num_deaths += not death.with_server
+            if num_deaths == 2:
+                raise InvalidImage("Decoding the picture ended its process twice: the picture may be damaged.")
+        raise InternalError("No decode process lives long enough for the picture; the request can be sent again.")
 
     async def _attempt(self, job: PictureJob, nbytes: int) -> PreparedPicture:
         # Between this line and the queue nobody else runs: what waits there when the pool closes is refused.
@@ -154,6 +161,10 @@ class MediaPool:
     def is_held_by_others(self, picture: PreparedPicture) -> bool:
         """Tell, as one who holds *picture*, whether giving it up would free no slot."""
         return picture.slot is None or self._slots.num_holders(picture.slot.name) > 1
+
+    def is_lost(self, picture: PreparedPicture) -> bool:
+        """Whether somebody else has removed the slot of *picture*."""
+        return picture.slot is not None and not exists(picture.slot.name)
 
     def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
         """End one use of each slot of *names*; unknown ones are no error.
@@ -220,6 +231,8 @@ class MediaPool:
             error = ProcessDied()
         # Its slot may be used again only when it can write no more.
         await asyncio.to_thread(process.kill)
+        if isinstance(error, ProcessDied):
+            error.with_server = process.life != self._server.life
         if self._closing:
             raise _draining()
         self._lose(process)

@@ -33,11 +33,12 @@ ENVIRONMENT = {
 
 
 class DecodeProcess:
-    """One decode process: one job at a time."""
+    """One decode process: one job at a time. *life* is that of the server that forked it."""
 
-    def __init__(self, pid: int, pidfd: int, connection: socket.socket) -> None:
+    def __init__(self, pid: int, pidfd: int, connection: socket.socket, life: int) -> None:
         connection.setblocking(False)
         self.pid = pid
+        self.life = life
         self._pidfd = pidfd
         self._connection = connection
 
@@ -108,6 +109,13 @@ class DecodeServer:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._num_starts = 0
+
+    @property
+    def life(self) -> int:
+        """The number of its life, the next one's where it has ended: all processes of earlier lives end with them."""
+        process = self._process
+        return self._num_starts + (process is None or process.poll() is not None)
 
     def start(self) -> None:
         """Start it and wait until its imports are done. Raises StartupError."""
@@ -136,6 +144,7 @@ class DecodeServer:
             self._end()
 
     def _start(self) -> None:
+        self._num_starts += 1
         ours, theirs = socket.socketpair()
         arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
         with theirs:
@@ -172,7 +181,7 @@ class DecodeServer:
             ours.close()
             raise
         (pid,) = PID.unpack(message)
-        return DecodeProcess(pid, descriptors[0], ours)
+        return DecodeProcess(pid, descriptors[0], ours, self._num_starts)
 
     def _end(self) -> None:
         if self._control is not None:

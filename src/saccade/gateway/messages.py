@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 from saccade.models.family import Family, PictureOptions
 from saccade.tokenization.chat_template import Message
 

@@ -6,17 +6,15 @@ from typing import Any
 
 import msgspec
 
-from saccade.gateway.openai import (
+from saccade.gateway.openai_answers import (
     ChatCompletion,
-    ChatRequest,
     DetokenizeAnswer,
-    DetokenizeRequest,
     ErrorAnswer,
     ModelCard,
     ModelList,
     TokenizeAnswer,
-    TokenizeRequest,
 )
+from saccade.gateway.openai_requests import ChatRequest, DetokenizeRequest, TokenizeRequest
 
 BODIES = (
     ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,

@@ -32,6 +32,9 @@ class PictureCache:
     async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedPicture]]) -> PreparedPicture:
         """Return the picture of *key*, by *prepare* where it is not kept. Raises what *prepare* raises."""
         kept = self._kept.get(key)
+        if kept is not None and self._pool.is_lost(kept) and key not in self._flights:
+            self._drop(key)
+            kept = None
         if kept is not None:
             self.num_hits += 1
             self._kept.move_to_end(key)

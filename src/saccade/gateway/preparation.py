@@ -22,7 +22,15 @@ class Preparation:
         for name, cache in (("picture", self._cache), ("url", urls)):
             metrics.registry.register(CacheCollector(name, cache))
         sources = Sources(self._fetcher, urls, metrics)
-        self.preparer = Preparer(pool, self._cache, sources, metrics, config.picture_limits, config.limit_images)
+        self.preparer = Preparer(
+            pool=pool,
+            cache=self._cache,
+            sources=sources,
+            metrics=metrics,
+            limits=config.picture_limits,
+            limit_images=config.limit_images,
+            bring_seconds=config.pixels_timeout_seconds,
+        )
 
     async def start(self) -> None:
         """Make ready to fetch."""

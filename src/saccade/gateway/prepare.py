@@ -1,8 +1,9 @@
 """Messages to Prompt: template, media, placeholders. Counts tokens from header dimensions.
 
 draft    messages -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
-on_wire  draft -> the same with pixels in the form that the chosen worker takes
+on_wire  draft -> the same with pixels in the form that the chosen worker takes, and none of pictures that it holds
 prompt   draft -> the same with the pixels' whereabouts, prepared by decode processes all at once
+bring    draft of pictures that the worker lacks after all -> prompt of these
 """
 
 import asyncio
@@ -13,10 +14,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from saccade.errors import ContextLengthExceeded, ImageTooLarge, InvalidValue, RequestError, TooManyImages
+from saccade.errors import (
+    ContextLengthExceeded,
+    ImageTooLarge,
+    InvalidValue,
+    RequestError,
+    TooManyImages,
+    WorkerUnavailable,
+)
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
 from saccade.gateway.messages import PictureSource, read_chat
-from saccade.gateway.openai import ChatMessage, ChatRequest, TokenizeRequest
+from saccade.gateway.openai_requests import ChatMessage, ChatRequest, TokenizeRequest
 from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.sources import Sources
@@ -51,17 +59,33 @@ class Picture:
 
 @dataclass(frozen=True)
 class Draft:
-    """A prompt whose pixels are still to come: pictures[i] fills spans[i]."""
+    """A prompt whose pixels are still to come: pictures[i] fills spans[i].
+
+    Pictures with a content hash in *held* go without pixels, because the worker is believed to hold them.
+    """
 
     token_ids: list[int]
     pictures: tuple[Picture, ...] = ()
     spans: tuple[Span, ...] = ()
+    held: frozenset[bytes] = frozenset()
 
     @property
     def num_pixel_bytes(self) -> int:
         """Bytes of the patches to come; a picture that is there twice counts once."""
-        layouts = {picture.content_hash: picture.layout for picture in self.pictures}
-        return sum(layout.num_pixel_bytes for layout in layouts.values())
+        return sum(picture.layout.num_pixel_bytes for picture in self.to_prepare().values())
+
+    def to_prepare(self) -> dict[bytes, Picture]:
+        """Return the pictures that need pixels, each once, by content hash."""
+        wanted: dict[bytes, Picture] = {}
+        for picture in self.pictures:
+            if picture.content_hash not in self.held:
+                wanted.setdefault(picture.content_hash, picture)
+        return wanted
+
+    def of(self, media: Sequence[int]) -> "Draft":
+        """Return the same with only the pictures of these indices, all with pixels."""
+        pictures, spans = tuple(self.pictures[i] for i in media), tuple(self.spans[i] for i in media)
+        return Draft(self.token_ids, pictures, spans)
 
 
 @dataclass(frozen=True)
@@ -82,6 +106,7 @@ class Preparer:
     metrics: Metrics
     limits: PictureLimits
     limit_images: int
+    bring_seconds: float
 
     async def draft(self, served: ServedModel, request: ChatRequest | TokenizeRequest, salt: bytes) -> Draft:
         """Return the token ids of a chat with their pictures' spans. Raises RequestError, naming the field."""
@@ -122,15 +147,13 @@ class Preparer:
         """Return *draft* with its pixels where a worker can read them.
 
         A picture that is there twice is prepared once and lies in one slot. Whoever gets the prompt owns a use of a
-        slot for each of its media; on failure and cancellation there are none.
+        slot for each of its media that has one; on failure and cancellation there are none.
         """
-        first: dict[bytes, Picture] = {}
-        for picture in draft.pictures:
-            first.setdefault(picture.content_hash, picture)
+        self.metrics.pictures_by_hash.inc(sum(picture.content_hash in draft.held for picture in draft.pictures))
         with self.metrics.stage("media"):
             tasks = {
                 key: asyncio.create_task(self._pixels(served, picture, salt), name="picture")
-                for key, picture in first.items()
+                for key, picture in draft.to_prepare().items()
             }
             try:
                 await asyncio.gather(*tasks.values())
@@ -138,6 +161,17 @@ class Preparer:
                 await self._abandon(tasks.values())
                 raise
         return Prompt(draft.token_ids, tuple(self._media(draft, {key: task.result() for key, task in tasks.items()})))
+
+    async def bring(self, served: ServedModel, draft: Draft, salt: bytes) -> Prompt:
+        """Return what prompt() does, for a worker that waits for it. Raises WorkerUnavailable after *bring_seconds*."""
+        self.metrics.pixels_wanted.inc(len(draft.pictures))
+        try:
+            async with asyncio.timeout(self.bring_seconds):
+                return await self.prompt(served, draft, salt)
+        except TimeoutError as error:
+            raise WorkerUnavailable(
+                "The worker no longer held a picture, and preparing it again took too long; send the request again."
+            ) from error
 
     async def _pictures(
         self, served: ServedModel, sources: Sequence[PictureSource], salt: bytes
@@ -183,8 +217,8 @@ class Preparer:
     def _media(self, draft: Draft, pixels: Mapping[bytes, PreparedPicture]) -> Iterable[MediaItem]:
         seen: set[bytes] = set()
         for picture, span in zip(draft.pictures, draft.spans, strict=True):
-            prepared = pixels[picture.content_hash]
-            if picture.content_hash in seen:
+            prepared = pixels.get(picture.content_hash)
+            if prepared is not None and picture.content_hash in seen:
                 self.pool.retain(prepared)
             seen.add(picture.content_hash)
             yield _media_item(picture, span, prepared)
@@ -198,11 +232,16 @@ class Preparer:
                 self.pool.release([outcome.slot.name])
 
 
-def on_wire(served: ServedModel, draft: Draft, pixel_dtype: str) -> Draft:
+def on_wire(
+    served: ServedModel, draft: Draft, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
+) -> Draft:
     """Return *draft* with its pixels in the form of the wire: uint8 on ours, normalised as *pixel_dtype* on others.
 
-    Raises UnsupportedParameter where the model's family is not sent so.
+    *is_held* tells by content hash which pictures go without. Raises UnsupportedParameter where the model's family is
+    not sent so.
     """
+    held = frozenset(picture.content_hash for picture in draft.pictures if is_held(picture.content_hash))
+    draft = dataclasses.replace(draft, held=held)
     if pixel_dtype == "uint8":
         return draft
     pictures = tuple(
@@ -237,7 +276,7 @@ def expand(
     return expanded + token_ids[position:], tuple(spans)
 
 
-def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaItem:
+def _media_item(picture: Picture, span: Span, pixels: PreparedPicture | None) -> MediaItem:
     return MediaItem(
         modality="image",
         content_hash=picture.content_hash,
@@ -246,8 +285,8 @@ def _media_item(picture: Picture, span: Span, pixels: PreparedPicture) -> MediaI
         pixel_shape=picture.layout.pixel_shape,
         pixel_dtype=picture.layout.pixel_dtype,
         original_size=picture.layout.original_size,
-        slot=pixels.slot,
-        inline=pixels.inline,
+        slot=pixels.slot if pixels else None,
+        inline=pixels.inline if pixels else None,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from saccade.tokenization.detokenizer import Detokenizer
+from saccade.tokenization.detokenizer import PLAIN, Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
 
 START = "<think>"
@@ -49,12 +49,14 @@ class Taken(NamedTuple):
 class Reasoning:
     """Follows one answer. The first end marker closes the reasoning; markers after it are content.
 
-    Where the reasoning is not *shown*, its tokens are taken and counted all the same.
+    Where the reasoning is not *shown*, its tokens are taken and counted all the same. *rules* are those of its text.
     """
 
-    def __init__(self, markers: ReasoningTokens, tokenizer: Tokenizer, shown: bool = True) -> None:
+    def __init__(
+        self, markers: ReasoningTokens, tokenizer: Tokenizer, shown: bool = True, rules: TextRules = PLAIN
+    ) -> None:
         self._markers = markers
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, rules)
         self._shown = shown
         self._is_first = True
         self.is_open = False

@@ -14,7 +14,7 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.load import Load
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.transport.client import WorkerClient
+from saccade.transport.client import Supply, WorkerClient
 from saccade.transport.dialects import tokenspeed
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,17 @@ class Worker(Protocol):
     async def close(self) -> None:
         """End what is open."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield its deltas, the last with a finish reason."""
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
+
+    def generate(self, request: EngineRequest, supply: Supply = ...) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+
+        *supply* brings pixels that it does not hold after all.
+        """
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request that generate() is yielding; the others go on."""
 
 
 @dataclasses.dataclass(frozen=True)

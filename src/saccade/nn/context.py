@@ -75,10 +75,19 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """One step as every layer sees it. *positions* int64 [3, N]: time, height and width of each token."""
+    """One step as every layer sees it. *positions* int64 [3, N]: time, height and width of each token.
+
+    Raises ValueError for positions of another shape, which a gather along the axes would take without a word.
+    """
 
     positions: torch.Tensor
     layout: PagedLayout
     kv_caches: Sequence[KvCache]
     backend: AttentionBackend
     plan: Any
+
+    def __post_init__(self) -> None:
+        """Compare shapes, which the host knows; once a step."""
+        num_tokens = self.layout.slot_mapping.shape[0]
+        if self.positions.shape != (3, num_tokens):
+            raise ValueError(f"Positions of {num_tokens} tokens are [3, {num_tokens}], not {[*self.positions.shape]}.")

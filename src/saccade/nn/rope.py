@@ -31,7 +31,12 @@ def interleaved_axes(section: Sequence[int]) -> list[int]:
 
 
 def rotation(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine [N, 1, D] for `rotate`, from float32 angles [N, D / 2]; half of sine is negated."""
+    """Return cosine and sine [N, 1, D] for `rotate`, from float32 angles [N, D / 2]; half of sine is negated.
+
+    Raises ValueError for angles of another shape: three axes must have become one angle a channel before.
+    """
+    if angles.ndim != 2:
+        raise ValueError(f"A rotation takes one angle for each token and channel, [N, D / 2], not {[*angles.shape]}.")
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
 

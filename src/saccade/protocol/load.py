@@ -7,10 +7,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
 
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
+    *draining*: the worker finishes what it has and takes no new requests. *evicted_blocks_total* counts cached KV
+    blocks that made room for others.
     """
 
     num_running: int = 0
     num_waiting: int = 0
+    draining: bool = False
     num_blocks: int = 0
     num_free_blocks: int = 0
     steps_total: int = 0
@@ -20,7 +23,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     encoded_items_total: int = 0
     encoded_patches_total: int = 0
     encoder_cache_hits_total: int = 0
+    encoder_cache_bytes: int = 0
     preemptions_total: int = 0
+    evicted_blocks_total: int = 0
     schedule_seconds_total: float = 0.0
     batch_seconds_total: float = 0.0
     encode_seconds_total: float = 0.0

@@ -19,11 +19,29 @@ class Hangup(msgspec.Struct, frozen=True, array_like=True, tag="hangup"):
     connection: int
 
 
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """From now on tell *watcher* what these caches hold: a snapshot, then what changes."""
+
+    watcher: int
+    blocks: bool
+    pictures: bool
+
+
+class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag="unwatch"):
+    """Tell *watcher* nothing more."""
+
+    watcher: int
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """No request follows: from now on every Load says draining, the first at once, until Shutdown."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Finish nothing more; release everything and exit."""
 
 
-FrontMessage = Forward | Hangup | Shutdown
+FrontMessage = Forward | Hangup | Watch | Unwatch | Drain | Shutdown
 """Front to engine."""
 
 
@@ -58,5 +76,12 @@ class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     load: Load | None = None
 
 
-EngineMessage = EngineReady | EngineProgress | EngineFailed | EngineStep
+class CacheEvents(msgspec.Struct, frozen=True, array_like=True, tag="events"):
+    """One encoded KvEvents for *watchers*."""
+
+    watchers: list[int]
+    payload: bytes
+
+
+EngineMessage = EngineReady | EngineProgress | EngineFailed | EngineStep | CacheEvents
 """Engine to front."""

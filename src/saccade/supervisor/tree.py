@@ -16,14 +16,15 @@ class Tree:
     """Runs the programs of *specs* until a signal comes, then ends them one after another in the order given.
 
     Until *until_ready* has returned, the death of any of them ends the start; afterwards each is restarted with
-    back-off and its death harms no other. A second signal kills all at once. If this process dies, all get SIGTERM.
+    back-off and its death harms no other. Once a signal has come, none is restarted; a second one kills all at once.
+    If this process dies, all get SIGTERM.
     """
 
     def __init__(self, specs: Sequence[ChildSpec], until_ready: Callable[[], Awaitable[None]]) -> None:
         self.ready = False
-        self.children = [Child(spec, lambda: self.ready) for spec in specs]
         self._until_ready = until_ready
         self._interrupted = asyncio.Event()
+        self.children = [Child(spec, lambda: self.ready and not self._interrupted.is_set()) for spec in specs]
 
     async def run(self) -> None:
         """Run until a signal. Raises StartupError where a program ends before all are ready."""

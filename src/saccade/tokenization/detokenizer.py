@@ -4,7 +4,8 @@ Two questions decide how much text may be shown: is the last character whole, an
 a stop string? Both are answered in constant time per byte, however the text is cut into tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from saccade.tokenization.tokenizer import Tokenizer
 
@@ -18,26 +19,48 @@ class StopString:
         self.num_matched = 0
 
     def advance(self, character: str) -> bool:
-        """Take the next character; True when the stop string is complete."""
+        """Take the next character; True when the stop string is complete. It is looked for again from then on."""
         while self.num_matched and self.text[self.num_matched] != character:
             self.num_matched = self._fallback[self.num_matched - 1]
         self.num_matched += self.text[self.num_matched] == character
-        return self.num_matched == len(self.text)
+        is_complete = self.num_matched == len(self.text)
+        if is_complete:
+            self.num_matched = self._fallback[-1]
+        return is_complete
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What of an answer is text: *stop* strings end it, once it has more than *min_tokens* tokens.
+
+    What follows a stop string is not shown, nor is the string itself but where *shows_stop*; special tokens have no
+    text but where *shows_special*.
+    """
+
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+    shows_stop: bool = False
+    shows_special: bool = False
+
+
+PLAIN = TextRules()
 
 
 class Detokenizer:
-    """One answer's text as it grows. *stop* holds strings that end it; they are not shown, nor is what follows.
+    """One answer's text as it grows. Of two stop strings the one complete first ends it; if both are, the longer.
 
-    Special tokens have no text. Of two stop strings the one complete first ends the answer; if both are, the longer.
+    *num_tokens* counts what was taken; *num_others* is for tokens of the answer that are not of this text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream()
-        self._stops = [StopString(text) for text in stop]
+        self._rules = rules
+        self._stops = [StopString(text) for text in rules.stop]
         self._held = ""
         self.stopped = False
         self.num_tokens = 0
+        self.num_others = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take more tokens and return the text that is now certain. After a stop string nothing is taken."""
@@ -46,7 +69,7 @@ class Detokenizer:
             if self.stopped:
                 break
             self.num_tokens += 1
-            if not self._tokenizer.is_special(token_id):
+            if self._rules.shows_special or not self._tokenizer.is_special(token_id):
                 text += self._release(self._stream.push(token_id))
         return text
 
@@ -64,10 +87,10 @@ class Detokenizer:
         held = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
             complete = [len(stop.text) for stop in self._stops if stop.advance(character)]
-            if complete:
+            if complete and self.num_tokens + self.num_others > self._rules.min_tokens:
                 self.stopped = True
                 self._held = ""
-                return held[: position - max(complete)]
+                return held[: position if self._rules.shows_stop else position - max(complete)]
         certain = len(held) - max(stop.num_matched for stop in self._stops)
         self._held = held[certain:]
         return held[:certain]

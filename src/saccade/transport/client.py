@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -12,9 +12,11 @@ import msgspec
 
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
 from saccade.protocol.description import Description
+from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.load import Load
-from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest
+from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
+from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels
+from saccade.transport import kv_feed
 from saccade.transport.backoff import Backoff
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
@@ -22,12 +24,24 @@ from saccade.transport.wire import CLIENT_OPTIONS, MAX_COMMAND_BYTES, target
 
 DESCRIBE_SECONDS = 10.0
 LOST = "The worker stopped while it answered; the request can be sent again."
+NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
+
+Supply = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
+"""Brings the pixels of media by their index, for a worker that was believed to hold them."""
 
 logger = logging.getLogger(__name__)
 
 
 def _ignore(_: object) -> None:
     pass
+
+
+async def _nothing(_: Sequence[int]) -> tuple[MediaPixels, ...]:
+    raise WorkerUnavailable(NO_LONGER_HELD)
+
+
+Told = asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed]
+"""What the worker says of one request."""
 
 
 class _Session:
@@ -37,7 +51,7 @@ class _Session:
         self._on_released = on_released
         self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
-        self._open: dict[str, asyncio.Queue[TokenDelta | WorkerFailed]] = {}
+        self._open: dict[str, Told] = {}
         self._lent: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[GatewayFrame]:
@@ -45,25 +59,45 @@ class _Session:
         while True:
             yield GatewayFrame(payload=await self._outbound.get())
 
-    def submit(self, request: EngineRequest) -> asyncio.Queue[TokenDelta | WorkerFailed]:
+    def submit(self, request: EngineRequest) -> Told:
         """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
-        command = self._encoder.encode(request)
-        if len(command) > MAX_COMMAND_BYTES:
+        self._send(request, slots_of(request))
+        told: Told = asyncio.Queue()
+        self._open[request.request_id] = told
+        return told
+
+    async def next(self, request_id: str, told: Told, supply: Supply) -> TokenDelta | WorkerFailed:
+        """Return what comes next of a request. Where that is a question for pixels, *supply* brings them first."""
+        while isinstance(message := await told.get(), PixelsWanted):
+            media = await supply(message.media)
+            slots = [pixels.slot.name for pixels in media if pixels.slot is not None]
+            if request_id in self._open:
+                self._send(Pixels(request_id=request_id, media=media), slots)
+            else:
+                self._on_released(slots)
+        return message
+
+    def _send(self, command: EngineRequest | Pixels, slots: Sequence[str]) -> None:
+        """Send a command that lends *slots*. Raises ImageTooLarge where it fits no message; they are back then."""
+        encoded = self._encoder.encode(command)
+        if len(encoded) > MAX_COMMAND_BYTES:
             # gRPC would end the stream over it, and with it everybody else's requests.
-            self._on_released(slots_of(request))
+            self._on_released(slots)
             raise ImageTooLarge(
-                f"The request's pictures come to {len(command)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
+                f"The request's pictures come to {len(encoded)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
                 "be sent to this worker. Send fewer or smaller ones.",
                 "messages",
             )
-        deltas: asyncio.Queue[TokenDelta | WorkerFailed] = asyncio.Queue()
-        self._open[request.request_id] = deltas
-        self._lent.update(slots_of(request))
-        self._outbound.put_nowait(command)
-        return deltas
+        self._lent.update(slots)
+        self._outbound.put_nowait(encoded)
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Tell the worker that nobody reads one sample of an open request any more."""
+        if request_id in self._open:
+            self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id, index=index)))
 
     def leave(self, request_id: str, *, finished: bool) -> None:
         """Forget a request, and abort it unless the worker has *finished* it."""
@@ -71,18 +105,19 @@ class _Session:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
-        """Hand every delta to its request; one for a request that has left is dropped."""
-        for delta in frame.deltas:
-            if (deltas := self._open.get(delta.request_id)) is not None:
-                deltas.put_nowait(delta)
+        """Hand every delta and question to its request; one for a request that has left is dropped."""
+        messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
+        for message in messages:
+            if (told := self._open.get(message.request_id)) is not None:
+                told.put_nowait(message)
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self._on_released(released)
 
     def fail(self, sentence: str) -> None:
         """Fail every open request, and take back every slot: nobody will read them."""
-        for deltas in self._open.values():
-            deltas.put_nowait(WorkerFailed(sentence))
+        for told in self._open.values():
+            told.put_nowait(WorkerFailed(sentence))
         self._open.clear()
         if released := list(self._lent.elements()):
             self._lent.clear()
@@ -123,13 +158,15 @@ class WorkerClient:
         self._on_change = on_change
         self._session: _Session | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stub: Any = None
+        self._held = kv_feed.HeldPictures()
         self._frames = msgspec.msgpack.Decoder(StepFrame)
         self._descriptions = msgspec.msgpack.Decoder(Description)
 
     @property
     def ready(self) -> bool:
-        """Whether a stream to a running engine is open."""
-        return self._session is not None
+        """Whether a stream to a running engine is open, which does not drain: whether to send it new requests."""
+        return self._session is not None and not (self.load is not None and self.load.draining)
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -142,46 +179,71 @@ class WorkerClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield its deltas, the last with a finish reason.
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether the worker is believed to hold a picture's encoding, so that its pixels need not be sent."""
+        return (salt, content_hash) in self._held
 
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield what the worker's caches hold: a snapshot's messages, then increments.
+
+        Raises WorkerUnavailable where there is no feed, or no longer: what it told is void then, ask again.
+        """
+        if self._session is None:
+            raise WorkerUnavailable("The worker is not ready; try again shortly.")
+        async with contextlib.aclosing(kv_feed.follow(self._stub, blocks=blocks, pictures=pictures)) as messages:
+            async for message in messages:
+                yield message
+
+    async def generate(self, request: EngineRequest, supply: Supply = _nothing) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+
+        *supply* brings pixels that the worker asks for; their slots come back as those of the request do.
         Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no engine is ready,
         WorkerFailed when it dies, ImageTooLarge for more inline pixels than a message holds, and whatever error a
-        delta carries.
+        delta carries or *supply* raises.
         """
         session = self._session
         if session is None:
             self._on_released(slots_of(request))
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
-        deltas = session.submit(request)
-        finished = False
+        told = session.submit(request)
+        num_open = request.num_samples
         try:
-            while not finished:
-                delta = await deltas.get()
-                finished = isinstance(delta, WorkerFailed) or delta.finish_reason is not None
+            while num_open:
+                delta = await session.next(request.request_id, told, supply)
+                if isinstance(delta, WorkerFailed) or delta.failure is not None:
+                    num_open = 0
+                elif delta.finish_reason is not None:
+                    num_open -= 1
                 yield _checked(delta)
         finally:
-            session.leave(request.request_id, finished=finished)
+            session.leave(request.request_id, finished=not num_open)
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request that generate() is yielding; the others go on."""
+        if self._session is not None:
+            self._session.abort_sample(request_id, index)
 
     async def _run(self) -> None:
         backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
         async with grpc.aio.insecure_channel(self._target, options=CLIENT_OPTIONS) as channel:
-            stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+            self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 backoff.started()
-                reason = await self._live(stub)
+                reason = await self._live(self._stub)
                 logger.debug("worker %s: %s", self.url, reason)
                 await asyncio.sleep(backoff.after_failure())
 
     async def _live(self, stub: Any) -> str:
         """Describe, stream, relay until the stream ends; return why it ended."""
         session = _Session(self._on_released)
-        call = None
+        call = keeping_up = None
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
             call = stub.Stream(session.outbound())
             await call.wait_for_connection()
+            keeping_up = asyncio.create_task(self._held.keep_up(stub), name=f"held pictures {self.url}")
             self._enter(session, description)
             async for frame in call:
                 self._take(session, self._frames.decode(frame.payload))
@@ -193,12 +255,15 @@ class WorkerClient:
             return "malformed frame"
         finally:
             self._leave(session)
-            if call is not None:
-                call.cancel()
+            for part in (call, keeping_up):
+                if part is not None:
+                    part.cancel()
 
     def _take(self, session: _Session, frame: StepFrame) -> None:
         if frame.load is not None:
-            self.load = frame.load
+            was_ready, self.load = self.ready, frame.load
+            if self.ready != was_ready:
+                self._on_change(self)
         session.deliver(frame)
 
     def _enter(self, session: _Session, description: Description) -> None:

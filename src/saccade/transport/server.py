@@ -10,11 +10,11 @@ from grpc_reflection.v1alpha import reflection
 
 from saccade.errors import StartupError
 from saccade.transport.proto import worker_pb2_grpc
-from saccade.transport.proto.worker_pb2 import DescribeReply, WorkerFrame
+from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
 from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME
 
 MAX_WAITING_FRAMES = 4096
-"""A gateway this many steps behind has stopped reading; its stream is ended, so that memory stays bounded."""
+"""Who is this many frames behind has stopped reading; the stream is ended, so that memory stays bounded."""
 
 
 class Refused(Exception):
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Connection:
-    """One gateway's stream: frames wait here until gRPC takes them."""
+    """One stream to a gateway, or to who watches the caches: frames wait here until gRPC takes them."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -35,9 +35,9 @@ class Connection:
         self._ended = False
 
     def send(self, frame: bytes) -> None:
-        """Queue one encoded StepFrame."""
+        """Queue one encoded StepFrame or KvEvents."""
         if self._frames.qsize() >= MAX_WAITING_FRAMES:
-            self.end(Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "The gateway does not read its stream."))
+            self.end(Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "This stream is not read."))
         if not self._ended:
             self._frames.put_nowait(frame)
 
@@ -67,8 +67,11 @@ class Front(Protocol):
     def receive(self, connection: Connection, command: bytes) -> None:
         """Take one encoded GatewayCommand that came over *connection*. Raises Refused where it is malformed."""
 
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
+
     def hang_up(self, connection: Connection) -> None:
-        """Note that the gateway's stream has ended, in whatever way."""
+        """Note that the stream of a connection has ended, in whatever way."""
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
@@ -100,6 +103,20 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
         finally:
             self._front.hang_up(connection)
             reader.cancel()
+
+    async def KvEvents(self, request: Any, context: Any) -> None:
+        try:
+            watcher = self._front.watch(request.blocks, request.pictures)
+        except Refused as reason:
+            await context.abort(reason.status, reason.sentence)
+            raise
+        try:
+            while (payload := await watcher.next()) is not None:
+                await context.write(KvEventsFrame(payload=payload))
+        except Refused as reason:
+            await context.abort(reason.status, reason.sentence)
+        finally:
+            self._front.hang_up(watcher)
 
     async def _read(self, commands: Any, connection: Connection) -> None:
         """Hand every command to the front; when the gateway has said its last, so has the worker."""

@@ -132,7 +132,9 @@ class SlotPool:
     def _reuse(self, capacity: int) -> _Segment | None:
         for index in reversed(range(len(self._free))):
             if self._free[index].capacity_bytes == capacity:
-                return self._free.pop(index)
+                segment = self._free.pop(index)
+                if exists(segment.name):
+                    return segment
         return None
 
     def _create(self, capacity: int) -> _Segment | None:
@@ -270,6 +272,11 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
             f"The shared-memory slot {ref.name} holds {nbytes} bytes of use {generation}, "
             f"not {ref.nbytes} of use {ref.generation}."
         )
+
+
+def exists(name: str) -> bool:
+    """Whether there is a segment of that name still: whoever tidies /dev/shm may have removed it."""
+    return os.path.lexists(FOLDER / name)
 
 
 def unlink(name: str) -> bool:

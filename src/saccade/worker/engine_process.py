@@ -15,6 +15,7 @@ import msgspec
 from saccade.errors import StartupError
 from saccade.protocol.description import Description
 from saccade.protocol.local import (
+    CacheEvents,
     EngineFailed,
     EngineMessage,
     EngineProgress,
@@ -53,6 +54,9 @@ class EngineListener(Protocol):
 
     def step(self, message: EngineStep) -> None:
         """One step, or one heartbeat."""
+
+    def events(self, message: CacheEvents) -> None:
+        """What the engine's caches hold, for some of those who watch them."""
 
     def lost(self, sentence: str) -> None:
         """The engine that was ready is gone, with everything it was working on; another will be started."""
@@ -130,6 +134,8 @@ class EngineProcess:
                 if iteration != self._iteration:
                     self._iteration, self._moved_at = iteration, time.monotonic()
                 self._listener.step(message)
+            case CacheEvents():
+                self._listener.events(message)
             case EngineReady(description=description):
                 self._ready = self._was_ready = True
                 self._moved_at = time.monotonic()

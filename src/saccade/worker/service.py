@@ -1,6 +1,7 @@
 """A worker: the native wire in front, one engine behind, encoded frames relayed between them."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,84 +9,131 @@ from collections.abc import Callable, Sequence
 import grpc
 import msgspec
 
+from saccade.errors import WorkerUnavailable
 from saccade.protocol.description import Description
-from saccade.protocol.local import EngineProgress, EngineStep, Forward, Hangup
+from saccade.protocol.local import (
+    CacheEvents,
+    Drain,
+    EngineProgress,
+    EngineStep,
+    Forward,
+    Hangup,
+    Unwatch,
+    Watch,
+)
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import GatewayCommand
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
+from saccade.transport import malformed, shared_memory
 from saccade.transport.server import Connection, Refused, WorkerServer
 from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
+
+SWEEP_AFTER_SECONDS = 1.0
+SHUTTING_DOWN = "The worker is shutting down; send the request again, to another one."
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it."""
+    """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
+
+    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called.
+    """
 
     bind: str
     engine_command: Sequence[str]
     patience: Patience = PATIENCE
-
-
-class _Named(msgspec.Struct, frozen=True):
-    """What is read of a command that is malformed otherwise, to know whom to answer."""
-
-    request_id: str
+    shutdown_timeout_seconds: float = 30.0
 
 
 class Relay:
     """Stands between wire and engine: gives connections their numbers, passes commands up and frames down.
 
     It is the Front of the wire and the listener of the engine. A command is checked against its type before the engine
-    sees it. Frames pass as they are. A stream ends when the engine behind it does.
+    sees it. Frames and events pass as they are. A stream ends when the engine behind it does.
     """
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
         self.engine = EngineProcess(config.engine_command, self, config.patience)
         self.serving = asyncio.Event()
         self.changed = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.draining = False
         self.description: Description | None = None
         self.progress = on_progress
         self._connections: dict[int, Connection] = {}
+        self._watchers: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._encoder = msgspec.msgpack.Encoder()
         self._commands: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
-        self._names = msgspec.msgpack.Decoder(_Named)
 
     def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused until the engine is ready."""
+        """Return the encoded Description. Raises Refused until the engine is ready, and after drain()."""
+        self._check_open()
         if self.description is None or not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return self._encoder.encode(self.description)
 
     def open(self) -> Connection:
-        """Return a new connection. Raises Refused until the engine is ready."""
+        """Return a new connection. Raises Refused until the engine is ready, and after drain()."""
+        self._check_open()
         if not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         connection = Connection(next(self._numbers))
         self._connections[connection.number] = connection
         return connection
 
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
+
+    def drain(self) -> None:
+        """Take no new requests; *idle* is set when the engine has none left, or is gone."""
+        self.draining = True
+        self.changed.set()
+        if self.serving.is_set():
+            self.engine.send(Drain())
+        else:
+            self.idle.set()
+
     def receive(self, connection: Connection, command: bytes) -> None:
         """Pass a command to the engine; answer it here where it is malformed. Raises Refused where it has no id."""
         try:
-            self._commands.decode(command)
+            decoded = self._commands.decode(command)
         except msgspec.DecodeError:
-            connection.send(self._encoder.encode(StepFrame([self._refusal(command)])))
+            connection.send(self._encoder.encode(self._refusal(connection, command)))
+            return
+        if self.draining and isinstance(decoded, EngineRequest):
+            connection.send(self._encoder.encode(_too_late(decoded)))
         else:
             self.engine.send(Forward(connection.number, command))
 
-    def _refusal(self, command: bytes) -> TokenDelta:
-        try:
-            request_id = self._names.decode(command).request_id
-        except msgspec.DecodeError as error:
-            sentence = "A frame is not a command of saccade.worker.v1."
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, sentence) from error
+    def _refusal(self, connection: Connection, command: bytes) -> StepFrame:
+        """Return the answer to a malformed command; its slots go back, and what the engine has of its request ends."""
+        remains = malformed.salvage(command)
+        if remains.request_id is None:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command of saccade.worker.v1.")
+        self.engine.send(Forward(connection.number, self._encoder.encode(Abort(request_id=remains.request_id))))
         sentence = "The worker could not read the request: gateway and worker differ in version."
-        return TokenDelta(request_id, [], FinishReason.ERROR, failure=Failure("internal_error", sentence))
+        failure = Failure("internal_error", sentence)
+        delta = TokenDelta(remains.request_id, [], FinishReason.ERROR, failure=failure)
+        return StepFrame([delta], list(remains.slots))
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        """Return a connection that tells what the engine's caches hold. Raises Refused as open() does."""
+        watcher = self.open()
+        del self._connections[watcher.number]
+        self._watchers[watcher.number] = watcher
+        self.engine.send(Watch(watcher.number, blocks, pictures))
+        return watcher
 
     def hang_up(self, connection: Connection) -> None:
-        """Have the engine abort whatever came over *connection*."""
+        """Have the engine abort whatever came over *connection*, or tell it nothing more."""
+        if self._watchers.pop(connection.number, None) is not None:
+            self.engine.send(Unwatch(connection.number))
         if self._connections.pop(connection.number, None) is not None:
             self.engine.send(Hangup(connection.number))
+            # Where the gateway has died, its slots are nobody's; its streams end a moment before it is seen to be dead.
+            loop = asyncio.get_running_loop()
+            loop.call_later(SWEEP_AFTER_SECONDS, loop.run_in_executor, None, shared_memory.sweep)
 
     def ready(self, description: Description) -> None:
         """Open for gateways."""
@@ -102,14 +150,32 @@ class Relay:
             load = self._encoder.encode(StepFrame([], load=message.load))
             for connection in self._connections.values():
                 connection.send(load)
+            if message.load.draining and not message.load.num_running + message.load.num_waiting:
+                self.idle.set()
+
+    def events(self, message: CacheEvents) -> None:
+        """Pass a message of the feed to those it is for."""
+        for number in message.watchers:
+            if (watcher := self._watchers.get(number)) is not None:
+                watcher.send(message.payload)
 
     def lost(self, sentence: str) -> None:
         """End every stream: what ran on it is lost."""
         self.serving.clear()
         self.changed.set()
-        for connection in self._connections.values():
+        if self.draining:
+            self.idle.set()
+        for connection in (*self._connections.values(), *self._watchers.values()):
             connection.end(Refused(grpc.StatusCode.UNAVAILABLE, sentence))
         self._connections.clear()
+        self._watchers.clear()
+
+
+def _too_late(request: EngineRequest) -> StepFrame:
+    """Return the refusal of a request that came after the drain began; its slots go back."""
+    failure = Failure(WorkerUnavailable.code, SHUTTING_DOWN)
+    slots = [item.slot.name for item in request.media if item.slot is not None]
+    return StepFrame([TokenDelta(request.request_id, [], FinishReason.ERROR, failure=failure)], slots)
 
 
 class Worker:
@@ -118,10 +184,13 @@ class Worker:
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
         self.relay = Relay(config, on_progress)
         self.server = WorkerServer(self.relay, config.bind)
+        self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Have run() end the streams and the engine, and return."""
+        """Drain, then have run() end the streams and the engine, and return; a second call ends the wait."""
+        if self._stopping.is_set():
+            self.relay.idle.set()
         self._stopping.set()
 
     async def ready(self) -> Description:
@@ -134,7 +203,7 @@ class Worker:
     async def run(self) -> None:
         """Serve. Raises StartupError where the address cannot be had or the engine cannot start."""
         await self.server.start()
-        parts = (self.relay.engine.run(), self._tell_health(), self._stopping.wait())
+        parts = (self.relay.engine.run(), self._tell_health(), self._drain())
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -147,8 +216,15 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.server.stop()
 
+    async def _drain(self) -> None:
+        await self._stopping.wait()
+        self.relay.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._shutdown_timeout_seconds):
+                await self.relay.idle.wait()
+
     async def _tell_health(self) -> None:
         while True:
             await self.relay.changed.wait()
             self.relay.changed.clear()
-            await self.server.set_ready(self.relay.serving.is_set())
+            await self.server.set_ready(self.relay.serving.is_set() and not self.relay.draining)

@@ -23,12 +23,13 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory, wire
 from saccade.transport.backoff import Backoff
-from saccade.transport.client import slots_of
+from saccade.transport.client import Supply, slots_of
 from saccade.transport.dialects import lent_slots, tokenspeed_model
 from saccade.transport.dialects.lent_slots import Links
 from saccade.transport.dialects.tokenspeed_messages import (
     LOST,
     Answer,
+    check_parameters,
     check_pixels,
     error_of,
     generate_request,
@@ -129,12 +130,17 @@ class TokenSpeedClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Return False: this wire takes no picture without its pixels."""
+        return False
+
+    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* and yield its deltas, the last with a finish reason.
 
         Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no worker is ready,
-        WorkerFailed when it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds, and
-        RequestError, QueueFull or DeadlineExceeded where the worker refuses.
+        WorkerFailed when it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds,
+        UnsupportedParameter for what this wire cannot say, and RequestError, QueueFull or DeadlineExceeded where the
+        worker refuses.
         """
         links = Links(self._on_released, self._on_discarded, slots_of(request))
         answer = Answer(request)
@@ -163,11 +169,15 @@ class TokenSpeedClient:
             if call is not None and not answer.finished:
                 self._abort(call, request.request_id)
 
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
+
     async def _send(self, request: EngineRequest, links: Links) -> Any:
         """Begin the call for *request*. Raises what generate() does."""
         session = self._session
         if session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
+        check_parameters(request)
         check_pixels(request, session.description)
         payloads = [await _payload(item, links, session.shares_memory) for item in request.media]
         num_inline_bytes = sum(len(payload) for payload in payloads if isinstance(payload, bytes))

@@ -18,13 +18,14 @@ from saccade.errors import (
     QueueFull,
     RequestError,
     SaccadeError,
+    UnsupportedParameter,
     WorkerFailed,
     WorkerUnavailable,
 )
 from saccade.identity.content import content_hash
 from saccade.protocol.description import Description
 from saccade.protocol.media import BYTES_PER_VALUE, MediaItem
-from saccade.protocol.output import FinishReason, TokenDelta
+from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.dialects.lent_slots import OFFSET
 
@@ -51,6 +52,8 @@ def generate_request(
         request_id=request.request_id,
         tokenized=pb.TokenizedInput(input_ids=request.token_ids),
         sampling_params=_sampling_params(request.sampling, eos_token_ids),
+        return_logprob=request.sampling.num_logprobs is not None,
+        top_logprobs_num=request.sampling.num_logprobs or 0,
         stream=True,
     )
     for item, payload in zip(request.media, payloads, strict=True):
@@ -75,11 +78,13 @@ def _sampling_params(sampling: SamplingParams, eos_token_ids: Collection[int]) -
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k or NO_LIMIT,
-        min_p=0.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
+        min_p=sampling.min_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias={str(token_id): bias for token_id, bias in sampling.logit_bias.items()},
         max_new_tokens=sampling.max_tokens,
+        min_new_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=not stops or (bool(eos_token_ids) and stops.isdisjoint(eos_token_ids)),
         no_stop_trim=True,
@@ -111,6 +116,18 @@ def _fill_int64(tensor: pb.TensorData, shape: tuple[int, ...], values: tuple[int
     tensor.inline = b"".join(value.to_bytes(8, "little", signed=True) for value in values)
 
 
+def check_parameters(request: EngineRequest) -> None:
+    """Raise UnsupportedParameter for what this wire lacks; of several samples, it cannot abort one by itself."""
+    asked = {
+        "n": request.num_samples > 1,
+        "allowed_token_ids": bool(request.sampling.allowed_token_ids),
+        "prompt_logprobs": request.sampling.num_prompt_logprobs is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise UnsupportedParameter(f"`{name}` is not served by this model's workers; leave it out.", name)
+
+
 def check_pixels(request: EngineRequest, description: Description) -> None:
     """Raise InternalError for pixels in a form that the worker does not take, or none at all."""
     for item in request.media:
@@ -128,6 +145,7 @@ class Answer:
         """Whether the worker has said its last word."""
 
         self._request_id = request.request_id
+        self._with_logprobs = request.sampling.num_logprobs is not None
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._num_tokens = 0
         self._newest: int | None = None
@@ -160,7 +178,8 @@ class Answer:
         if not token_ids:
             return None
         end = next((index for index, token_id in enumerate(token_ids, 1) if token_id in self._stop_token_ids), None)
-        delta = self._delta(token_ids[:end], None if end is None else FinishReason.STOP, chunk.cached_tokens)
+        logprobs = self._logprobs(chunk.output_logprobs, token_ids)[:end]
+        delta = self._delta(token_ids[:end], None if end is None else FinishReason.STOP, chunk.cached_tokens, logprobs)
         if end is None:
             return delta
         # The worker's own last message follows at once; leaving before it would be an abort to the worker.
@@ -173,16 +192,42 @@ class Answer:
             raise WorkerFailed("The worker gave this request up.")
         # output_ids is the whole answer, or no more than the last chunk again.
         token_ids = list(complete.output_ids[self._num_tokens :])
+        logprobs = self._logprobs(complete.output_logprobs, token_ids)
         matched = complete.matched_token_id if complete.WhichOneof("matched_stop") == "matched_token_id" else None
         if matched is not None and matched != (token_ids[-1] if token_ids else self._newest):
             token_ids.append(matched)
-        return self._delta(token_ids, reason, complete.cached_tokens)
+        return self._delta(token_ids, reason, complete.cached_tokens, logprobs)
 
-    def _delta(self, token_ids: list[int], reason: FinishReason | None, num_cached_tokens: int) -> TokenDelta:
+    def _logprobs(self, message: pb.OutputLogProbs, token_ids: Sequence[int]) -> list[TokenLogprob]:
+        """Return those of *token_ids*, the newest that *message* tells of. Raises UnsupportedParameter for none.
+
+        A worker that was started without them leaves them out, and so it does for a stop id that it trims.
+        """
+        if not self._with_logprobs or not token_ids:
+            return []
+        first = len(message.token_logprobs) - len(token_ids)
+        if first < 0:
+            raise UnsupportedParameter(
+                "This model's workers give no log probabilities; leave out `logprobs`.", "logprobs"
+            )
+        tops = message.top_logprobs[first:] or [pb.TopLogProbs()] * len(token_ids)
+        return [_logprob(*given) for given in zip(token_ids, message.token_logprobs[first:], tops, strict=False)]
+
+    def _delta(
+        self, token_ids: list[int], reason: FinishReason | None, num_cached_tokens: int, logprobs: list[TokenLogprob]
+    ) -> TokenDelta:
         first = self._num_tokens == 0
         self._num_tokens += len(token_ids)
         self._newest = token_ids[-1] if token_ids else self._newest
-        return TokenDelta(self._request_id, token_ids, reason, num_cached_tokens if first else 0)
+        num_cached_tokens = num_cached_tokens if first else 0
+        return TokenDelta(self._request_id, token_ids, reason, num_cached_tokens, logprobs=logprobs)
+
+
+def _logprob(token_id: int, logprob: float, top: pb.TopLogProbs) -> TokenLogprob:
+    """Return the log probability of a token. The wire has no rank: one that is not among the top is put after them."""
+    top_ids = list(top.token_ids)
+    rank = top_ids.index(token_id) + 1 if token_id in top_ids else len(top_ids) + 1
+    return TokenLogprob(logprob, rank, top_ids, list(top.values))
 
 
 def error_of(status: grpc.StatusCode, *, begun: bool) -> SaccadeError:

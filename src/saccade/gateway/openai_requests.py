@@ -1,0 +1,214 @@
+"""The OpenAI wire format, inwards: what is asked, and what is refused by name."""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from saccade.errors import UnsupportedParameter
+from saccade.gateway.body import parse
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+MAX_CHARACTERS = 4 * 2**20
+MAX_TOKENS = 2**20
+MAX_TOKEN_ID = 2**31 - 1
+BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
+MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
+MAX_SAMPLES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 1024
+
+# Some fields are checked by hand, which explains more; the description of the API says all the same what they take.
+Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
+SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
+Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
+PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
+EdgesSchema = {
+    "type": ["object", "null"],
+    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
+    "additionalProperties": False,
+}
+ProcessorSchema = {
+    "properties": {"min_pixels": PixelsSchema, "max_pixels": PixelsSchema, "size": EdgesSchema},
+    "additionalProperties": False,
+}
+ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Count = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
+
+
+class ImageUrl(Struct, frozen=True):
+    """Where a picture is; *detail* says in what size the model sees it, "auto" being the model's own."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ContentPart(Struct, frozen=True):
+    """A piece of a message: `text`, or `image_url` as an object or a plain string.
+
+    *uuid* is taken and changes nothing: a picture is known by its bytes.
+    """
+
+    type: PartType
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    uuid: str | None = None
+
+
+class ChatMessage(Struct, frozen=True):
+    """One turn of a chat. An assistant's *reasoning_content*, or *reasoning*, is what it thought before its content."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """How answers are drawn: *n* of them, each by these rules. Names and meanings are OpenAI's and vLLM's.
+
+    Neither *stop* nor *stop_token_ids*, nor the model's own end of an answer, counts before *min_tokens* tokens.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    # Logits are multiplied and divided by it: with a factor beyond these bounds they would leave their number format.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES, extra_json_schema=BiasSchema)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)] | None = None
+    seed: Annotated[int, Meta(ge=-MAX_SEED, le=MAX_SEED)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions. Fields that are not named here are refused or ignored, see LATER.
+
+    *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
+    Where *include_reasoning* is false, the answer leaves out what the model thought; its tokens count all the same.
+    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
+    """
+
+    model: str
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    user: str | None = None
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a *prompt*, taken as plain text, or *messages* as in a chat."""
+
+    model: str | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+    model: str | None = None
+
+
+LATER: Final[dict[str, tuple[object, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "enable_thinking": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "modalities": ([], ["text"]),
+    "prediction": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "structured_outputs": (),
+    "thinking": (),
+    "thinking_budget": (),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that would change the answer and are not served yet, with the values, besides null, that change nothing."""
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Return the chat request in *body*. Raises InvalidValue, and UnsupportedParameter for fields that come later."""
+    _refuse_what_comes_later(body, ChatRequest)
+    return parse(body, ChatRequest)
+
+
+def parse_tokenize(body: bytes) -> TokenizeRequest:
+    """Return the request for token ids in *body*. Raises as parse_chat does."""
+    _refuse_what_comes_later(body, TokenizeRequest)
+    return parse(body, TokenizeRequest)
+
+
+def _refuse_what_comes_later(body: bytes, kind: type[Struct]) -> None:
+    fields = parse(body, dict[str, msgspec.Raw])
+    for name in (LATER.keys() & fields.keys()) - set(kind.__struct_fields__):
+        value = parse(fields[name], object)
+        if value is not None and value not in LATER[name]:
+            raise UnsupportedParameter(f"`{name}` is not served yet; leave it out.", name)

@@ -1,0 +1,89 @@
+"""The feed of a worker's cache events, as its readers see it: in order and without gaps, or ended."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import msgspec
+
+from saccade.errors import WorkerUnavailable
+from saccade.protocol.kv_events import AllCleared, KvEvents, PictureRemoved, PictureStored
+from saccade.transport.backoff import Backoff
+from saccade.transport.proto.worker_pb2 import KvEventsRequest
+
+logger = logging.getLogger(__name__)
+
+
+async def follow(stub: Any, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    """Yield the messages of one feed: those of the snapshot, then increments, each one's number one more.
+
+    Raises WorkerUnavailable where it cannot be had, ends, or loses a message; what was learnt from it is void then.
+    *stub* is a WorkerStub.
+    """
+    decoder = msgspec.msgpack.Decoder(KvEvents)
+    call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=pictures))
+    last: KvEvents | None = None
+    try:
+        async for frame in call:
+            message = decoder.decode(frame.payload)
+            if not _follows(message, last):
+                raise WorkerUnavailable("The worker's feed of cache events has a gap.")
+            last = message
+            yield message
+        raise WorkerUnavailable("The worker ended its feed of cache events.")
+    except grpc.aio.AioRpcError as error:
+        raise WorkerUnavailable(f"The worker's feed of cache events ended: {error.code().name}.") from error
+    except msgspec.DecodeError as error:
+        raise WorkerUnavailable("The worker's feed of cache events is not of this version of the wire.") from error
+    finally:
+        call.cancel()
+
+
+def _follows(message: KvEvents, last: KvEvents | None) -> bool:
+    if last is None:
+        return message.snapshot
+    if last.snapshot and not last.last:
+        return message.snapshot and message.number == last.number
+    return not message.snapshot and message.number == last.number + 1
+
+
+class HeldPictures:
+    """Which pictures, as (salt, content_hash), a worker says it holds. Empty while it says nothing."""
+
+    def __init__(self) -> None:
+        self._held: set[tuple[bytes, bytes]] = set()
+
+    def __contains__(self, picture: tuple[bytes, bytes]) -> bool:
+        return picture in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, message: KvEvents) -> None:
+        """Learn from one message of the feed."""
+        for event in message.events:
+            match event:
+                case PictureStored(salt, content_hash):
+                    self._held.add((salt, content_hash))
+                case PictureRemoved(salt, content_hash):
+                    self._held.discard((salt, content_hash))
+                case AllCleared():
+                    self._held.clear()
+
+    async def keep_up(self, stub: Any) -> None:
+        """Follow the feed until cancelled; where it is lost, forget everything and ask again."""
+        backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
+        while True:
+            backoff.started()
+            try:
+                async with contextlib.aclosing(follow(stub, blocks=False, pictures=True)) as feed:
+                    async for message in feed:
+                        self.take(message)
+            except WorkerUnavailable as error:
+                logger.debug("%s", error.message)
+            finally:
+                self._held.clear()
+            await asyncio.sleep(backoff.after_failure())

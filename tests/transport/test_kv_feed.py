@@ -1,0 +1,200 @@
+"""The feed of cache events and the questions for pixels, over a real wire, with a front that says what a test wants."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from echo_worker import ask, until
+
+from saccade.errors import WorkerFailed, WorkerUnavailable
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.kv_events import AllCleared, KvEvent, KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.media import SlotRef
+from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
+from saccade.transport.client import WorkerClient
+from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused, WorkerServer
+
+DESCRIPTION = Description(
+    model="m",
+    fingerprint=bytes(32),
+    files=ModelFiles(files={}),
+    max_model_len=1,
+    max_num_seqs=1,
+    block_size=16,
+    num_blocks=1,
+    dtype="float32",
+    device="cpu",
+    shm_namespace="here",
+    version="0",
+)
+A, B = (PictureStored(b"salt", name) for name in (b"a", b"b"))
+
+
+class Curious:
+    """A front that holds nothing: it asks for the pixels of every request, and answers when they are there."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Connection] = []
+        self.watched: list[tuple[bool, bool]] = []
+        self.left: list[Connection] = []
+        self.commands: list[GatewayCommand] = []
+        self.connection = Connection(0)
+
+    def describe(self) -> bytes:
+        return msgspec.msgpack.encode(DESCRIPTION)
+
+    def open(self) -> Connection:
+        self.connection = Connection(0)
+        return self.connection
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        self.watchers.append(Connection(len(self.watchers) + 1))
+        self.watched.append((blocks, pictures))
+        return self.watchers[-1]
+
+    def receive(self, connection: Connection, command: bytes) -> None:
+        self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
+        match self.commands[-1]:
+            case EngineRequest(request_id=name):
+                wanted = PixelsWanted(name, [0])
+                connection.send(msgspec.msgpack.encode(StepFrame([], pixels_wanted=[wanted])))
+            case Pixels(request_id=name, media=media):
+                released = [pixels.slot.name for pixels in media if pixels.slot is not None]
+                delta = TokenDelta(name, [7], FinishReason.LENGTH)
+                connection.send(msgspec.msgpack.encode(StepFrame([delta], released)))
+
+    def hang_up(self, connection: Connection) -> None:
+        self.left.append(connection)
+
+    def say(self, number: int, *events: KvEvent, snapshot: bool = False, last: bool = True) -> None:
+        """Send a message of the feed to the newest watcher."""
+        self.watchers[-1].send(msgspec.msgpack.encode(KvEvents(number, list(events), snapshot, last)))
+
+
+@asynccontextmanager
+async def talking(
+    folder: Path, front: Curious, on_released: Callable[[Sequence[str]], None] = lambda _: None
+) -> AsyncIterator[WorkerClient]:
+    server = WorkerServer(front, f"unix:{folder}/w.sock")
+    await server.start()
+    client = WorkerClient(server.address, on_released)
+    await client.start()
+    try:
+        await until(lambda: client.ready and front.watchers)
+        yield client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
+    front = Curious()
+    async with talking(tmp_path, front) as client:
+        assert front.watched == [(False, True)]
+        assert not client.holds(b"salt", b"a")
+        front.say(4, A, snapshot=True, last=False)
+        front.say(4, snapshot=True)
+        front.say(5, B)
+        await until(lambda: client.holds(b"salt", b"b"))
+        assert client.holds(b"salt", b"a")
+        assert not client.holds(b"other", b"a")  # tenants share nothing
+        front.say(6, PictureRemoved(b"salt", b"a"))
+        await until(lambda: not client.holds(b"salt", b"a"))
+        front.say(7, A, AllCleared(), B)
+        await until(lambda: client.holds(b"salt", b"b"))
+        assert not client.holds(b"salt", b"a")
+
+
+@pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "end", "refusal"])
+async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
+    front = Curious()
+    async with talking(tmp_path, front) as client:
+        if fault != "no snapshot":
+            front.say(1, A, snapshot=True)
+            await until(lambda: client.holds(b"salt", b"a"))
+        if fault == "nonsense":
+            front.watchers[-1].send(b"\xc1")
+        elif fault == "end":
+            front.watchers[-1].end()
+        elif fault == "refusal":
+            front.watchers[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "gone"))
+        else:
+            front.say(2 if fault == "no snapshot" else 3, B, snapshot=fault == "second snapshot")
+        await until(lambda: len(front.watchers) == 2)
+        assert not client.holds(b"salt", b"a")
+        assert not client.holds(b"salt", b"b")
+        assert client.ready  # requests go on meanwhile
+        front.say(0, B, snapshot=True)
+        await until(lambda: client.holds(b"salt", b"b"))
+
+
+async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
+    front = Curious()
+    async with talking(tmp_path, front) as client:
+        async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
+            first = asyncio.ensure_future(anext(feed))
+            await until(lambda: len(front.watchers) == 2)
+            front.say(0, snapshot=True)
+            assert (await first).snapshot
+            front.say(1, AllCleared())
+            assert (await anext(feed)).events == [AllCleared()]
+            assert front.watched[-1] == (True, False)
+        await until(lambda: front.watchers[1] in front.left)
+        async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
+            lost = asyncio.ensure_future(anext(feed))
+            await until(lambda: len(front.watchers) == 3)
+            front.watchers[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))
+            with pytest.raises(WorkerUnavailable):
+                await lost
+
+
+async def test_a_watcher_that_does_not_read_is_ended() -> None:
+    watcher = Connection(1)
+    for _ in range(MAX_WAITING_FRAMES + 10):
+        watcher.send(b"x")
+    for _ in range(MAX_WAITING_FRAMES):
+        assert await watcher.next() == b"x"
+    with pytest.raises(Refused):
+        await watcher.next()
+
+
+async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None:  # F5
+    front, released = Curious(), []
+
+    async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return tuple(MediaPixels(index, SlotRef(name="s", generation=1, nbytes=48)) for index in media)
+
+    async with talking(tmp_path, front, released.extend) as client:
+        deltas = [delta async for delta in client.generate(ask("r", [1]), supply)]
+        assert [delta.token_ids for delta in deltas] == [[7]]
+        assert [type(command) for command in front.commands] == [EngineRequest, Pixels]
+        assert released == ["s"]
+
+
+async def test_without_pixels_the_request_fails_and_the_worker_forgets_it(tmp_path: Path) -> None:
+    front = Curious()
+    async with talking(tmp_path, front) as client:
+        with pytest.raises(WorkerUnavailable, match="no longer holds"):
+            [delta async for delta in client.generate(ask("r", [1]))]
+        await until(lambda: len(front.commands) == 2)
+        assert front.commands[1] == Abort(request_id="r")
+
+
+async def test_pixels_for_a_worker_that_died_meanwhile_come_back(tmp_path: Path) -> None:
+    front, released = Curious(), []
+
+    async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        front.connection.end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))
+        await until(lambda: not client.ready or front.connection is not dying)
+        return (MediaPixels(0, SlotRef(name="s", generation=1, nbytes=48)),)
+
+    async with talking(tmp_path, front, released.extend) as client:
+        dying = front.connection
+        with pytest.raises(WorkerFailed):
+            [delta async for delta in client.generate(ask("r", [1]), supply)]
+        assert released == ["s"]
