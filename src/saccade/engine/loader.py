@@ -34,6 +34,7 @@ class LoadedModel:
     network: Any
     files: ModelFiles
     fingerprint: bytes
+    num_parameters: int
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
@@ -50,8 +51,9 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     network.to_empty(device=device)
     weights = weight_files(folder)
     load_weights(network, weights, progress)
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
     network.finish()
-    return LoadedModel(network.eval(), files, fingerprint(files, weights))
+    return LoadedModel(network.eval(), files, fingerprint(files, weights), num_parameters)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from saccade.engine.batch import Batch, build_batch, transfer
 from saccade.engine.encoder_cache import EncoderCache, EncoderKey
 from saccade.engine.sampler import Sampler
 from saccade.engine.sequence import Sequence
+from saccade.engine.threads import Threads
 from saccade.nn.context import AttentionBackend, ForwardContext, KvCache
 from saccade.protocol.output import TokenLogprob
 
@@ -43,8 +45,11 @@ class StepOutput:
 class ModelRunner:
     """Owns network, KV caches and encodings of one device; one call of `run` is one step."""
 
-    def __init__(self, network: Any, backend: AttentionBackend, encoder_cache: EncoderCache[torch.Tensor]) -> None:
+    def __init__(
+        self, network: Any, backend: AttentionBackend, encoder_cache: EncoderCache[torch.Tensor], threads: Threads
+    ) -> None:
         self.network = network
+        self.threads = threads
         self.backend = backend
         self.encoder_cache = encoder_cache
         embedding = next(network.parameters())
@@ -66,6 +71,9 @@ class ModelRunner:
     def run(self, chunks: Mapping[Sequence, int], pixels: Mapping[EncoderKey, bytes]) -> StepOutput:
         """Encode *pixels*, compute *chunks*, and sample for each sequence that is ready."""
         began = time.perf_counter()
+        num_patches = sum(prod(key.grid) for key in pixels)
+        num_context_tokens = sum(sequence.num_computed_tokens for sequence in chunks)
+        self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens)
         batch = build_batch(chunks, self.block_size, self.device)
         built = time.perf_counter()
         self.timings.batch_seconds += built - began

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -41,6 +43,11 @@ class Patience:
 
 
 PATIENCE = Patience()
+
+ENVIRONMENT = MappingProxyType({"GOMP_SPINCOUNT": "3000"})
+"""What an engine finds in its environment unless the operator has set it. OpenMP's threads spin while they wait for one
+another: where some other process has the core of one, the others would burn theirs until it gets it back, many times in
+every step. After so many turns, a fraction of a millisecond, they sleep (docs/decisions/004)."""
 
 
 class EngineListener(Protocol):
@@ -104,6 +111,7 @@ class EngineProcess:
                 [*self._command, "--fd", str(engine.fileno())],
                 signal_at_parents_death=signal.SIGKILL,
                 pass_fds=(engine.fileno(),),
+                environment={**ENVIRONMENT, **os.environ},
             )
         self._channel = await FrontChannel.open(front)
         self.pid, self._ready, self._failure, self._moved_at = process.pid, False, None, time.monotonic()

@@ -75,6 +75,8 @@ class Network(nn.Module):
         """Make what is derived from loaded weights and their device. Call once, behind loading."""
         self.visual.finish()
         self.language_model.finish()
+        for linear in (module for module in self.modules() if isinstance(module, Linear)):
+            linear.pack()
         device = self.language_model.embedding_VE.device
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=device).unsqueeze(-1) * 255
 
@@ -132,5 +134,6 @@ class Network(nn.Module):
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32."""
-        head = self.language_model.embedding_VE if self.lm_head is None else self.lm_head.weight
-        return functional.linear(hidden_RE, head).float()
+        if self.lm_head is None:
+            return functional.linear(hidden_RE, self.language_model.embedding_VE).float()
+        return self.lm_head(hidden_RE).float()  # type: ignore[no-any-return]

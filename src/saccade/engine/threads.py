@@ -1,0 +1,42 @@
+"""How many threads a step on the CPU gets."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+SERIAL_WORK = 1 << 26
+SERIAL_CONTEXT = 4096
+"""Multiply-adds, and cached tokens attended to, up to which a step runs on one thread.
+
+Such a step is many small operations. A second thread makes it a quarter faster by itself, but spins between them and in
+the pause behind the step, on the core that gateway, front and client need to pass the step's tokens on: served with two
+cores, answers come faster with one thread, at two thirds of the CPU (benchmarks/engine).
+"""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """*count* threads, but one for steps of up to *serial_tokens* tokens with short contexts."""
+
+    count: int
+    serial_tokens: int
+
+    def use(self, num_tokens: int, num_context_tokens: int) -> None:
+        """Have torch compute a step of *num_tokens*, pictures' patches among them, over all sequences' contexts."""
+        serial = num_tokens <= self.serial_tokens and num_context_tokens <= SERIAL_CONTEXT
+        torch.set_num_threads(1 if serial else self.count)
+
+
+def choose_threads(configured: int | None, num_parameters: int) -> Threads:
+    """Return the configured threads, else OMP_NUM_THREADS, else one less than there are cores.
+
+    OpenMP's threads spin while they wait for one another: on every core, they would starve gateway, front and decode
+    processes, and be starved by them.
+    """
+    serial_tokens = SERIAL_WORK // num_parameters
+    if configured is not None:
+        return Threads(configured, serial_tokens)
+    if "OMP_NUM_THREADS" in os.environ:
+        return Threads(torch.get_num_threads(), serial_tokens)
+    return Threads(max(1, len(os.sched_getaffinity(0)) - 1), serial_tokens)
