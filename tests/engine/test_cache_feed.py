@@ -197,3 +197,15 @@ def test_a_snapshot_goes_out_in_pieces_and_increments_wait_behind_it() -> None:
         [(True, False, 2)],
         [(True, True, 1), (False, True, 2)],
     ]
+
+
+def test_who_has_left_is_told_nothing_more() -> None:
+    subject = Subject()
+    for watcher in (1, 2):
+        subject.feed.watch(watcher, BLOCKS)
+        subject.feed.take()
+    subject.do("admit", 1, [1] * BLOCK, 1)
+    # A third one's snapshot numbers what has happened; the second leaves before that is taken.
+    subject.feed.watch(3, BLOCKS)
+    subject.feed.unwatch(2)
+    assert {watcher for message in subject.feed.take() for watcher in message.watchers} == {1, 3}

@@ -96,7 +96,11 @@ class CacheFeed:
         self._listen()
 
     def unwatch(self, watcher: int) -> None:
-        """Say nothing more to *watcher*; an unknown one is no error."""
+        """Say nothing more to *watcher*, not even what is waiting to be taken; an unknown one is no error."""
+        for message in self._messages:
+            if watcher in message.watchers:
+                message.watchers.remove(watcher)
+        self._messages = [message for message in self._messages if message.watchers]
         for caches, channel in list(self._channels.items()):
             channel.watchers.pop(watcher, None)
             if not channel.watchers:

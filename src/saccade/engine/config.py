@@ -16,8 +16,10 @@ class EngineConfig:
     *dtype* auto is float32 on the CPU and the checkpoint's own on CUDA. *max_model_len* None is the model's, as far as
     the KV pool reaches. *num_blocks* None sizes the pool: by *kv_cache_bytes* where given, else 1 GiB on the CPU (never
     more than max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA.
-    *encode_budget_patches* bounds what the vision encoder does in one step, *max_num_waiting* the queue. *threads* None
-    leaves one core to the other processes, unless OMP_NUM_THREADS says otherwise.
+    *encode_budget_patches* bounds what the vision encoder does in one step; None is 16384 on CUDA and 1024 on the CPU,
+    where many pictures at once take as long as one after the other, and the first would only wait for the last.
+    *max_num_waiting* bounds the queue. *threads* None leaves one core to the other processes, unless OMP_NUM_THREADS
+    says otherwise.
     """
 
     model_dir: str
@@ -33,7 +35,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
     encoder_cache_bytes: int = GIB
-    encode_budget_patches: int = 16384
+    encode_budget_patches: int | None = None
     attention_backend: str = "torch_sdpa"
     threads: int | None = None
     enable_prefix_caching: bool = True

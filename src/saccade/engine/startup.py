@@ -34,6 +34,14 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     return _assemble(config, model, caches, threads)
 
 
+def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the patches that a step may encode."""
+    if config.encode_budget_patches is not None:
+        return config.encode_budget_patches
+    device: torch.device = next(model.network.parameters()).device
+    return 1024 if device.type == "cpu" else 16384
+
+
 def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:
     network = model.network
     parameter = next(network.parameters())
@@ -50,7 +58,7 @@ def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> memo
 def _use_all_memory(config: EngineConfig, model: LoadedModel, threads: Threads) -> None:
     """Run a step as large as the budgets allow, so that torch's peak is known before the KV pool takes the rest."""
     merge = model.network.merge_size
-    side = max(merge, isqrt(config.encode_budget_patches) // merge * merge)
+    side = max(merge, isqrt(_encode_budget(config, model)) // merge * merge)
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.item_tokens((1, side, side)) + config.block_size
     caches = _allocate(config, model, -(-num_tokens // config.block_size) + 1)
@@ -66,7 +74,7 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches,
     groups = [PagedBlocks(num_blocks, config.block_size)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
-        config.max_num_seqs, config.max_num_batched_tokens, config.encode_budget_patches, config.max_num_waiting
+        config.max_num_seqs, config.max_num_batched_tokens, _encode_budget(config, model), config.max_num_waiting
     )
     description = describe(config, model, runner, max_model_len, num_blocks)
     admission = Admission(model.network, model.fingerprint, max_model_len)

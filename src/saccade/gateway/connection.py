@@ -9,8 +9,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 << 10
 """What a request may send besides its body: request line and headers, chunk extensions, trailers."""
 
-READ_BYTES = 64 << 10
-"""What is read from a connection at a time: more would hold up all others, and be new memory at every read."""
+FIRST_READ_BYTES = 64 << 10
+READ_BYTES = 120 << 10
+"""What is read from a connection at a time, at first and once somebody waits for the rest of a body. More would hold up
+all others, and would be new memory from the system at every read.
+"""
 
 SILENCE_SECONDS = 30.0
 """How long a client that has begun a request, or nothing yet, may send no byte of it."""
@@ -26,6 +29,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **settings)
         self._num_head_bytes = 0
         self._is_expecting = True
+        self.has_begun_body = False
         self._heard_at = self.loop.time()
         self._watch: asyncio.TimerHandle | None = None
 
@@ -51,21 +55,23 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Note that a request begins."""
         self._is_expecting = True
+        self.has_begun_body = False
         if self._watch is None:
             self._listen(SILENCE_SECONDS)
         super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; the next one is read when the application asks for it."""
+        """Take a piece of the body; behind the first, nothing is read until the application asks for it."""
         self._num_head_bytes = 0
         super().on_body(body)
-        if not self.cycle.response_complete:
+        if not self.has_begun_body and not self.cycle.response_complete:
+            self.has_begun_body = True
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """Note that the request is whole."""
         self._num_head_bytes = 0
-        self._is_expecting = False
+        self._is_expecting = self.has_begun_body = False
         super().on_message_complete()
 
     def _listen(self, seconds: float) -> None:
@@ -98,13 +104,14 @@ class _Reader(asyncio.BufferedProtocol):
     """Says where to read to, and hands everything on to a Connection."""
 
     def __init__(self, connection: Connection, memory: memoryview) -> None:
+        self._connection = connection
         self._memory = memory
         self._data_received: Callable[[bytes], None] = connection.data_received
         for event in ("connection_made", "connection_lost", "eof_received", "pause_writing", "resume_writing"):
             setattr(self, event, getattr(connection, event))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._memory
+        return self._memory if self._connection.has_begun_body else self._memory[:FIRST_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._data_received(bytes(self._memory[:nbytes]))
