@@ -225,15 +225,20 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
     assert is_idle(subject)
 
 
-def test_the_gateway_is_not_asked_a_second_time(tiny_qwen3_vl: Path) -> None:
-    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
+@pytest.mark.parametrize("held_by", ["prefix", "encoding"])
+def test_one_question_is_for_every_picture_that_came_by_its_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
+    """What is here when one picture is asked for may be gone when that has come."""
+    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0 if held_by == "prefix" else 40_000)
+    seed = 1 if held_by == "prefix" else 2
     engines.drain(subject, engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], text_seed=1))
-    asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30, (SMALL, 2), 3], text_seed=1)
+    asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30, (SMALL, 2), 3], text_seed=seed)
+    expected = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers["a"].token_ids
     subject.submit(0, by_hash(asked))
-    assert step(subject).pixels_wanted[0].media == [1]  # the prefix has the other
+    assert step(subject).pixels_wanted[0].media == [0, 1]
     subject._paged_blocks.clear()
-    subject.supply(0, pixels_of(asked, "hash", 1))
-    assert failure_code(engines.drain(subject)) == "worker_unavailable"
+    subject.scheduler.encoder_cache.clear()
+    subject.supply(0, pixels_of(asked, "hash", 0, 1))
+    assert engines.drain(subject).answers["hash"].token_ids == expected
     assert is_idle(subject)
 
 

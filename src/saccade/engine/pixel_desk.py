@@ -94,11 +94,11 @@ class PixelDesk:
     def _do_without(self, key: EncoderKey, schedule: Schedule, failure: SaccadeError, fail: Fail) -> None:
         """Fail all who brought the picture in vain; park those who came by its hash."""
         for sequence in dict.fromkeys(sequence for sequence, _ in schedule.encode[key]):
-            media = [index for index, source in enumerate(sequence.sources) if source.key == key]
-            if any(sequence.sources[index].brought for index in media):
+            if any(source.brought for source in sequence.sources if source.key == key):
                 fail(sequence, failure)
             elif sequence in self._scheduler.running:
-                self._scheduler.park(sequence, schedule, media)
+                absent = [index for index, source in enumerate(sequence.sources) if not source.available]
+                self._scheduler.park(sequence, schedule, absent)
 
     def _ask(self, schedule: Schedule, fail: Fail) -> None:
         """Ask for what parked sequences of this step lack; one whose gateway may not be asked any more fails."""

@@ -239,22 +239,24 @@ class Scheduler:
         return num_tokens
 
     def _lacking(self, sequence: Sequence, step: Schedule) -> list[int]:
-        """Return which pictures *sequence* needs and nobody can bring.
+        """Return the pictures of *sequence* that came without pixels, where it needs one that nobody can bring.
 
-        Where there are none, those it has by hash alone are kept for as long as it lives: once its gateway has dropped
-        the picture, nobody could bring it again.
+        All of them, because its gateway is asked only once, and the others may be gone when the answer is here. Where
+        nothing is lacking, they are kept for as long as the sequence lives: once the gateway has dropped a picture,
+        nobody could bring it again.
         """
         absent = [(index, source) for index, source in enumerate(sequence.sources) if not source.available]
         if not absent:
             return []
         num_reused = sequence.num_tokens - self.block_manager.num_missing_tokens(sequence)
         here = {source.key for _, source in absent if source.key in self.encoder_cache or source.key in step.encode}
-        lacking = [index for index, source in absent if source.end > num_reused and source.key not in here]
-        for _, source in absent if not lacking else ():
+        if any(source.end > num_reused and source.key not in here for _, source in absent):
+            return [index for index, _ in absent]
+        for _, source in absent:
             if source.key in here and not source.kept:
                 self.encoder_cache.pin(source.key)
                 source.kept = True
-        return lacking
+        return []
 
     def _let_go(self, sequence: Sequence) -> None:
         for source in sequence.sources:

@@ -33,6 +33,7 @@ class Admission:
         self._idle.set()
         self._turns = asyncio.Semaphore(TURNS)
         self._large_turns = asyncio.Semaphore(TURNS)
+        self._starts = asyncio.Semaphore(TURNS)
         self._readers = asyncio.Semaphore(TURNS)
         self.num_requests = 0
         self.num_pixel_bytes = 0
@@ -62,13 +63,19 @@ class Admission:
             # Without a round of the loop in between, all that wait would run in one.
             await asyncio.sleep(0)
 
+    async def start(self, num_body_bytes: int | None) -> None:
+        """Return when a request that announces so many bytes may begin: at once, or after a burst of large ones."""
+        if _is_large(num_body_bytes):
+            async with self._starts:
+                await asyncio.sleep(0)
+
     @contextlib.asynccontextmanager
     async def reading(self, num_body_bytes: int | None) -> AsyncIterator[None]:
         """Hold the block back, which reads a body of so many bytes, None where nobody knows, while others read theirs.
 
         Small ones do not wait. Large ones take turns; one that arrives slowly passes its turn on and is read beside.
         """
-        if num_body_bytes is not None and num_body_bytes <= LARGE_BODY_BYTES:
+        if not _is_large(num_body_bytes):
             yield
             return
         await self._readers.acquire()
@@ -113,3 +120,7 @@ class Admission:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
         return not self.num_requests
+
+
+def _is_large(num_body_bytes: int | None) -> bool:
+    return num_body_bytes is None or num_body_bytes > LARGE_BODY_BYTES

@@ -44,6 +44,8 @@ RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED = 499
 """Logged where a client left before its answer began; never sent."""
 
+BODILESS = ("GET", "HEAD")
+
 _REQUEST_ID_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
 _logger = structlog.get_logger(__name__)
 
@@ -144,7 +146,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
     """Return the request's body. Raises BodyTooLarge, before reading it where its length is announced."""
-    announced = _announced_bytes(scope)
+    announced = announced_bytes(scope)
     if announced is not None and announced > max_bytes:
         raise _too_large(max_bytes)
     async with admission.reading(announced):
@@ -167,7 +169,10 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _announced_bytes(scope: Scope) -> int | None:
+def announced_bytes(scope: Scope) -> int | None:
+    """Return the length of the body where the request's head tells it: 0 for one that cannot have a body."""
+    if scope["method"] in BODILESS:
+        return 0
     announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(announced) if announced.isdigit() else None
 

@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 << 10
 """What a request may send besides its body: request line and headers, chunk extensions, trailers."""
 
-FIRST_READ_BYTES = 64 << 10
+FIRST_READ_BYTES = 16 << 10
 READ_BYTES = 120 << 10
 """What is read from a connection at a time, at first and once somebody waits for the rest of a body. More would hold up
 all others, and would be new memory from the system at every read.

@@ -59,6 +59,9 @@ class Generation:
                 draft = on_wire(served, draft, placement.pixel_dtype, partial(placement.worker.holds, salt))
                 await held.enter_async_context(self.admission.pixels(draft.num_pixel_bytes))
                 prompt = await self.preparer.prompt(served, draft, salt)
+                # A picture that many waited for is ready for all of them at once.
+                async with self.admission.turn(asked.num_body_bytes):
+                    pass
             supply = PixelSupply(self.preparer, self.admission, held, served, draft, salt)
             # From here on the supply alone keeps the pictures, until the first token.
             del draft

@@ -9,7 +9,7 @@ from starlette.routing import Route, Router, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
-from saccade.gateway.border import ROUTE, Guarded, Identified
+from saccade.gateway.border import ROUTE, Guarded, Identified, announced_bytes
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.chat import ChatCompletions
 from saccade.gateway.config import GatewayConfig
@@ -65,6 +65,8 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "http":
+            await self.admission.start(announced_bytes(scope))
         await self._app(scope, receive, send)
 
 
