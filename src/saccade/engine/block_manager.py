@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from saccade.engine.sequence import Sequence
+from saccade.identity.blocks import media_in_block
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace
 
 
@@ -150,12 +151,10 @@ class PagedBlocks:
     def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Note what block *index* of *sequence*, new under *key*, holds."""
         start, stop = index * self.block_size, (index + 1) * self.block_size
-        places = []
-        for run, _ in sequence.media_between(start, stop) if sequence.runs else ():
-            first, last = max(start, run.start), min(stop, run.start + run.length)
-            places.append(MediaPlace(run.content_hash, first - start, last - first, run.offset + first - run.start))
+        runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
+        places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
         token_ids = array("i", sequence.token_ids[start:stop]).tobytes()
-        content = _Content(sequence.parent_key(index), token_ids, tuple(places))
+        content = _Content(sequence.parent_key(index), token_ids, places)
         self._key_of[sequence.block_table[index]] = key
         self._contents[key] = content
         if self.on_event is not None:

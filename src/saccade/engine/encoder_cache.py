@@ -7,6 +7,7 @@ budget: what one step encodes is bounded by the encode budget.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
 from saccade.protocol.kv_events import KvEvent, PictureRemoved, PictureStored
@@ -21,6 +22,11 @@ class EncoderKey(NamedTuple):
     modality: str
     content_hash: bytes
     grid: tuple[int, int, int]
+
+    @property
+    def num_patches(self) -> int:
+        """Patches that the vision encoder works on."""
+        return prod(self.grid)
 
 
 class EncoderCache(Generic[V]):

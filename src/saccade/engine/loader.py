@@ -36,6 +36,16 @@ class LoadedModel:
     fingerprint: bytes
     num_parameters: int
 
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters are."""
+        return next(self.network.parameters()).device  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the network's parameters are."""
+        return next(self.network.parameters()).dtype  # type: ignore[no-any-return]
+
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Return the network that *config* names, loaded. Raises StartupError."""

@@ -107,11 +107,9 @@ class PixelDesk:
             question = self._questions.get(key)
             if question is not None and question.media.issuperset(media):
                 continue
-            if sequence.index or sequence.num_generated_tokens or any(source.asked for source in sequence.sources):
+            if sequence.index or sequence.num_generated_tokens:
                 fail(sequence, WorkerUnavailable(NO_LONGER_HELD))
                 continue
-            for index in media:
-                sequence.sources[index].ask()
             self._questions[key] = _Question(frozenset(media), time.monotonic() + self.patience_seconds)
             self._outbox.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
 

@@ -20,7 +20,6 @@ class _Pixels:
     def __init__(self, inline: bytes | None, slot: SlotRef | None) -> None:
         self.inline = inline
         self.slot = slot
-        self.asked = False
         self.brought = inline is not None or slot is not None
 
 
@@ -31,12 +30,10 @@ class PixelSource:
     *kept*: the sequence, which came without pixels, has another pin until it ends.
     """
 
-    __slots__ = ("_pixels", "end", "grid", "held", "kept", "key", "num_patches", "param", "pinned")
+    __slots__ = ("_pixels", "end", "held", "kept", "key", "param", "pinned")
 
     def __init__(self, item: MediaItem, salt: bytes, param: str) -> None:
         self.key = EncoderKey(salt, item.modality, item.content_hash, item.grid)
-        self.grid = item.grid
-        self.num_patches = item.grid[0] * item.grid[1] * item.grid[2]
         self.end = item.spans[-1].start + item.spans[-1].length
         self.param = param
         self.pinned = self.held = self.kept = False
@@ -50,15 +47,6 @@ class PixelSource:
     def available(self) -> bool:
         """Whether the picture could be encoded (again)."""
         return self._pixels.inline is not None or self._pixels.slot is not None
-
-    @property
-    def asked(self) -> bool:
-        """Whether the gateway was asked for the pixels, which it is once."""
-        return self._pixels.asked
-
-    def ask(self) -> None:
-        """Note that the gateway was asked."""
-        self._pixels.asked = True
 
     def bring(self, slot: SlotRef | None, inline: bytes | None) -> None:
         """Take the gateway's answer, for every sample."""

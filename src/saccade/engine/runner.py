@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,7 +70,7 @@ class ModelRunner:
     def run(self, chunks: Mapping[Sequence, int], pixels: Mapping[EncoderKey, bytes]) -> StepOutput:
         """Encode *pixels*, compute *chunks*, and sample for each sequence that is ready."""
         began = time.perf_counter()
-        num_patches = sum(prod(key.grid) for key in pixels)
+        num_patches = sum(key.num_patches for key in pixels)
         num_context_tokens = sum(sequence.num_computed_tokens for sequence in chunks)
         self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens)
         batch = build_batch(chunks, self.block_size, self.device)
@@ -95,7 +94,7 @@ class ModelRunner:
         # Joined into one writable buffer: torch takes no view of immutable bytes.
         flat = torch.from_numpy(np.frombuffer(bytearray(b"").join(pixels.values()), dtype=np.uint8))
         metadata, counts = self.network.prepare(grids, self.backend)
-        num_patches = sum(frames * height * width for frames, height, width in grids)
+        num_patches = sum(key.num_patches for key in pixels)
         features = self.network.encode(flat.view(num_patches, -1).to(self.device), metadata)
         for key, part in zip(pixels, features.split_with_sizes(counts), strict=True):
             # A copy: a view would keep the whole batch's storage for as long as one picture lives.

@@ -229,8 +229,8 @@ class Scheduler:
                 step.lacking[sequence] = self._lacking(sequence, step)
                 return max(0, run.start - start)
             # A picture over the whole budget would never fit: it is encoded by itself.
-            elif source.num_patches <= left.patches or left.patches == self.budgets.encode_budget_patches:
-                left.patches = max(0, left.patches - source.num_patches)
+            elif source.key.num_patches <= left.patches or left.patches == self.budgets.encode_budget_patches:
+                left.patches = max(0, left.patches - source.key.num_patches)
                 step.encode[source.key] = [(sequence, source)]
             else:
                 return max(0, run.start - start)

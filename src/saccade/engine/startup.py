@@ -24,8 +24,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     progress("reading the model's files", 0, 0)
     model = load_model(config, progress)
     threads = choose_threads(config.threads, model.num_parameters)
-    device: torch.device = next(model.network.parameters()).device
-    if device.type == "cuda":
+    if model.device.type == "cuda":
         progress("measuring memory", 0, 0)
         _use_all_memory(config, model, threads)
     progress("warming up", 0, 0)
@@ -38,21 +37,18 @@ def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
     """Return the patches that a step may encode."""
     if config.encode_budget_patches is not None:
         return config.encode_budget_patches
-    device: torch.device = next(model.network.parameters()).device
-    return 1024 if device.type == "cpu" else 16384
+    return 1024 if model.device.type == "cpu" else 16384
 
 
 def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:
     network = model.network
-    parameter = next(network.parameters())
-    bytes_per_block = memory.block_bytes(network.kv_spec, config.block_size, parameter.dtype)
+    bytes_per_block = memory.block_bytes(network.kv_spec, config.block_size, model.dtype)
     wanted = config.max_model_len or network.max_position_embeddings
-    return memory.num_blocks(config, bytes_per_block, wanted, parameter.device)
+    return memory.num_blocks(config, bytes_per_block, wanted, model.device)
 
 
 def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> memory.KvCaches:
-    parameter = next(model.network.parameters())
-    return memory.allocate(model.network.kv_spec, num_blocks, config.block_size, parameter.dtype, parameter.device)
+    return memory.allocate(model.network.kv_spec, num_blocks, config.block_size, model.dtype, model.device)
 
 
 def _use_all_memory(config: EngineConfig, model: LoadedModel, threads: Threads) -> None:

@@ -34,9 +34,10 @@ def choose_threads(configured: int | None, num_parameters: int) -> Threads:
     OpenMP's threads spin while they wait for one another: on every core, they would starve gateway, front and decode
     processes, and be starved by them.
     """
-    serial_tokens = SERIAL_WORK // num_parameters
     if configured is not None:
-        return Threads(configured, serial_tokens)
-    if "OMP_NUM_THREADS" in os.environ:
-        return Threads(torch.get_num_threads(), serial_tokens)
-    return Threads(max(1, len(os.sched_getaffinity(0)) - 1), serial_tokens)
+        count = configured
+    elif "OMP_NUM_THREADS" in os.environ:
+        count = torch.get_num_threads()
+    else:
+        count = max(1, len(os.sched_getaffinity(0)) - 1)
+    return Threads(count, SERIAL_WORK // num_parameters)

@@ -58,7 +58,7 @@ class Admission:
     @contextlib.asynccontextmanager
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
         """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop."""
-        async with self._large_turns if num_body_bytes > LARGE_BODY_BYTES else self._turns:
+        async with self._large_turns if _is_large(num_body_bytes) else self._turns:
             yield
             # Without a round of the loop in between, all that wait would run in one.
             await asyncio.sleep(0)

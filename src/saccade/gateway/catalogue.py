@@ -13,9 +13,6 @@ from saccade.protocol.description import Description, ModelFiles
 
 _logger = structlog.get_logger(__name__)
 
-COLLECTOR_THRESHOLDS = (10_000, 20, 50)
-"""Fewer collections than Python's own: of what requests leave, almost nothing needs one."""
-
 
 class Catalogue:
     """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
@@ -75,4 +72,3 @@ class Catalogue:
                 # milliseconds and holds up every request.
                 gc.collect()
                 gc.freeze()
-                gc.set_threshold(*COLLECTOR_THRESHOLDS)

@@ -1,7 +1,7 @@
 """Keys of KV blocks, from token ids, content hashes and the tenant's salt (architecture, contract 1)."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -18,6 +18,23 @@ class MediaRun(NamedTuple):
     offset: int = 0
 
 
+class MediaOverlap(NamedTuple):
+    """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
+
+    content_hash: bytes
+    start: int
+    length: int
+    offset: int
+
+
+def media_in_block(runs: Sequence[MediaRun], start: int, stop: int) -> Iterator[MediaOverlap]:
+    """Yield what the block of prompt tokens [start, stop) shows of each of *runs* that overlaps it."""
+    for run in runs:
+        first, last = max(start, run.start), min(stop, run.start + run.length)
+        if first < last:
+            yield MediaOverlap(run.content_hash, first - start, last - first, run.offset + first - run.start)
+
+
 def root_key(model_fingerprint: bytes, salt: bytes) -> bytes:
     """Return the parent key of every first block of this model and tenant."""
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in (b"saccade.root.1", model_fingerprint, salt))
@@ -30,15 +47,12 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
     Every run that overlaps the block adds its content hash, its place in the block and the item's offset there, so
     blocks of different pictures differ even where their placeholder ids are the same.
     """
-    end = start + len(token_ids)
     hasher = blake3(parent)
     hasher.update(len(token_ids).to_bytes(8, "little"))
     hasher.update(array("q", token_ids).tobytes())
-    for run in runs:
-        first, last = max(start, run.start), min(end, run.start + run.length)
-        if first < last:
-            hasher.update(run.content_hash)
-            hasher.update(array("q", (first - start, last - first, run.offset + first - run.start)).tobytes())
+    for overlap in media_in_block(runs, start, start + len(token_ids)):
+        hasher.update(overlap.content_hash)
+        hasher.update(array("q", overlap[1:]).tobytes())
     return hasher.digest(KEY_BYTES)
 
 
