@@ -60,10 +60,12 @@ def scheduler(
     patches: int = 64,
     groups: tuple[StateGroup, ...] = (),
     encoder_cache_bytes: int = 10_000,
+    encode_aside: bool = False,
 ) -> Scheduler:
     """A scheduler over paged blocks and *groups*."""
     blocks = BlockManager([PagedBlocks(num_blocks, BLOCK), *groups], BLOCK)
-    return Scheduler(Budgets(seqs, tokens, patches), blocks, EncoderCache(encoder_cache_bytes))
+    budgets = Budgets(seqs, tokens, patches, encode_aside=encode_aside)
+    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes))
 
 
 def paged(subject: Scheduler) -> PagedBlocks:
@@ -78,14 +80,21 @@ def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_
     step = subject.schedule()
     check_budgets(subject, step)
     for key in step.encode:
-        assert key not in subject.encoder_cache, "encoded though it is there"
-        subject.encoder_cache.put(key, "features", FEATURE_BYTES)
+        assert key not in subject.encodings.encoder_cache, "encoded though it is there"
+        assert key not in subject.encodings.in_flight, "encoded though it is under way"
+        if key not in step.aside:
+            subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
+    if step.aside:
+        assert not subject.encodings.in_flight, "two jobs aside"
+        subject.encodings.in_flight = frozenset(step.aside)
+    if not step.chunks:
+        land(subject)
     for owner, num_tokens in step.chunks.items():
         first = owner.num_computed_tokens
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
         for picture_run, source in owner.media_between(first, first + num_tokens):
-            assert source.key in subject.encoder_cache, (picture_run, "is needed and not encoded")
+            assert source.key in subject.encodings.encoder_cache, (picture_run, "is needed and not encoded")
         compute(owner, num_tokens)
     subject.commit(step)
     for owner in list(step.chunks):
@@ -94,6 +103,13 @@ def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_
             if owner.num_generated_tokens >= owner.sampling.max_tokens:
                 subject.remove(owner)
     return step
+
+
+def land(subject: Scheduler) -> None:
+    """What is encoded aside is there."""
+    for key in subject.encodings.in_flight:
+        subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
+    subject.encodings.in_flight = frozenset()
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:
@@ -111,7 +127,7 @@ def check_holdings(subject: Scheduler) -> None:
     assert [tables[block] for block in range(blocks.num_blocks)] == blocks.references
     sources = [source for owner in owners for source in owner.sources]
     pins = Counter(source.key for source in sources for is_held in (source.pinned, source.kept) if is_held)
-    assert pins == subject.encoder_cache._pins
+    assert pins == subject.encodings.encoder_cache._pins
 
 
 def lengths(step: Schedule) -> dict[int, int]:

@@ -28,7 +28,19 @@ from benchmarks.reliability import ROOT, soak_report
 from benchmarks.reliability.processes import MIB, Holdings, holdings, provenance
 
 SERVER_FLAGS = (
-    *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),
+    # Two threads, so that pictures are encoded beside the steps of others.
+    *(
+        "--threads",
+        "2",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+        "--max-num-seqs",
+        "10",
+        "--max-num-batched-tokens",
+        "256",
+    ),
     *("--kv-cache-memory-bytes", str(5 * MIB // 2), "--encoder-cache-bytes", str(MIB)),
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
 )

@@ -1,12 +1,12 @@
 """Faults that other engines had or have; here they are looked for with a real model. Numbers: docs/test-list.md."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import engines
 import msgspec
-import numpy as np
 import pytest
 import torch
 
@@ -167,14 +167,14 @@ def test_a_cached_text_hides_no_picture(plain: Engine, tiny_qwen3_vl: Path) -> N
 
 def test_pictures_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
-    encode: Any = subject.runner.encode
+    encode = subject.runner._features
     steps: list[list[int]] = []
 
-    def recording(pixels: dict[EncoderKey, bytes]) -> None:
-        steps.append([int(np.prod(key.grid)) for key in pixels])
-        encode(pixels)
+    def recording(pixels: Mapping[EncoderKey, bytes]) -> list[torch.Tensor]:
+        steps.append([key.num_patches for key in pixels])
+        return encode(pixels)
 
-    subject.runner.encode = recording  # type: ignore[method-assign]
+    subject.runner._features = recording  # type: ignore[method-assign]
     parts: list[Any] = [part for seed in range(6) for part in ((SMALL, seed), 1)]
     told = engines.drain(
         subject,

@@ -53,7 +53,7 @@ def step(engine: Engine) -> StepFrame:
 def is_idle(engine: Engine) -> bool:
     """Nothing of any request is left."""
     load = engine.load()
-    pins = engine.scheduler.encoder_cache._pins
+    pins = engine.scheduler.encodings.encoder_cache._pins
     return (load.num_running, load.num_waiting, load.num_free_blocks, len(pins)) == (0, 0, load.num_blocks, 0)
 
 
@@ -236,7 +236,7 @@ def test_one_question_is_for_every_picture_that_came_by_its_hash(tiny_qwen3_vl: 
     subject.submit(0, by_hash(asked))
     assert step(subject).pixels_wanted[0].media == [0, 1]
     subject._paged_blocks.clear()
-    subject.scheduler.encoder_cache.clear()
+    subject.scheduler.encodings.encoder_cache.clear()
     subject.supply(0, pixels_of(asked, "hash", 0, 1))
     assert engines.drain(subject).answers["hash"].token_ids == expected
     assert is_idle(subject)

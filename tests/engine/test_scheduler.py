@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import FEATURE_BYTES, check_holdings, lengths, paged, run, scheduler, sequence
+from scheduling import FEATURE_BYTES, check_holdings, land, lengths, paged, run, scheduler, sequence
 
+from saccade.engine.encode_planner import PATCHES_A_STEP
 from saccade.errors import QueueFull
 
 
@@ -43,6 +44,37 @@ def test_oversize_picture_runs_alone() -> None:  # [eng] 25
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
 
 
+def test_pictures_go_aside_where_somebody_decodes() -> None:
+    subject = scheduler(tokens=100, patches=64, encode_aside=True)
+    subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
+    assert not run(subject).aside
+    for arrival in (2, 3, 4):
+        subject.add(sequence(arrival, 20, ((3, 8),), max_tokens=1))
+    step = run(subject)
+    # The first two fit the budget of a job; the third goes into a step, since nothing is owed to who decodes.
+    assert [key.content_hash[0] for key in step.encode] == [2, 3]
+    assert step.aside == set(step.encode)
+    assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3}
+    step = run(subject)
+    assert [key.content_hash[0] for key in step.encode] == [4]
+    assert not step.aside
+    assert lengths(step) == {1: 1, 4: 17}
+    assert lengths(run(subject)) == {1: 1}
+    land(subject)
+    assert lengths(run(subject)) == {1: 1, 2: 17, 3: 17}
+
+
+def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None:
+    subject = scheduler(tokens=1000, patches=64, encode_aside=True)
+    subject.add(sequence(1, 4, max_tokens=200))
+    run(subject)
+    large = 5 * PATCHES_A_STEP
+    for arrival in (2, 3, 4):
+        subject.add(sequence(arrival, large // 4, ((0, large // 4),), max_tokens=1))
+    steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(8)]
+    assert steps == [[2], [3], [], [], [], [], [4], []]
+
+
 def test_equal_pictures_are_encoded_once() -> None:  # B4, D3, [eng] 5
     subject = scheduler(tokens=100, seqs=4)
     for _ in range(2):
@@ -56,7 +88,7 @@ def test_prefix_cached_picture_is_not_encoded() -> None:  # [eng] 23
     subject = scheduler()
     subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
     run(subject)
-    subject.encoder_cache.clear()
+    subject.encodings.encoder_cache.clear()
     subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
     step = run(subject)
     assert lengths(step) == {1: 2}
@@ -81,7 +113,7 @@ def test_what_cannot_be_recomputed_is_retracted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
-    subject.encoder_cache.put(without.sources[0].key, "features", FEATURE_BYTES)
+    subject.encodings.encoder_cache.put(without.sources[0].key, "features", FEATURE_BYTES)
     while not subject.num_preemptions:
         run(subject)
     assert [owner.arrival for owner in subject.waiting] == [1]

@@ -34,9 +34,12 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
+        aside=st.booleans(),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int) -> None:
-        self.subject = scheduling.scheduler(num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache)
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, aside: bool) -> None:
+        self.subject = scheduling.scheduler(
+            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, encode_aside=aside
+        )
 
     @rule(parts=PARTS, max_tokens=st.integers(1, 6))
     def arrive(self, parts: list[Any], max_tokens: int) -> None:
@@ -69,6 +72,19 @@ class Machine(RuleBasedStateMachine):
         arrivals = [owner.arrival for owner in self.subject.waiting]
         assert arrivals == sorted(arrivals)
 
+    @precondition(lambda self: self.subject.encodings.in_flight)
+    @rule()
+    def land(self) -> None:
+        scheduling.land(self.subject)
+
+    @precondition(lambda self: self.subject.encodings.in_flight)
+    @rule()
+    def fail_to_encode(self) -> None:
+        keys, self.subject.encodings.in_flight = self.subject.encodings.in_flight, frozenset()
+        for owner in [owner for owner in self.subject.running if owner.needs(keys)]:
+            self.subject.remove(owner)
+            self.alive.remove(owner)
+
     @rule(steps=st.integers(1, 4))
     def work(self, steps: int) -> None:
         for _ in range(steps):
@@ -77,15 +93,16 @@ class Machine(RuleBasedStateMachine):
     def step(self) -> None:
         had_work = bool(self.alive)
         assert self.subject.has_work == had_work
+        waited = bool(self.subject.encodings.in_flight)
         step = scheduling.run(self.subject)
-        assert bool(step.chunks) == had_work, "a step without work"
+        assert bool(step.chunks) or waited or not had_work, "a step without work"
         self.alive = [*self.subject.running, *self.subject.waiting]
 
     @invariant()
     def holdings_are_those_of_the_unfinished(self) -> None:
         if hasattr(self, "subject"):
             check_holdings(self.subject)
-            cache = self.subject.encoder_cache
+            cache = self.subject.encodings.encoder_cache
             assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(cache._pins))
 
     def teardown(self) -> None:
@@ -97,7 +114,7 @@ class Machine(RuleBasedStateMachine):
             self.step()
         assert not self.subject.has_work, "livelock"
         assert paged(self.subject).num_free_blocks == paged(self.subject).num_blocks
-        assert not self.subject.encoder_cache._pins
+        assert not self.subject.encodings.encoder_cache._pins
 
 
 TestMachine = Machine.TestCase

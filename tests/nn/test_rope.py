@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from saccade.nn.backends import load_backend
 from saccade.nn.context import ForwardContext, PagedLayout
-from saccade.nn.rope import MultimodalPositions, interleaved_axes, rotate, rotation
+from saccade.nn.rope import MultimodalPositions, interleaved_axes, pair_rotation, rotate, rotate_pairs, rotation
 
 
 def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
@@ -74,3 +74,13 @@ def test_rotation_turns_pairs() -> None:
     turned = rotate(x, *rotation(angles, torch.float32))[0, 0]
     complex_x = torch.complex(x[0, 0, :2], x[0, 0, 2:]) * torch.polar(torch.ones(2), angles[0])
     torch.testing.assert_close(turned, torch.cat((complex_x.real, complex_x.imag)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pairs_side_by_side_turn_like_pairs_apart(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, angles = torch.randn(5, 3, 8, generator=random).to(dtype), torch.randn(5, 4, generator=random)
+    apart = rotate(x.float(), *rotation(angles, torch.float32)).to(dtype)
+    paired = rotate_pairs(x.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2), pair_rotation(angles))
+    assert paired.dtype == dtype
+    torch.testing.assert_close(paired.unflatten(-1, (4, 2)).transpose(-1, -2).flatten(-2), apart)

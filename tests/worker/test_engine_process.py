@@ -275,7 +275,7 @@ async def test_slots_of_a_dead_gateway_are_freed_when_its_stream_ends(
     await until(lambda: not segment.exists())
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "3000"), ("7", "7")])
+@pytest.mark.parametrize(("given", "found"), [(None, "10000"), ("7", "7")])
 async def test_engines_threads_do_not_spin_for_long_unless_told_to(
     given: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,9 @@ from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, Pixels
 
+PATIENCE_SECONDS = 0.005
+"""How long an idle engine waits for a picture before it looks for messages again."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -38,7 +41,7 @@ class Engine:
         self.admission = admission
         self.description = description
         self._paged_blocks = scheduler.block_manager.paged_blocks
-        self.feed = CacheFeed(self._paged_blocks, scheduler.encoder_cache)
+        self.feed = CacheFeed(self._paged_blocks, runner.encoder_cache)
         self._requests = Requests(scheduler)
         self._outbox = self._requests.outbox
         self._pixel_desk = PixelDesk(scheduler, self._outbox)
@@ -91,6 +94,7 @@ class Engine:
         self._num_steps += 1
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
+            self._take_encodings()
             schedule = self.scheduler.schedule()
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
@@ -115,8 +119,8 @@ class Engine:
             generated_tokens_total=self._num_generated_tokens,
             encoded_items_total=self.runner.num_encoded_items,
             encoded_patches_total=self.runner.num_encoded_patches,
-            encoder_cache_hits_total=self.scheduler.num_encoder_cache_hits,
-            encoder_cache_bytes=self.scheduler.encoder_cache.used_bytes,
+            encoder_cache_hits_total=self.scheduler.encodings.num_hits,
+            encoder_cache_bytes=self.runner.encoder_cache.used_bytes,
             preemptions_total=self.scheduler.num_preemptions,
             evicted_blocks_total=self._paged_blocks.num_evicted,
             **{f"{name}_total": seconds for name, seconds in asdict(self.runner.timings).items()},
@@ -133,8 +137,30 @@ class Engine:
         for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
             schedule.chunks.pop(ended, None)
 
+    def _take_encodings(self, patience_seconds: float = 0.0) -> None:
+        """Keep what was encoded aside, where it is done; where that failed, so do those who wait for it."""
+        keys = self.runner.lane.keys
+        waiting = [sequence for sequence in self.scheduler.running if keys and sequence.needs(keys)]
+        try:
+            encoded = self.runner.lane.take(patience_seconds)
+            if encoded is not None:
+                self.runner.keep(encoded)
+                for sequence in waiting:
+                    sequence.clock.encode_seconds += encoded.seconds
+        except Exception:
+            logger.exception("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+            self.runner.check_device()
+            for sequence in waiting:
+                self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
+        self.scheduler.encodings.in_flight = self.runner.lane.keys
+
     def _run(self, schedule: Schedule, pixels: PixelsByKey) -> StepOutput:
+        aside = {key: pixels.pop(key) for key in schedule.aside & pixels.keys()}
+        if aside:
+            self.runner.lane.begin(aside)
         if not schedule.chunks:
+            # Nobody has anything to do before a picture is encoded.
+            self._take_encodings(PATIENCE_SECONDS)
             return StepOutput()
         try:
             return self.runner.run(schedule.chunks, pixels)
@@ -147,7 +173,8 @@ class Engine:
 
     def _postprocess(self, schedule: Schedule, output: StepOutput) -> None:
         now = time.perf_counter()
-        for sequence in {sequence for claims in schedule.encode.values() for sequence, _ in claims}:
+        inline = [claims for key, claims in schedule.encode.items() if key not in schedule.aside]
+        for sequence in {sequence for claims in inline for sequence, _ in claims}:
             sequence.clock.encode_seconds += output.encode_seconds
         for sequence, logprobs in output.prompt_logprobs:
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs

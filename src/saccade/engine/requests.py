@@ -45,7 +45,7 @@ class Requests:
         """Queue the first sample of a request. Its arrival and the num_samples - 1 numbers behind are the request's."""
         self._open[sequence.connection, sequence.request_id] = _Request({0: sequence}, list(range(1, num_samples)))
         if num_samples > 1:
-            self._scheduler.hold_encodings(sequence)
+            self._scheduler.encodings.hold(sequence)
         self._scheduler.add(sequence)
 
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
@@ -129,7 +129,7 @@ class Requests:
             # It ends before its first token, on which the others wait: the next one goes ahead in its place.
             following = self._sample(sequence, request.unstarted.pop(0))
             request.live[following.index] = following
-            self._scheduler.hold_encodings(following)
+            self._scheduler.encodings.hold(following)
             self._scheduler.add_samples(sequence, [following])
         self._scheduler.remove(sequence)
         if not request.live:

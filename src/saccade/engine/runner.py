@@ -10,6 +10,7 @@ import torch
 
 from saccade.engine import logprobs
 from saccade.engine.batch import Batch, build_batch, transfer
+from saccade.engine.encode_lane import Encoded, EncodeLane
 from saccade.engine.encoder_cache import EncoderCache, EncoderKey
 from saccade.engine.sampler import Sampler
 from saccade.engine.sequence import Sequence
@@ -20,7 +21,7 @@ from saccade.protocol.output import TokenLogprob
 
 @dataclass(slots=True)
 class Timings:
-    """Wall-clock sums since the engine's start. Encoding is part of the network's time."""
+    """Wall-clock sums since the engine's start. Encoding is part of the network's time, but for what is done aside."""
 
     schedule_seconds: float = 0.0
     batch_seconds: float = 0.0
@@ -55,6 +56,7 @@ class ModelRunner:
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
         self.sampler = Sampler(network.placeholder_token_ids, self.device)
+        self.lane = EncodeLane(self._features, threads.aside)
         self.kv_caches: list[KvCache] = []
         self.block_size = 0
         self.timings = Timings()
@@ -72,41 +74,44 @@ class ModelRunner:
         began = time.perf_counter()
         num_patches = sum(key.num_patches for key in pixels)
         num_context_tokens = sum(sequence.num_computed_tokens for sequence in chunks)
-        self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens)
+        self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens, bool(self.lane.keys))
         batch = build_batch(chunks, self.block_size, self.device)
         built = time.perf_counter()
         self.timings.batch_seconds += built - began
         encode_seconds = 0.0
         if pixels:
-            self.encode(pixels)
+            features = self._features(pixels)
             encode_seconds = time.perf_counter() - built
-            self.timings.encode_seconds += encode_seconds
+            self.keep(Encoded(dict(zip(pixels, features, strict=True)), encode_seconds))
         hidden = self._forward(batch)
         output = self._sample(hidden, batch)
         output.encode_seconds = encode_seconds
         self.timings.network_seconds += time.perf_counter() - built
         return output
 
-    @torch.inference_mode()
-    def encode(self, pixels: Mapping[EncoderKey, bytes]) -> None:
-        """Encode pictures in one call and put each one's features into the cache."""
-        grids = [key.grid for key in pixels]
-        # Joined into one writable buffer: torch takes no view of immutable bytes.
-        flat = torch.from_numpy(np.frombuffer(bytearray(b"").join(pixels.values()), dtype=np.uint8))
-        metadata, counts = self.network.prepare(grids, self.backend)
-        num_patches = sum(key.num_patches for key in pixels)
-        features = self.network.encode(flat.view(num_patches, -1).to(self.device), metadata)
-        for key, part in zip(pixels, features.split_with_sizes(counts), strict=True):
-            # A copy: a view would keep the whole batch's storage for as long as one picture lives.
-            entry = part.clone()
-            self.encoder_cache.put(key, entry, entry.numel() * entry.element_size())
-        self.num_encoded_items += len(grids)
-        self.num_encoded_patches += num_patches
+    def keep(self, encoded: Encoded) -> None:
+        """Put the features of pictures into the cache."""
+        for key, features in encoded.features.items():
+            self.encoder_cache.put(key, features, features.numel() * features.element_size())
+            self.num_encoded_patches += key.num_patches
+        self.num_encoded_items += len(encoded.features)
+        self.timings.encode_seconds += encoded.seconds
 
     def check_device(self) -> None:
         """Return if the device still works; else let its error out, since no later step could succeed."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def _features(self, pixels: Mapping[EncoderKey, bytes]) -> list[torch.Tensor]:
+        """Encode pictures in one call; changes nothing else, so that the lane may call it while a step runs."""
+        # Joined into one writable buffer: torch takes no view of immutable bytes.
+        flat = torch.from_numpy(np.frombuffer(bytearray(b"").join(pixels.values()), dtype=np.uint8))
+        metadata, counts = self.network.prepare([key.grid for key in pixels], self.backend)
+        num_patches = sum(key.num_patches for key in pixels)
+        features = self.network.encode(flat.view(num_patches, -1).to(self.device), metadata)
+        # Copies: a view would keep the whole batch's storage for as long as one picture lives.
+        return [part.clone() for part in features.split_with_sizes(counts)]
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         plan = self.backend.plan(batch.layout, self.dtype)

@@ -14,49 +14,32 @@ never gets less than half of t. Admission itself stays in the order of arrival.
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from saccade.engine.block_manager import BlockManager
-from saccade.engine.encoder_cache import EncoderCache, EncoderKey
-from saccade.engine.pixels import PixelSource
+from saccade.engine.encode_planner import EncodePlanner
+from saccade.engine.encoder_cache import EncoderCache
+from saccade.engine.schedule import Left, Schedule
 from saccade.engine.sequence import Sequence
 from saccade.errors import QueueFull
+
+__all__ = ["Budgets", "Schedule", "Scheduler"]
 
 NUM_LOOKED_AT = 8
 """How far down the line a step looks for shorter prompts: behind more long ones than that, no share is worth having."""
 
 
-@dataclass(slots=True)
-class Schedule:
-    """One step's work: how many tokens of which sequence, and which pictures must be encoded before.
-
-    *encode* maps a key to everyone in the step who brings or needs that picture, first comer first. *lacking* maps
-    parked sequences to the indices of pictures that they need and nobody can bring.
-    """
-
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    encode: dict[EncoderKey, list[tuple[Sequence, PixelSource]]] = field(default_factory=dict)
-    lacking: dict[Sequence, list[int]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Budgets:
-    """What one step may do, and how many sequences may wait for one."""
+    """What one step may do, how many sequences may wait for one, and whether pictures may be encoded aside."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     encode_budget_patches: int
     max_num_waiting: int = 1024
-
-
-@dataclass(slots=True)
-class _Left:
-    """What is left of the budgets in the step being planned."""
-
-    tokens: int
-    patches: int
+    encode_aside: bool = False
 
 
 class Scheduler:
@@ -65,13 +48,14 @@ class Scheduler:
     def __init__(self, budgets: Budgets, block_manager: BlockManager, encoder_cache: EncoderCache[Any]) -> None:
         self.budgets = budgets
         self.block_manager = block_manager
-        self.encoder_cache = encoder_cache
+        self.encodings = EncodePlanner(
+            budgets.encode_budget_patches, budgets.encode_aside, block_manager, encoder_cache
+        )
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self.num_encoder_cache_hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -87,35 +71,19 @@ class Scheduler:
         """Queue a new sequence."""
         self.waiting.append(sequence)
 
-    def hold_encodings(self, sequence: Sequence) -> None:
-        """Keep the pictures that further samples of the request will look at pinned until `add_samples`.
-
-        They reuse the prompt's full blocks and compute the rest, or all of it where there is no prefix cache.
-        """
-        manager, last = self.block_manager, sequence.num_prompt_tokens - 1
-        reused = last // manager.block_size * manager.block_size if manager.enable_prefix_caching else 0
-        for source in sequence.sources:
-            source.held = source.end > reused
-
     def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
         """Queue further samples of the request of *sequence*, by their arrival, with pins on what it has pinned."""
+        self.encodings.share(sequence, samples)
         for sample in samples:
-            for source, own in zip(sequence.sources, sample.sources, strict=True):
-                if source.pinned:
-                    self.encoder_cache.pin(own.key)
-                    own.pinned = True
-                if source.kept:
-                    self.encoder_cache.pin(own.key)
-                    own.kept = True
             bisect.insort(self.waiting, sample, key=lambda waiting: waiting.arrival)
-        for source in sequence.sources:
-            source.held = False
 
     def schedule(self) -> Schedule:
         """Plan a step. Admits and retracts sequences, reserves their blocks and pins the encodings they need."""
         step = Schedule()
-        left = _Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
-        for sequence in [sequence for sequence in self.running if sequence.num_pending_tokens == 1]:
+        left = Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
+        decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
+        self.encodings.begin(any(sequence.num_generated_tokens for sequence in decodes))
+        for sequence in decodes:
             if sequence in self.running and self._make_room(sequence, step):
                 self._add_chunk(sequence, step, left)
         for sequence in self.running:
@@ -133,7 +101,7 @@ class Scheduler:
         for sequence, num_tokens in step.chunks.items():
             self.block_manager.commit(sequence, sequence.num_computed_tokens + num_tokens)
             if sequence.sources:
-                self._unpin(sequence, sequence.num_computed_tokens)
+                self.encodings.unpin(sequence, sequence.num_computed_tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, wherever it stands, and free what it holds."""
@@ -142,15 +110,14 @@ class Scheduler:
                 line.remove(sequence)
                 break
         self.block_manager.release(sequence)
-        self._unpin(sequence)
-        self._let_go(sequence)
+        self.encodings.let_go(sequence)
 
     def park(self, sequence: Sequence, step: Schedule, media: list[int]) -> None:
         """Take *sequence* out of the step, and out of line until resume(): it lacks the pixels of *media*."""
         if sequence in self.running:
             self.running.remove(sequence)
             self.block_manager.release(sequence)
-            self._unpin(sequence)
+            self.encodings.unpin(sequence)
         else:
             self.waiting.remove(sequence)
         step.chunks.pop(sequence, None)
@@ -166,14 +133,14 @@ class Scheduler:
         """Take a running sequence's state away between two steps; its turn comes again by its arrival."""
         self.running.remove(sequence)
         self.block_manager.release(sequence)
-        self._unpin(sequence)
+        self.encodings.unpin(sequence)
         bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.arrival)
         self.num_preemptions += 1
 
-    def _admit(self, step: Schedule, left: _Left) -> None:
+    def _admit(self, step: Schedule, left: Left) -> None:
         while self.waiting and left.tokens > 0 and len(self.running) < self.budgets.max_num_seqs:
             sequence = self.waiting[0]
-            if lacking := self._lacking(sequence, step):
+            if lacking := self.encodings.lacking(sequence, step):
                 self.park(sequence, step, lacking)
                 continue
             # One block of headroom for each running sequence: otherwise the newcomer would be retracted at once.
@@ -186,7 +153,7 @@ class Scheduler:
                 self.num_cached_tokens += sequence.num_computed_tokens
             self._add_chunk(sequence, step, left)
 
-    def _add_chunk(self, sequence: Sequence, step: Schedule, left: _Left, is_last: bool = False) -> None:
+    def _add_chunk(self, sequence: Sequence, step: Schedule, left: Left, is_last: bool = False) -> None:
         """Give *sequence* its share of what is left of the step, or all it needs where it *is_last* in line for it."""
         planned = step.chunks.get(sequence, 0)
         room = planned + left.tokens
@@ -196,7 +163,7 @@ class Scheduler:
         if num_tokens > 1:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
         if sequence.sources and num_tokens > planned:
-            num_tokens = self._plan_media(sequence, num_tokens, step, left)
+            num_tokens = self.encodings.plan(sequence, num_tokens, step, left)
         if num_tokens > planned:
             step.chunks[sequence] = num_tokens
             left.tokens -= num_tokens - planned
@@ -214,56 +181,6 @@ class Scheduler:
         yield from (other for other in following if other.num_pending_tokens > 1)
         yield from self.waiting[: self.budgets.max_num_seqs - len(self.running)]
 
-    def _plan_media(self, sequence: Sequence, num_tokens: int, step: Schedule, left: _Left) -> int:
-        """Plan the encodings a chunk needs; return its length, which stops before a picture that does not fit."""
-        start = sequence.num_computed_tokens
-        for run, source in sequence.media_between(start, start + num_tokens):
-            if source.pinned:
-                continue
-            if source.key in step.encode:
-                step.encode[source.key].append((sequence, source))
-                self.num_encoder_cache_hits += 1
-            elif source.key in self.encoder_cache:
-                self.num_encoder_cache_hits += 1
-            elif not source.available:
-                step.lacking[sequence] = self._lacking(sequence, step)
-                return max(0, run.start - start)
-            # A picture over the whole budget would never fit: it is encoded by itself.
-            elif source.key.num_patches <= left.patches or left.patches == self.budgets.encode_budget_patches:
-                left.patches = max(0, left.patches - source.key.num_patches)
-                step.encode[source.key] = [(sequence, source)]
-            else:
-                return max(0, run.start - start)
-            self.encoder_cache.pin(source.key)
-            source.pinned = True
-        return num_tokens
-
-    def _lacking(self, sequence: Sequence, step: Schedule) -> list[int]:
-        """Return the pictures of *sequence* that came without pixels, where it needs one that nobody can bring.
-
-        All of them, because its gateway is asked only once, and the others may be gone when the answer is here. Where
-        nothing is lacking, they are kept for as long as the sequence lives: once the gateway has dropped a picture,
-        nobody could bring it again.
-        """
-        absent = [(index, source) for index, source in enumerate(sequence.sources) if not source.available]
-        if not absent:
-            return []
-        num_reused = sequence.num_tokens - self.block_manager.num_missing_tokens(sequence)
-        here = {source.key for _, source in absent if source.key in self.encoder_cache or source.key in step.encode}
-        if any(source.end > num_reused and source.key not in here for _, source in absent):
-            return [index for index, _ in absent]
-        for _, source in absent:
-            if source.key in here and not source.kept:
-                self.encoder_cache.pin(source.key)
-                source.kept = True
-        return []
-
-    def _let_go(self, sequence: Sequence) -> None:
-        for source in sequence.sources:
-            if source.kept:
-                self.encoder_cache.unpin(source.key)
-                source.kept = False
-
     def _make_room(self, sequence: Sequence, step: Schedule) -> bool:
         """Reserve the block a decode needs, retracting others; False where *sequence* itself had to go."""
         while not self.block_manager.extend(sequence):
@@ -274,11 +191,3 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
-
-    def _unpin(self, sequence: Sequence, num_computed_tokens: int | None = None) -> None:
-        """Unpin the sequence's encodings: all, or those whose every token is computed."""
-        for source in sequence.sources:
-            computed = num_computed_tokens is not None and source.end <= num_computed_tokens and not source.held
-            if source.pinned and (num_computed_tokens is None or computed):
-                self.encoder_cache.unpin(source.key)
-                source.pinned = False

@@ -2,12 +2,14 @@
 
 import bisect
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from saccade.engine.encoder_cache import EncoderKey
 from saccade.engine.pixels import PixelSource
 from saccade.engine.seeds import sample_seed
 from saccade.engine.token_counts import TokenCounts
@@ -148,6 +150,10 @@ class Sequence:
     def recomputable(self) -> bool:
         """Whether the sequence could be started again from nothing, whatever the caches have dropped."""
         return all(source.available for source in self.sources)
+
+    def needs(self, keys: Collection[EncoderKey]) -> bool:
+        """Whether the sequence has a pin on an encoding among *keys*."""
+        return any(source.pinned and source.key in keys for source in self.sources)
 
     def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, PixelSource]]:
         """Return the runs that overlap tokens [start, stop), in order, each with its source."""

@@ -70,7 +70,11 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches,
     groups = [PagedBlocks(num_blocks, config.block_size)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
-        config.max_num_seqs, config.max_num_batched_tokens, _encode_budget(config, model), config.max_num_waiting
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        _encode_budget(config, model),
+        config.max_num_waiting,
+        encode_aside=model.device.type == "cpu" and threads.aside > 0,
     )
     description = describe(config, model, runner, max_model_len, num_blocks)
     admission = Admission(model.network, model.fingerprint, max_model_len)

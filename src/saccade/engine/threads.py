@@ -22,10 +22,15 @@ class Threads:
     count: int
     serial_tokens: int
 
-    def use(self, num_tokens: int, num_context_tokens: int) -> None:
+    @property
+    def aside(self) -> int:
+        """Of them, those that encode pictures beside the steps; 0 where there is one thread for everything."""
+        return self.count // 2
+
+    def use(self, num_tokens: int, num_context_tokens: int, beside_pictures: bool = False) -> None:
         """Have torch compute a step of *num_tokens*, pictures' patches among them, over all sequences' contexts."""
         serial = num_tokens <= self.serial_tokens and num_context_tokens <= SERIAL_CONTEXT
-        torch.set_num_threads(1 if serial else self.count)
+        torch.set_num_threads(1 if serial else self.count - (self.aside if beside_pictures else 0))
 
 
 def choose_threads(configured: int | None, num_parameters: int) -> Threads:

@@ -46,6 +46,17 @@ def rotate(x_NHD: torch.Tensor, cos_N1D: torch.Tensor, sin_N1D: torch.Tensor) ->
     return torch.addcmul(x_NHD * cos_N1D, x_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
 
 
+def pair_rotation(angles_NC: torch.Tensor) -> torch.Tensor:
+    """Return the complex numbers [N, 1, D / 2] for `rotate_pairs`, from float32 angles [N, D / 2]."""
+    return torch.polar(torch.ones_like(angles_NC), angles_NC).unsqueeze(1)
+
+
+def rotate_pairs(x_NHD: torch.Tensor, turn_N1C: torch.Tensor) -> torch.Tensor:
+    """Turn channel pairs (2i, 2i + 1) of every head, in float32: a pair is a complex number, and so is its turn."""
+    pairs = torch.view_as_complex(x_NHD.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn_N1C).flatten(-2).to(x_NHD.dtype)
+
+
 class _Media(NamedTuple):
     """Prompt tokens [start, stop) show a grid of (time, height, width) tokens; *base* is its first position."""
 

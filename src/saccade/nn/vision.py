@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from saccade.nn.context import AttentionBackend, PackedLayout
 from saccade.nn.linear import Linear
-from saccade.nn.rope import rotate
+from saccade.nn.rope import rotate_pairs
 
 Grid = tuple[int, int, int]
 
@@ -96,16 +96,27 @@ class PackedSelfAttention(nn.Module):
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.proj = Linear(hidden_size, hidden_size)
 
-    def forward(
+    def pair(self) -> None:
+        """Lay the loaded channels i and i + D / 2, which are turned together, side by side.
+
+        Queries and keys are reordered alike, so that their products stay what they are.
+        """
+        for parameter in self.qkv.parameters():
+            queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
+            halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
+            parameter.data = torch.cat((halves.transpose(1, 2).flatten(0, 2), values))
+
+    def add_to(
         self,
+        residual_PE: torch.Tensor,
         x_PE: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        turn_P1C: torch.Tensor,
         layout: PackedLayout,
         backend: AttentionBackend,
     ) -> torch.Tensor:
-        """Attend. *turn* is cosine and sine [P, 1, D] in float32."""
+        """Attend over *x_PE*, and return the residual plus what came of it. *turn_P1C* is that of `rotate_pairs`."""
         num_patches = x_PE.shape[0]
         qkv = self.qkv(x_PE).view(num_patches, 3 * self.num_heads, -1)
         qk, v_PQD = qkv.split_with_sizes((2 * self.num_heads, self.num_heads), dim=1)
-        q_PQD, k_PQD = rotate(qk.float(), *turn).to(qk.dtype).chunk(2, dim=1)
-        return self.proj(backend.packed(q_PQD, k_PQD, v_PQD, layout))  # type: ignore[no-any-return]
+        q_PQD, k_PQD = rotate_pairs(qk, turn_P1C).chunk(2, dim=1)
+        return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))

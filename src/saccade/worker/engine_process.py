@@ -44,10 +44,19 @@ class Patience:
 
 PATIENCE = Patience()
 
-ENVIRONMENT = MappingProxyType({"GOMP_SPINCOUNT": "3000"})
-"""What an engine finds in its environment unless the operator has set it. OpenMP's threads spin while they wait for one
-another: where some other process has the core of one, the others would burn theirs until it gets it back, many times in
-every step. After so many turns, a fraction of a millisecond, they sleep (docs/decisions/004)."""
+ENVIRONMENT = MappingProxyType(
+    {
+        "GOMP_SPINCOUNT": "10000",
+        "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824",
+    }
+)
+"""What an engine finds in its environment unless the operator has set it.
+
+OpenMP's threads spin while they wait for one another: where some other process has the core of one, the others would
+burn theirs until it gets it back, many times in every step. After so many turns, a fraction of a millisecond, they
+sleep (docs/decisions/004). On a CPU, activations are malloc's: given back to the system after every prompt, each of
+their pages would be faulted in anew by the next.
+"""
 
 
 class EngineListener(Protocol):

@@ -104,15 +104,19 @@ class SelfAttention(nn.Module):
         q_HD, k_HD = self.q_norm.weight.expand(num_heads, -1), self.k_norm.weight.expand(num_kv_heads, -1)
         self.qk_weight_HD = torch.cat((q_HD, k_HD))
 
-    def forward(
-        self, x_NE: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    def add_to(
+        self,
+        residual_NE: torch.Tensor,
+        x_NE: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+        context: ForwardContext,
     ) -> torch.Tensor:
-        """Attend. *turn* is cosine and sine, each [N, 1, D]."""
+        """Attend over *x_NE*, and return the residual plus what came of it. *turn* is cosine and sine, [N, 1, D]."""
         qkv = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_shape[0])
         qk_NHD, v_NKD = qkv.split_with_sizes(self.heads, dim=1)
         normed_NHD = functional.rms_norm(qk_NHD, self.head_shape, None, self.norm_eps) * self.qk_weight_HD
         attended = self.attention(rotate(normed_NHD, *turn), v_NKD, context)
-        return self.o_proj(attended)  # type: ignore[no-any-return]
+        return self.o_proj.add_to(residual_NE, attended)
 
 
 class Mlp(nn.Module):
@@ -123,10 +127,10 @@ class Mlp(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size, config.intermediate_size), bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus what came of *x_NE*."""
         gate, up = self.gate_up_proj(x_NE).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate).mul_(up))  # type: ignore[no-any-return]
+        return self.down_proj.add_to(residual_NE, functional.silu(gate).mul_(up))
 
 
 class DecoderLayer(nn.Module):
@@ -143,8 +147,8 @@ class DecoderLayer(nn.Module):
         self, x_NE: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
-        x_NE = x_NE + self.self_attn(self.input_layernorm(x_NE), turn, context)
-        return x_NE + self.mlp(self.post_attention_layernorm(x_NE))  # type: ignore[no-any-return]
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), turn, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
 class TextDecoder(nn.Module):

@@ -5,10 +5,8 @@ grids, on the host; `forward_blocks` then runs without a device sync; `merge` pr
 Shapes: P patches, C channels * height * width of a patch, E hidden size, D head size, U merged patches, X text width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,9 @@ from torch.nn import functional
 from saccade.errors import StartupError
 from saccade.models.backbones.configuration import choice, integer
 from saccade.nn.context import AttentionBackend, PackedLayout
-from saccade.nn.linear import Linear
+from saccade.nn.linear import ACTIVATIONS, GELU, Linear
 from saccade.nn.norm import LayerNorm
-from saccade.nn.rope import inverse_frequencies, rotation
+from saccade.nn.rope import inverse_frequencies, pair_rotation
 from saccade.nn.vision import (
     Grid,
     PackedSelfAttention,
@@ -33,13 +31,6 @@ from saccade.nn.vision import (
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {
-        "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-        "gelu": functional.gelu,
-        "silu": functional.silu,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -105,13 +96,14 @@ def _deepstack_layers(vision: Mapping[str, Any]) -> tuple[int, ...]:
 class EncoderMetadata:
     """What follows from grids alone; made by `prepare` and handed to every block.
 
-    *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *turn* is cosine and sine [P, 1, D].
+    *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *turn* is that of `rotate_pairs`,
+    complex64 [P, 1, D / 2].
     """
 
     layout: PackedLayout
     taps: torch.Tensor
     tap_weights: torch.Tensor
-    turn: tuple[torch.Tensor, torch.Tensor]
+    turn: torch.Tensor
     backend: AttentionBackend
 
 
@@ -124,9 +116,9 @@ class VisionMlp(nn.Module):
         self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size)
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
-        """Map [P, E] to [P, E]."""
-        return self.linear_fc2(self.activation(self.linear_fc1(x_PE)))  # type: ignore[no-any-return]
+    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_PE* plus what came of *x_PE*."""
+        return self.linear_fc2.add_to(residual_PE, self.linear_fc1(x_PE, self.activation))
 
 
 class VisionBlock(nn.Module):
@@ -141,8 +133,8 @@ class VisionBlock(nn.Module):
 
     def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map [P, E] to [P, E]."""
-        x_PE = x_PE + self.attn(self.norm1(x_PE), metadata.turn, metadata.layout, metadata.backend)
-        return x_PE + self.mlp(self.norm2(x_PE))  # type: ignore[no-any-return]
+        x_PE = self.attn.add_to(x_PE, self.norm1(x_PE), metadata.turn, metadata.layout, metadata.backend)
+        return self.mlp.add_to(x_PE, self.norm2(x_PE))
 
 
 class PatchMerger(nn.Module):
@@ -159,7 +151,7 @@ class PatchMerger(nn.Module):
     def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
         """Map [P, E] to [U, X]."""
         merged = self.norm(x_PE.view(-1, self.width)) if self.norm_merged else self.norm(x_PE).view(-1, self.width)
-        return self.linear_fc2(functional.gelu(self.linear_fc1(merged)))  # type: ignore[no-any-return]
+        return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
 
 
 class VisionTower(nn.Module):
@@ -179,6 +171,10 @@ class VisionTower(nn.Module):
     def finish(self) -> None:
         """Make what is derived from loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
+        for block in self.blocks:
+            block.attn.pair()  # type: ignore[union-attr,operator]
+        # Resampling weighs four of them in float32.
+        self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
     def prepare(self, grids: Sequence[Grid], backend: AttentionBackend) -> EncoderMetadata:
         """Return all that depends on *grids*, computed on the host and copied without waiting."""
@@ -193,16 +189,18 @@ class VisionTower(nn.Module):
         taps_P4, weights_P4, place_P2 = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
         frequencies = inverse_frequencies(ROPE_THETA, self.config.hidden_size // self.config.num_heads // 2, device)
         angles = (place_P2.unsqueeze(-1) * frequencies).flatten(1)
-        return EncoderMetadata(
-            packed_layout(grids, device), taps_P4, weights_P4, rotation(angles, torch.float32), backend
-        )
+        return EncoderMetadata(packed_layout(grids, device), taps_P4, weights_P4, pair_rotation(angles), backend)
 
     def forward_blocks(
         self, patches_PC: torch.Tensor, metadata: EncoderMetadata
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the tower over normalised patches; return the last block's output and those of the deepstack blocks."""
-        table = self.pos_embed.weight
-        learned_PE = (functional.embedding(metadata.taps, table) * metadata.tap_weights.unsqueeze(-1)).sum(1)  # type: ignore[arg-type]
+        learned_PE = functional.embedding_bag(
+            metadata.taps,
+            self.pos_embed.weight,  # type: ignore[arg-type]
+            per_sample_weights=metadata.tap_weights,
+            mode="sum",
+        )
         x_PE = self.patch_embed["proj"](patches_PC)
         x_PE = x_PE + learned_PE.to(x_PE.dtype)
         tapped: dict[int, torch.Tensor] = {}

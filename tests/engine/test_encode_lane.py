@@ -1,0 +1,166 @@
+"""Pictures encoded aside: who decodes goes on, who waits for a picture goes no further, nobody's answer changes."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import engines
+import msgspec
+import pytest
+import torch
+
+from saccade.engine.encoder_cache import EncoderKey
+from saccade.engine.loop import Engine
+from saccade.protocol.output import FinishReason
+
+SMALL = (1, 4, 6)
+WIDE = (1, 6, 16)
+
+
+class Gate:
+    """Stands before an engine's lane: it lets a job through when told to, or spoils it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.jobs: list[list[EncoderKey]] = []
+        self.spoil = False
+        self._open = threading.Event()
+        self._encode: Callable[[Mapping[EncoderKey, bytes]], list[torch.Tensor]] = engine.runner.lane._encode
+        engine.runner.lane._encode = self._pass
+
+    def open(self) -> None:
+        """Let this job and all later ones through."""
+        self._open.set()
+
+    def _pass(self, pixels: Mapping[EncoderKey, bytes]) -> list[torch.Tensor]:
+        self.jobs.append(list(pixels))
+        assert self._open.wait(60)
+        if self.spoil:
+            raise RuntimeError("spoilt")
+        return self._encode(pixels)
+
+
+@pytest.fixture
+def subject(tiny_qwen3_vl: Path) -> Iterator[Engine]:
+    """An engine with a thread for steps and one for pictures."""
+    before = torch.get_num_threads()
+    yield engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400)
+    torch.set_num_threads(before)
+
+
+def tokens(engine: Engine, num_steps: int) -> dict[str, int]:
+    """Step, and count the tokens of each request."""
+    counts: dict[str, int] = {}
+    for _ in range(num_steps):
+        for frame in engine.step().values():
+            for delta in frame.deltas:
+                assert delta.failure is None, delta.failure
+                counts[delta.request_id] = counts.get(delta.request_id, 0) + len(delta.token_ids)
+    return counts
+
+
+def is_idle(engine: Engine) -> bool:
+    load = engine.load()
+    pins = engine.scheduler.encodings.encoder_cache._pins
+    return (load.num_running, load.num_waiting, load.num_free_blocks, len(pins)) == (0, 0, load.num_blocks, 0)
+
+
+def test_who_decodes_goes_on_and_answers_stay_the_same(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    text = engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60)
+    asked = [
+        engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4, (SMALL, 2), 3], "two", 1),
+        engines.request(tiny_qwen3_vl, [7, (WIDE, 1), 4], "shared", 2),
+        engines.request(tiny_qwen3_vl, [3, (SMALL, 3), 40], "other", 3),
+    ]
+    alone = engines.engine(tiny_qwen3_vl, threads=1, max_model_len=400)
+    expected = {one.request_id: engines.drain(alone, one).answers[one.request_id].token_ids for one in (text, *asked)}
+    gate = Gate(subject)
+    subject.submit(0, text)
+    assert tokens(subject, 3) == {"text": 3}
+    for one in asked:
+        subject.submit(0, one)
+    # The first two pictures wait behind the gate; nobody owes anybody anything, so the third is encoded in a step.
+    during = tokens(subject, 20)
+    assert during["text"] == 20
+    assert "two" not in during
+    assert "shared" not in during
+    gate.open()
+    told = engines.drain(subject)
+    assert len(told.answers["text"].token_ids) == 60 - 23
+    assert told.answers["text"].token_ids == expected["text"][23:]
+    assert told.answers["two"].token_ids == expected["two"]
+    assert told.answers["shared"].token_ids == expected["shared"]
+    assert told.answers["two"].times is not None
+    assert told.answers["two"].times.encode_seconds > 0
+    assert during.get("other", 0) + len(told.answers["other"].token_ids) == len(expected["other"])
+    assert subject.load().encoded_items_total == 3
+    assert gate.jobs
+    assert is_idle(subject)
+
+
+def test_nobody_decodes_and_nothing_goes_aside(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    gate = Gate(subject)
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4, (SMALL, 2), 3])
+    assert engines.drain(subject, asked).answers["a"].finish_reason == FinishReason.LENGTH
+    assert gate.jobs == []
+
+
+def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    gate = Gate(subject)
+    gate.spoil = True
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    tokens(subject, 2)
+    subject.submit(0, asked := engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
+    subject.submit(1, msgspec.structs.replace(asked, request_id="bad too"))
+    tokens(subject, 2)
+    gate.open()
+    mine = engines.drain(subject)
+    failure = mine.answers["bad"].failure
+    assert failure is not None
+    assert "picture" in failure.message
+    assert "spoilt" not in failure.message
+    assert mine.answers["text"].finish_reason == FinishReason.LENGTH
+    assert is_idle(subject)
+    gate.spoil = False
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    tokens(subject, 2)
+    again = engines.drain(subject, asked)
+    assert again.answers["bad"].finish_reason == FinishReason.LENGTH
+
+
+def test_an_abort_leaves_nothing_and_the_encoding_serves_the_next(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    gate = Gate(subject)
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "gone")
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    tokens(subject, 2)
+    subject.submit(0, asked)
+    tokens(subject, 2)
+    subject.abort(0, "gone")
+    # By its hash alone: what is under way need not be asked for.
+    by_hash = [msgspec.structs.replace(item, inline=None) for item in asked.media]
+    subject.submit(0, msgspec.structs.replace(asked, request_id="next", media=tuple(by_hash)))
+    assert "next" not in tokens(subject, 3)
+    gate.open()
+    told = engines.drain(subject)
+    assert told.answers["next"].finish_reason == FinishReason.LENGTH
+    assert subject.load().encoded_items_total == len(gate.jobs) == 1
+    assert is_idle(subject)
+
+
+def test_an_engine_with_nothing_else_to_do_waits_for_the_lane(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    gate = Gate(subject)
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=4))
+    tokens(subject, 2)
+    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "picture"))
+    assert tokens(subject, 6) == {"text": 2}
+    gate.open()
+    assert engines.drain(subject).answers["picture"].finish_reason == FinishReason.LENGTH
+
+
+def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:
+    plain = engines.engine(tiny_qwen3_vl, threads=1)
+    gate = Gate(plain)
+    plain.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    tokens(plain, 2)
+    told = engines.drain(plain, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "picture"))
+    assert told.answers["picture"].finish_reason == FinishReason.LENGTH
+    assert gate.jobs == []
