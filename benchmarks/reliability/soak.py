@@ -28,19 +28,9 @@ from benchmarks.reliability import ROOT, soak_report
 from benchmarks.reliability.processes import MIB, Holdings, holdings, provenance
 
 SERVER_FLAGS = (
-    # Two threads, so that pictures are encoded beside the steps of others.
-    *(
-        "--threads",
-        "2",
-        "--dtype",
-        "float32",
-        "--max-model-len",
-        "512",
-        "--max-num-seqs",
-        "10",
-        "--max-num-batched-tokens",
-        "256",
-    ),
+    *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),
+    # So that pictures are encoded beside the steps of others.
+    *("--threads", "2"),
     *("--kv-cache-memory-bytes", str(5 * MIB // 2), "--encoder-cache-bytes", str(MIB)),
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
 )
