@@ -1,4 +1,4 @@
-"""Faults, struck at a running `saccade serve` while it answers; used by the tests and by benchmarks/faults.py.
+"""Faults, struck at a running `saccade serve` while it answers; used by the tests and by benchmarks/reliability/faults.py.
 
 Each fault is a function that does the harm. What came of it is an Observation: no answer may be wrong, service must
 return, and nothing may be left behind.

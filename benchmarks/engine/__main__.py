@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.engine import report
 from benchmarks.engine.cases import CASES, SYSTEMS, VLLM, Case
 from benchmarks.engine.rows import Numbers, measure
-from benchmarks.engine.systems import ROOT, Setup, preloads
-from benchmarks.gateway.report import commit, machine
+from benchmarks.engine.systems import Setup, preloads
+from benchmarks.measured import ROOT, commit, machine
 
 
 def arguments() -> argparse.Namespace:

@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.engine.cases import OUTPUT_TOKENS, TRANSFORMERS, Case
 from benchmarks.engine.load import Load
-from benchmarks.engine.systems import MODEL, ROOT, Running, Setup, running
+from benchmarks.engine.systems import Running, Setup, running
+from benchmarks.measured import MODEL, ROOT
 
 SAMPLE_SECONDS = 0.25
 MIN_WARMUP = 4

@@ -1,27 +1,16 @@
 """The servers under test: vLLM as its users start it for speed, compiled and with its preloads, and `saccade serve`."""
 
 import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from benchmarks.engine.cases import VLLM
+from benchmarks.measured import MODEL, answers, free_ports, process, pss_mib
 
-ROOT = Path(__file__).parents[2]
-MODEL = "tiny-vlm"
 READY_SECONDS = {VLLM: 600.0}
-STOP_SECONDS = 30.0
 POLL_SECONDS = 0.2
 
 
@@ -47,28 +36,23 @@ class Running:
 
     def pss_mib(self) -> float:
         """Return the proportional set size of the server and all below it: shared pages count once."""
-        root = psutil.Process(self.pid)
-        total = 0
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_full_info().pss
-        return total / (1 << 20)
+        return pss_mib(self.pid)
 
 
 @contextlib.contextmanager
 def running(system: str, setup: Setup) -> Iterator[Running]:
     """Start *system* and stop it, with all that it started, at the end. Raises RuntimeError where it does not start."""
-    port = _free_port()
+    (port,) = free_ports(1)
     command, environment = _vllm(setup, port) if system == VLLM else _saccade(setup, port)
     begun = time.monotonic()
-    with (setup.logs / f"{system}.log").open("ab") as log, _process(command, environment, log.fileno()) as process:
+    with (setup.logs / f"{system}.log").open("ab") as log, process(command, log.fileno(), environment) as server:
         url = f"http://127.0.0.1:{port}"
         deadline = begun + READY_SECONDS.get(system, 120.0)
-        while not _answers(url):
-            if process.poll() is not None or time.monotonic() > deadline:
+        while not answers(url):
+            if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{system} did not become ready; its log tells more")
             time.sleep(POLL_SECONDS)
-        yield Running(url, process.pid, round(time.monotonic() - begun, 1))
+        yield Running(url, server.pid, round(time.monotonic() - begun, 1))
 
 
 def _vllm(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
@@ -105,40 +89,3 @@ def _saccade(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
 
 def _quiet(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
-
-@contextlib.contextmanager
-def _process(command: Sequence[str], environment: Mapping[str, str], log: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run *command* until the block ends; whatever it started ends with it."""
-    process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment})
-    try:
-        yield process
-    finally:
-        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for left in psutil.wait_procs(below, timeout=5.0)[1]:
-            left.kill()
-
-
-def _answers(url: str) -> bool:
-    """Whether a chat without pictures is answered."""
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return b"choices" in response.read()
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

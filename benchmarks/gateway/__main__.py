@@ -20,7 +20,8 @@ from benchmarks.gateway import report
 from benchmarks.gateway.cases import CASES, Case
 from benchmarks.gateway.model_folder import write_model
 from benchmarks.gateway.rows import measure
-from benchmarks.gateway.systems import ROOT, SMG, SYSTEMS, Setup, running
+from benchmarks.gateway.systems import SMG, SYSTEMS, Setup, running
+from benchmarks.measured import ROOT, commit, machine
 
 
 def arguments() -> argparse.Namespace:
@@ -57,8 +58,8 @@ def main() -> None:
             for system in systems if repeat % 2 == 0 else reversed(systems):
                 rows += run(system, setup, folder, own, given, repeat)
     facts = {
-        "Machine": report.machine(),
-        "Commit": report.commit(),
+        "Machine": machine(),
+        "Commit": commit(),
         "SMG": smg_version(given.smg) if given.smg else "not measured",
         # Where things lie on this machine is nobody's business.
         "Command": shlex.join(["python", "-m", "benchmarks.gateway", *(Path(word).name for word in sys.argv[1:])]),

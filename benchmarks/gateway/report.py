@@ -1,15 +1,11 @@
 """The rows as a table for people, with ours over SMG's."""
 
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.cases import CASES, Case
-from benchmarks.gateway.systems import ROOT, SMG, SYSTEMS
+from benchmarks.gateway.systems import SMG, SYSTEMS
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -29,19 +25,6 @@ COLUMNS = {
     "text_receipt_p99_ms": "text p99 ms",
     "loop_lag_p99_ms": "loop lag p99 ms",
 }
-
-
-def machine() -> str:
-    """Return the processor's name and the number of cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{name}, {os.cpu_count()} cores"
-
-
-def commit() -> str:
-    """Return the commit that is measured, and whether it has been changed."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def markdown(facts: Mapping[str, str], rows: Rows) -> str:

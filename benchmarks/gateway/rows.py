@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.gateway.cases import NUM_PICTURES, Case
 from benchmarks.gateway.load import Load
 from benchmarks.gateway.photos import write_photos
-from benchmarks.gateway.systems import MODEL, ROOT, SMG, Running
+from benchmarks.gateway.systems import SMG, Running
+from benchmarks.measured import MODEL, ROOT
 
 SAMPLE_SECONDS = 0.1
 BESIDE_SECONDS = 10.0

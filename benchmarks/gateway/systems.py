@@ -1,25 +1,18 @@
 """The gateways under test, each with a worker of its own behind it."""
 
 import contextlib
-import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from benchmarks.measured import MODEL, answers, free_ports, process, pss_mib
 
-ROOT = Path(__file__).parents[2]
-MODEL = "tiny-vlm"
 READY_SECONDS = 60.0
-STOP_SECONDS = 30.0
 SMG, TOKENSPEED, NATIVE = "smg", "saccade, TokenSpeed wire", "saccade, native wire"
 SYSTEMS = (SMG, TOKENSPEED, NATIVE)
 
@@ -44,12 +37,7 @@ class Running:
 
     def pss_mib(self) -> float:
         """Return the proportional set size of the gateway and all below it: shared pages count once."""
-        root = psutil.Process(self.gateway.pid)
-        total = 0
-        for process in (root, *root.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_full_info().pss
-        return total / (1 << 20)
+        return pss_mib(self.gateway.pid)
 
     def metrics(self) -> str:
         """Return our gateway's metrics in Prometheus' format."""
@@ -60,20 +48,20 @@ class Running:
 @contextlib.contextmanager
 def running(system: str, setup: Setup, folder: Path, *, caches: bool) -> Iterator[Running]:
     """Start *system* in front of a worker that serves the model in *folder*; stop both at the end."""
-    worker_port, port, metrics_port = _free_ports(3)
+    worker_port, port, metrics_port = free_ports(3)
     kind = "native_worker" if system == NATIVE else "tokenspeed_worker"
     worker_command = [sys.executable, "-m", f"benchmarks.gateway.{kind}", str(folder), "--model", MODEL]
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((setup.logs / f"{system.replace(', ', '-').replace(' ', '-')}.log").open("ab"))
-        worker = stack.enter_context(_process([*worker_command, "--port", str(worker_port)], log.fileno(), {}))
+        worker = stack.enter_context(process([*worker_command, "--port", str(worker_port)], log.fileno(), {}))
         _wait(worker, lambda: _listens(worker_port))
         if system == SMG:
             command, environment = _smg(setup, worker_port, port, metrics_port, caches=caches)
         else:
             command, environment = _saccade(system, setup, worker_port, port, caches=caches), {}
-        gateway = stack.enter_context(_process(command, log.fileno(), environment))
+        gateway = stack.enter_context(process(command, log.fileno(), environment))
         started = Running(f"http://127.0.0.1:{port}", gateway, worker)
-        _wait(gateway, lambda: _answers(started.url))
+        _wait(gateway, lambda: answers(started.url))
         yield started
 
 
@@ -97,30 +85,12 @@ def _saccade(system: str, setup: Setup, worker_port: int, port: int, *, caches: 
     return [*command, *setup.gateway_arguments]
 
 
-@contextlib.contextmanager
-def _process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run *command* until the block ends; whatever it started ends with it."""
-    process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment})
-    try:
-        yield process
-    finally:
-        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for left in psutil.wait_procs(below, timeout=5.0)[1]:
-            left.kill()
-
-
-def _wait(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+def _wait(started: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
     """Wait until *condition* holds. Raises RuntimeError where the process ends, or takes too long."""
     deadline = time.monotonic() + READY_SECONDS
     while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{process.args} did not become ready; its log tells more")
+        if started.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{started.args} did not become ready; its log tells more")
         time.sleep(0.1)
 
 
@@ -130,23 +100,3 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _answers(url: str) -> bool:
-    """Whether a chat without pictures is answered."""
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=5) as response:
-            return b"choices" in response.read()
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -1,8 +1,8 @@
 """What Saccade does under faults and under long load, on a real server: the programs .faults and .soak."""
 
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.measured import ROOT
+
 # The faults, and the server they are struck at, are those of the tests.
 sys.path.insert(0, str(ROOT / "tests"))

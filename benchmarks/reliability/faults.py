@@ -19,7 +19,7 @@ import faults
 from faults import Observation, Quiet
 from server import Server, serving
 
-from benchmarks.reliability import ROOT
+from benchmarks.measured import ROOT
 from benchmarks.reliability.processes import provenance
 
 SILENCE_SECONDS = 15

@@ -1,9 +1,7 @@
 """What a running `saccade serve` holds: memory, descriptors, shared memory; and where a figure was measured."""
 
 import contextlib
-import os
 import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,7 @@ import torch
 from faults import roles, segments
 from server import Server
 
-from benchmarks.reliability import ROOT
-
-MIB = 1 << 20
+from benchmarks.measured import MIB, commit, machine
 
 
 @dataclass(frozen=True)
@@ -47,11 +43,8 @@ def _shared_bytes(server: Server) -> int:
 
 def provenance() -> list[str]:
     """Return machine, commit and command as lines of Markdown."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout
     return [
-        f"- machine: {cpu}, {os.cpu_count()} cores; torch {torch.__version__}, Python {platform.python_version()}",
-        f"- commit: {commit.strip()}",
+        f"- machine: {machine()}; torch {torch.__version__}, Python {platform.python_version()}",
+        f"- commit: {commit()}",
         f"- command: `python -m benchmarks.reliability.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}`",
     ]

@@ -24,8 +24,9 @@ import openai
 from chats import openai_messages, picture
 from server import Server, serving
 
-from benchmarks.reliability import ROOT, soak_report
-from benchmarks.reliability.processes import MIB, Holdings, holdings, provenance
+from benchmarks.measured import MIB, ROOT
+from benchmarks.reliability import soak_report
+from benchmarks.reliability.processes import Holdings, holdings, provenance
 
 SERVER_FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from chats import data_url, picture
+from faults import wait_for
 from server import Server, serving
 from test_bad_input import post
 
@@ -125,6 +126,12 @@ def test_log_lines_of_a_request_carry_its_id(served: Server) -> None:
         answer = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=1
         )
-    lines = {line["event"]: line for line in request_lines(served) if line.get("request_id") == "one-request"}
+    lines: dict[str, Any] = {}
+
+    def are_there() -> bool:
+        lines.update((line["event"], line) for line in request_lines(served) if line.get("request_id") == "one-request")
+        return lines.keys() >= {"chat", "request"}
+
+    wait_for(are_there)  # They are written when the answer has been sent.
     assert lines["chat"]["id"] == answer.id
     assert lines["request"]["status"] == 200

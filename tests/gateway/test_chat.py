@@ -1,9 +1,13 @@
 """Answers, streamed and whole: shape, usage, stop strings, aborts, errors on the way."""
 
+import asyncio
+import contextlib
 import http.client
+import itertools
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import structlog
 from chats import data_url, openai_messages, picture
 
 from saccade.errors import QueueFull, WorkerFailed
+from saccade.gateway.admission import Admission
 from saccade.gateway.config import GatewayConfig
 from saccade.models import family_of, load_layout
 from saccade.protocol.media import Span
@@ -243,6 +248,31 @@ def test_one_bad_picture_gives_back_the_slots_of_the_others(gateway: scripted.Ga
     error = answer.json["error"]
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[1].image_url.url")
     wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+
+
+def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
+    gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pixels are ready, and it waits for its turn to be sent, when its client goes."""
+    arrived, turns = threading.Event(), itertools.count(1)
+
+    @contextlib.asynccontextmanager
+    async def turn(self: Admission, num_body_bytes: int) -> AsyncIterator[None]:
+        if next(turns) == 3:
+            arrived.set()
+            await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(Admission, "turn", turn)
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture(50, 60, 9))}}]
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+    connection.request("POST", "/v1/chat/completions", body)
+    assert arrived.wait(20)
+    assert gateway.metric("saccade_slots_in_use") == 1
+    connection.close()
+    wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+    assert not gateway.worker.requests
 
 
 def test_developer_is_system_and_names_are_taken(gateway: scripted.Gateway) -> None:

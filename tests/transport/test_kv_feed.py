@@ -1,65 +1,39 @@
 """The feed of cache events and the questions for pixels, over a real wire, with a front that says what a test wants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import msgspec
 import pytest
 from echo_worker import ask, until
+from fronts import Front, talking
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.kv_events import AllCleared, KvEvent, KvEvents, PictureRemoved, PictureStored
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
-from saccade.transport.client import WorkerClient
-from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused, WorkerServer
+from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused
 
-DESCRIPTION = Description(
-    model="m",
-    fingerprint=bytes(32),
-    files=ModelFiles(files={}),
-    max_model_len=1,
-    max_num_seqs=1,
-    block_size=16,
-    num_blocks=1,
-    dtype="float32",
-    device="cpu",
-    shm_namespace="here",
-    version="0",
-)
 A, B = (PictureStored(b"salt", name) for name in (b"a", b"b"))
 
 
-class Curious:
+class Curious(Front):
     """A front that holds nothing: it asks for the pixels of every request, and answers when they are there."""
 
     def __init__(self) -> None:
-        self.watchers: list[Connection] = []
-        self.watched: list[tuple[bool, bool]] = []
-        self.left: list[Connection] = []
-        self.commands: list[GatewayCommand] = []
+        super().__init__()
         self.connection = Connection(0)
-
-    def describe(self) -> bytes:
-        return msgspec.msgpack.encode(DESCRIPTION)
 
     def open(self) -> Connection:
         self.connection = Connection(0)
         return self.connection
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
-        self.watchers.append(Connection(len(self.watchers) + 1))
-        self.watched.append((blocks, pictures))
-        return self.watchers[-1]
-
-    def receive(self, connection: Connection, command: bytes) -> None:
-        self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
-        match self.commands[-1]:
+    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+        match command:
             case EngineRequest(request_id=name):
                 wanted = PixelsWanted(name, [0])
                 connection.send(msgspec.msgpack.encode(StepFrame([], pixels_wanted=[wanted])))
@@ -68,28 +42,9 @@ class Curious:
                 delta = TokenDelta(name, [7], FinishReason.LENGTH)
                 connection.send(msgspec.msgpack.encode(StepFrame([delta], released)))
 
-    def hang_up(self, connection: Connection) -> None:
-        self.left.append(connection)
-
     def say(self, number: int, *events: KvEvent, snapshot: bool = False, last: bool = True) -> None:
         """Send a message of the feed to the newest watcher."""
         self.watchers[-1].send(msgspec.msgpack.encode(KvEvents(number, list(events), snapshot, last)))
-
-
-@asynccontextmanager
-async def talking(
-    folder: Path, front: Curious, on_released: Callable[[Sequence[str]], None] = lambda _: None
-) -> AsyncIterator[WorkerClient]:
-    server = WorkerServer(front, f"unix:{folder}/w.sock")
-    await server.start()
-    client = WorkerClient(server.address, on_released)
-    await client.start()
-    try:
-        await until(lambda: client.ready and front.watchers)
-        yield client
-    finally:
-        await client.close()
-        await server.stop()
 
 
 async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5

@@ -2,84 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import msgspec
 import pytest
 from echo_worker import ask, tokens, until
+from fronts import Front, talking
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
-from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.backoff import Backoff
-from saccade.transport.client import WorkerClient
-from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused, WorkerServer
+from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
-DESCRIPTION = Description(
-    model="m",
-    fingerprint=bytes(32),
-    files=ModelFiles(files={}),
-    max_model_len=1,
-    max_num_seqs=1,
-    block_size=16,
-    num_blocks=1,
-    dtype="float32",
-    device="cpu",
-    shm_namespace="here",
-    version="0",
-)
 FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
 
 
-class Parrot:
+class Parrot(Front):
     """A front that answers a request with *frames*, in order; None stands for a good last delta."""
 
     def __init__(self, frames: list[bytes | None]) -> None:
+        super().__init__()
         self.frames = frames
-        self.commands: list[GatewayCommand] = []
-        self.num_connections = 0
 
-    def describe(self) -> bytes:
-        return msgspec.msgpack.encode(DESCRIPTION)
-
-    def open(self) -> Connection:
-        self.num_connections += 1
-        return Connection(self.num_connections)
-
-    def receive(self, connection: Connection, command: bytes) -> None:
-        self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
-        last = self.commands[-1]
-        if isinstance(last, EngineRequest):
-            delta = TokenDelta(last.request_id, [len(last.token_ids)], FinishReason.LENGTH)
+    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+        if isinstance(command, EngineRequest):
+            delta = TokenDelta(command.request_id, [len(command.token_ids)], FinishReason.LENGTH)
             for frame in self.frames:
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
-
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
-        return Connection(0)
-
-    def hang_up(self, connection: Connection) -> None:
-        pass
-
-
-@asynccontextmanager
-async def talking(
-    folder: Path, front: Parrot, on_released: Callable[[Sequence[str]], None] = lambda _: None
-) -> AsyncIterator[WorkerClient]:
-    server = WorkerServer(front, f"unix:{folder}/w.sock")
-    await server.start()
-    client = WorkerClient(server.address, on_released)
-    await client.start()
-    try:
-        await until(lambda: client.ready)
-        yield client
-    finally:
-        await client.close()
-        await server.stop()
 
 
 async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(tmp_path: Path) -> None:

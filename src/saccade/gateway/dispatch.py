@@ -4,7 +4,7 @@ import asyncio
 import collections
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -60,14 +60,20 @@ class Dispatcher:
             self._work[url] = self._work[url].minus(num_prompt_tokens)
 
     async def stream(
-        self, placement: Placement, request: EngineRequest, supply: PixelSupply | None = None
+        self,
+        placement: Placement,
+        request: EngineRequest,
+        supply: PixelSupply | None = None,
+        on_begin: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
+        *on_begin* is called when the first delta is asked for: from then on the request's slots are not the caller's.
         *supply* brings the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises: WorkerUnavailable,
         WorkerFailed, or the error that the engine answers with.
         """
+        on_begin()
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
         if supply is None:

@@ -59,6 +59,8 @@ class Generation:
                 draft = on_wire(served, draft, placement.pixel_dtype, partial(placement.worker.holds, salt))
                 await held.enter_async_context(self.admission.pixels(draft.num_pixel_bytes))
                 prompt = await self.preparer.prompt(served, draft, salt)
+                unsent = held.enter_context(contextlib.ExitStack())
+                unsent.callback(self.preparer.give_back, prompt)
                 # A picture that many waited for is ready for all of them at once.
                 async with self.admission.turn(asked.num_body_bytes):
                     pass
@@ -74,5 +76,6 @@ class Generation:
                 num_samples=len(answer.samples),
             )
             answer.sent_to(placement.worker)
-            async with contextlib.aclosing(self.dispatcher.stream(placement, engine_request, supply)) as deltas:
+            stream = self.dispatcher.stream(placement, engine_request, supply, on_begin=unsent.pop_all)
+            async with contextlib.aclosing(stream) as deltas:
                 yield answer, deltas

@@ -147,7 +147,8 @@ class Preparer:
         """Return *draft* with its pixels where a worker can read them.
 
         A picture that is there twice is prepared once and lies in one slot. Whoever gets the prompt owns a use of a
-        slot for each of its media that has one; on failure and cancellation there are none.
+        slot for each of its media that has one, until it is sent or given back; on failure and cancellation there are
+        none.
         """
         self.metrics.pictures_by_hash.inc(sum(picture.content_hash in draft.held for picture in draft.pictures))
         with self.metrics.stage("media"):
@@ -161,6 +162,10 @@ class Preparer:
                 await self._abandon(tasks.values())
                 raise
         return Prompt(draft.token_ids, tuple(self._media(draft, {key: task.result() for key, task in tasks.items()})))
+
+    def give_back(self, prompt: Prompt) -> None:
+        """Give back the slots of a prompt that will not be sent."""
+        self.pool.release(item.slot.name for item in prompt.media if item.slot is not None)
 
     async def bring(self, served: ServedModel, draft: Draft, salt: bytes) -> Prompt:
         """Return what prompt() does, for a worker that waits for it. Raises WorkerUnavailable after *bring_seconds*."""

@@ -1,0 +1,82 @@
+"""What is measured where: processes started and stopped, whether they answer, what they hold; machine and commit."""
+
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+MODEL = "tiny-vlm"
+MIB = 1 << 20
+STOP_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def process(command: Sequence[str], log: int, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run *command* until the block ends; whatever it started ends with it."""
+    started = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **environment})
+    try:
+        yield started
+    finally:
+        below = psutil.Process(started.pid).children(recursive=True) if started.poll() is None else []
+        started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+        for left in psutil.wait_procs(below, timeout=5.0)[1]:
+            left.kill()
+
+
+def answers(url: str) -> bool:
+    """Whether a chat without pictures is answered."""
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return b"choices" in response.read()
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def pss_mib(pid: int) -> float:
+    """Return the proportional set size of a process and all below it: shared pages count once."""
+    root = psutil.Process(pid)
+    total = 0
+    for one in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += one.memory_full_info().pss
+    return total / MIB
+
+
+def machine() -> str:
+    """Return the processor's name and the number of cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """Return the commit that is measured, and whether it has been changed."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,77 @@
+"""A front to be played by a test, and a client that talks to it over a real wire."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from echo_worker import until
+
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.request import GatewayCommand
+from saccade.transport.client import WorkerClient
+from saccade.transport.server import Connection, WorkerServer
+
+DESCRIPTION = Description(
+    model="m",
+    fingerprint=bytes(32),
+    files=ModelFiles(files={}),
+    max_model_len=1,
+    max_num_seqs=1,
+    block_size=16,
+    num_blocks=1,
+    dtype="float32",
+    device="cpu",
+    shm_namespace="here",
+    version="0",
+)
+
+
+class Front:
+    """Remembers who came and what was asked, and says nothing; *watchers* are those of the feed, newest last."""
+
+    def __init__(self) -> None:
+        self.num_connections = 0
+        self.watchers: list[Connection] = []
+        self.watched: list[tuple[bool, bool]] = []
+        self.left: list[Connection] = []
+        self.commands: list[GatewayCommand] = []
+
+    def describe(self) -> bytes:
+        return msgspec.msgpack.encode(DESCRIPTION)
+
+    def open(self) -> Connection:
+        self.num_connections += 1
+        return Connection(self.num_connections)
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        self.watchers.append(Connection(100 + len(self.watchers)))
+        self.watched.append((blocks, pictures))
+        return self.watchers[-1]
+
+    def receive(self, connection: Connection, command: bytes) -> None:
+        self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
+        self.answer(connection, self.commands[-1])
+
+    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+        """Say what the test wants."""
+
+    def hang_up(self, connection: Connection) -> None:
+        self.left.append(connection)
+
+
+@asynccontextmanager
+async def talking(
+    folder: Path, front: Front, on_released: Callable[[Sequence[str]], None] = lambda _: None
+) -> AsyncIterator[WorkerClient]:
+    """A client that is connected to *front*, its feed included."""
+    server = WorkerServer(front, f"unix:{folder}/w.sock")
+    await server.start()
+    client = WorkerClient(server.address, on_released)
+    await client.start()
+    try:
+        await until(lambda: client.ready and front.watchers)
+        yield client
+    finally:
+        await client.close()
+        await server.stop()
