@@ -109,6 +109,13 @@ def drain(
     return outcome
 
 
+def is_idle(engine: Engine) -> bool:
+    """Nothing of any request is left."""
+    load = engine.load()
+    pins = engine.runner.encoder_cache._pins
+    return (load.num_running, load.num_waiting, load.num_free_blocks, len(pins)) == (0, 0, load.num_blocks, 0)
+
+
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:
     """Return a dict that fills with every row of logits sampled from, by request."""
     rows: dict[str, list[torch.Tensor]] = defaultdict(list)

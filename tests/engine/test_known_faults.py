@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from saccade.engine.batch import Batch, build_batch
+from saccade.engine.encode_lane import Encoded
 from saccade.engine.encoder_cache import EncoderKey
 from saccade.engine.loop import Engine
 from saccade.errors import QueueFull
@@ -167,14 +168,14 @@ def test_a_cached_text_hides_no_picture(plain: Engine, tiny_qwen3_vl: Path) -> N
 
 def test_pictures_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
-    encode = subject.runner._features
+    encode = subject.runner.encode
     steps: list[list[int]] = []
 
-    def recording(pixels: Mapping[EncoderKey, bytes]) -> list[torch.Tensor]:
+    def recording(pixels: Mapping[EncoderKey, bytes]) -> Encoded:
         steps.append([key.num_patches for key in pixels])
         return encode(pixels)
 
-    subject.runner._features = recording  # type: ignore[method-assign]
+    subject.runner.encode = recording  # type: ignore[method-assign]
     parts: list[Any] = [part for seed in range(6) for part in ((SMALL, seed), 1)]
     told = engines.drain(
         subject,

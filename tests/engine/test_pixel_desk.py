@@ -50,13 +50,6 @@ def step(engine: Engine) -> StepFrame:
     return engine.step().get(0, StepFrame([]))
 
 
-def is_idle(engine: Engine) -> bool:
-    """Nothing of any request is left."""
-    load = engine.load()
-    pins = engine.scheduler.encodings.encoder_cache._pins
-    return (load.num_running, load.num_waiting, load.num_free_blocks, len(pins)) == (0, 0, load.num_blocks, 0)
-
-
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_held_picture_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -> None:  # F5
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=prefix_caching)
@@ -71,7 +64,7 @@ def test_held_picture_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool)
     known = engines.drain(fresh, shifted).answers["shifted"].token_ids
     assert engines.drain(subject, by_hash(shifted)).answers["hash"].token_ids == known
     assert subject.load().encoded_items_total == 1
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def test_prefix_alone_is_enough(tiny_qwen3_vl: Path) -> None:  # F5, [eng] 23
@@ -106,7 +99,7 @@ def test_absent_picture_is_asked_for_once_and_the_answer_is_the_same(
     told = engines.drain(subject)
     assert told.answers["hash"].token_ids == expected
     assert sorted(told.released) == sorted(pixels.slot.name for pixels in answer.media if pixels.slot)
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def test_picture_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -> None:
@@ -128,7 +121,7 @@ def test_picture_that_the_neighbour_could_not_bring_is_asked_for(tiny_qwen3_vl: 
     assert told.answers["hash"].finish_reason is None
     subject.supply(0, pixels_of(asked, "hash", 0))
     assert len(engines.drain(subject).answers["hash"].token_ids) == 8
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +148,7 @@ def test_wrong_answer_fails_its_request_alone(
     assert failure.code == "internal_error"
     assert sorted(told.released) == sorted(slot.name for slot in slots)
     assert told.answers["other"].finish_reason is FinishReason.LENGTH
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def test_pixels_that_nobody_asked_for_fail_their_request(tiny_qwen3_vl: Path) -> None:
@@ -182,7 +175,7 @@ def test_parked_sequences_end_and_late_pixels_are_given_back(
     told = engines.drain(subject)
     failure = told.answers["hash"].failure
     assert (failure.code if failure else None) == ("worker_unavailable" if end == "late" else None)
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
     slot = in_slot(asked.media[0].inline or b"", pool)
     subject.supply(0, Pixels(request_id="hash", media=(MediaPixels(0, slot),)))
     assert engines.drain(subject).released == [slot.name]
@@ -205,7 +198,7 @@ def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: 
     told = engines.drain(subject, by_hash(asked), other, each_step=lose_everything)
     assert told.answers["hash"].token_ids == expected
     assert subject.load().preemptions_total >= 1
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def failure_code(told: engines.Outcome) -> str | None:
@@ -222,7 +215,7 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
     subject.scheduler.retract(subject.scheduler.running[0])
     subject._paged_blocks.clear()
     assert failure_code(engines.drain(subject)) == "worker_unavailable"
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 @pytest.mark.parametrize("held_by", ["prefix", "encoding"])
@@ -239,7 +232,7 @@ def test_one_question_is_for_every_picture_that_came_by_its_hash(tiny_qwen3_vl: 
     subject.scheduler.encodings.encoder_cache.clear()
     subject.supply(0, pixels_of(asked, "hash", 0, 1))
     assert engines.drain(subject).answers["hash"].token_ids == expected
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def test_samples_share_what_was_brought(tiny_qwen3_vl: Path) -> None:  # [eng] 3
@@ -254,7 +247,7 @@ def test_samples_share_what_was_brought(tiny_qwen3_vl: Path) -> None:  # [eng] 3
         assert not frame.pixels_wanted
         ended += [delta.index for delta in frame.deltas if delta.finish_reason is FinishReason.LENGTH]
     assert sorted(ended) == [0, 1, 2]
-    assert is_idle(subject)
+    assert engines.is_idle(subject)
 
 
 def test_every_end_gives_the_slots_back(tiny_qwen3_vl: Path, pool: SlotPool) -> None:  # [eng] 17: admission error

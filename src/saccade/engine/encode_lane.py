@@ -1,6 +1,5 @@
 """Encode pictures on a thread of their own, beside the steps."""
 
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
@@ -9,15 +8,16 @@ import torch
 
 from saccade.engine.encoder_cache import EncoderKey
 
-Encode = Callable[[Mapping[EncoderKey, bytes]], list[torch.Tensor]]
-"""Pixels to features, a tensor [tokens, width] in storage of its own for each picture; changes nothing else."""
-
 
 class Encoded(NamedTuple):
-    """Features by key, and how long the network took."""
+    """Features by key, [tokens, width], each in storage of its own; and how long the network took."""
 
     features: dict[EncoderKey, torch.Tensor]
     seconds: float
+
+
+Encode = Callable[[Mapping[EncoderKey, bytes]], Encoded]
+"""Pixels to features; changes nothing else."""
 
 
 class EncodeLane:
@@ -32,7 +32,7 @@ class EncodeLane:
     def begin(self, pixels: Mapping[EncoderKey, bytes]) -> None:
         """Start to encode *pixels*. The job before must have been taken."""
         self.keys = frozenset(pixels)
-        self._job = self._pool.submit(self._run, pixels)
+        self._job = self._pool.submit(self._encode, pixels)
 
     def take(self, patience_seconds: float = 0.0) -> Encoded | None:
         """Return what the job gave, None where there is none or it is not done. Raises what the job raised."""
@@ -40,8 +40,3 @@ class EncodeLane:
             return None
         job, self._job, self.keys = self._job, None, frozenset()
         return job.result()
-
-    def _run(self, pixels: Mapping[EncoderKey, bytes]) -> Encoded:
-        began = time.perf_counter()
-        features = self._encode(pixels)
-        return Encoded(dict(zip(pixels, features, strict=True)), time.perf_counter() - began)

@@ -29,7 +29,7 @@ class EncodePlanner:
         self.encoder_cache = encoder_cache
         self.in_flight: frozenset[EncoderKey] = frozenset()
         self.num_hits = 0
-        self._decodes = False
+        self._is_beside = False
         self._owed_patches = 0
         self._budget_patches = budget_patches
         self._aside = aside
@@ -60,8 +60,8 @@ class EncodePlanner:
 
     def begin(self, decodes: bool) -> None:
         """Begin to plan a step, in which somebody *decodes* or not."""
-        self._decodes = decodes
-        self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if decodes else 0
+        self._is_beside = self._aside and decodes
+        self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
         """Plan the encodings a chunk needs; return its length, which stops before a picture that will not be there."""
@@ -87,7 +87,10 @@ class EncodePlanner:
         elif self._fits(source.key, left):
             left.patches = max(0, left.patches - source.key.num_patches)
             step.encode[source.key] = [(sequence, source)]
-            self._choose_place(source.key, step)
+            if self._is_beside and not self.in_flight:
+                step.aside.add(source.key)
+            elif self._is_beside:
+                self._owed_patches += source.key.num_patches
         else:
             return False
         return True
@@ -127,13 +130,6 @@ class EncodePlanner:
             if source.kept:
                 self.encoder_cache.unpin(source.key)
                 source.kept = False
-
-    def _choose_place(self, key: EncoderKey, step: Schedule) -> None:
-        """Have a new picture encoded aside, or within the step."""
-        if self._aside and self._decodes and not self.in_flight:
-            step.aside.add(key)
-        elif self._decodes:
-            self._owed_patches += key.num_patches
 
     def _fits(self, key: EncoderKey, left: Left) -> bool:
         if self.in_flight and self._owed_patches > 0:

@@ -140,7 +140,9 @@ class Engine:
     def _take_encodings(self, patience_seconds: float = 0.0) -> None:
         """Keep what was encoded aside, where it is done; where that failed, so do those who wait for it."""
         keys = self.runner.lane.keys
-        waiting = [sequence for sequence in self.scheduler.running if keys and sequence.needs(keys)]
+        if not keys:
+            return
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         try:
             encoded = self.runner.lane.take(patience_seconds)
             if encoded is not None:

@@ -88,7 +88,7 @@ class PixelDesk:
                     failure = failure or InternalError("Reading the picture's pixels failed.", source.param)
             else:
                 self._do_without(key, schedule, failure or InternalError("A picture has no pixels."), fail)
-        running = set(self._scheduler.running)
+        running = self._scheduler.running
         wanted = {key for key, claims in schedule.encode.items() if any(s in running for s, _ in claims)}
         return {key: content for key, content in pixels.items() if key in wanted}
 

@@ -56,7 +56,7 @@ class ModelRunner:
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = embedding.dtype
         self.sampler = Sampler(network.placeholder_token_ids, self.device)
-        self.lane = EncodeLane(self._features, threads.aside)
+        self.lane = EncodeLane(self.encode, threads.aside)
         self.kv_caches: list[KvCache] = []
         self.block_size = 0
         self.timings = Timings()
@@ -80,14 +80,27 @@ class ModelRunner:
         self.timings.batch_seconds += built - began
         encode_seconds = 0.0
         if pixels:
-            features = self._features(pixels)
-            encode_seconds = time.perf_counter() - built
-            self.keep(Encoded(dict(zip(pixels, features, strict=True)), encode_seconds))
+            encoded = self.encode(pixels)
+            encode_seconds = encoded.seconds
+            self.keep(encoded)
         hidden = self._forward(batch)
         output = self._sample(hidden, batch)
         output.encode_seconds = encode_seconds
         self.timings.network_seconds += time.perf_counter() - built
         return output
+
+    @torch.inference_mode()
+    def encode(self, pixels: Mapping[EncoderKey, bytes]) -> Encoded:
+        """Encode pictures in one call; changes nothing else, so that the lane may call it while a step runs."""
+        began = time.perf_counter()
+        # Joined into one writable buffer: torch takes no view of immutable bytes.
+        flat = torch.from_numpy(np.frombuffer(bytearray(b"").join(pixels.values()), dtype=np.uint8))
+        metadata, counts = self.network.prepare([key.grid for key in pixels], self.backend)
+        num_patches = sum(key.num_patches for key in pixels)
+        features = self.network.encode(flat.view(num_patches, -1).to(self.device), metadata)
+        # Copies: a view would keep the whole batch's storage for as long as one picture lives.
+        parts = [part.clone() for part in features.split_with_sizes(counts)]
+        return Encoded(dict(zip(pixels, parts, strict=True)), time.perf_counter() - began)
 
     def keep(self, encoded: Encoded) -> None:
         """Put the features of pictures into the cache."""
@@ -101,17 +114,6 @@ class ModelRunner:
         """Return if the device still works; else let its error out, since no later step could succeed."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    @torch.inference_mode()
-    def _features(self, pixels: Mapping[EncoderKey, bytes]) -> list[torch.Tensor]:
-        """Encode pictures in one call; changes nothing else, so that the lane may call it while a step runs."""
-        # Joined into one writable buffer: torch takes no view of immutable bytes.
-        flat = torch.from_numpy(np.frombuffer(bytearray(b"").join(pixels.values()), dtype=np.uint8))
-        metadata, counts = self.network.prepare([key.grid for key in pixels], self.backend)
-        num_patches = sum(key.num_patches for key in pixels)
-        features = self.network.encode(flat.view(num_patches, -1).to(self.device), metadata)
-        # Copies: a view would keep the whole batch's storage for as long as one picture lives.
-        return [part.clone() for part in features.split_with_sizes(counts)]
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         plan = self.backend.plan(batch.layout, self.dtype)
