@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from saccade.engine.block_manager import BlockManager, PagedBlocks, StateGroup
+from saccade.engine.encode_planner import NUM_JOBS
 from saccade.engine.encoder_cache import EncoderCache
 from saccade.engine.scheduler import Budgets, Schedule, Scheduler
 from saccade.engine.sequence import Sequence
@@ -81,13 +82,13 @@ def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_
     check_budgets(subject, step)
     for key in step.encode:
         assert key not in subject.encodings.encoder_cache, "encoded though it is there"
-        assert key not in subject.encodings.in_flight, "encoded though it is under way"
+        assert not any(key in job for job in subject.encodings.in_flight), "encoded though it is under way"
         if key not in step.aside:
             subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
     if step.aside:
-        assert not subject.encodings.in_flight, "two jobs aside"
-        subject.encodings.in_flight = frozenset(step.aside)
-    if not step.chunks:
+        subject.encodings.in_flight += (frozenset(step.aside),)
+        assert len(subject.encodings.in_flight) <= NUM_JOBS
+    if not step.chunks and subject.encodings.in_flight:
         land(subject)
     for owner, num_tokens in step.chunks.items():
         first = owner.num_computed_tokens
@@ -106,10 +107,11 @@ def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_
 
 
 def land(subject: Scheduler) -> None:
-    """What is encoded aside is there."""
-    for key in subject.encodings.in_flight:
+    """The oldest job aside is done."""
+    job, *others = subject.encodings.in_flight
+    for key in job:
         subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
-    subject.encodings.in_flight = frozenset()
+    subject.encodings.in_flight = tuple(others)
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:

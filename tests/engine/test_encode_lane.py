@@ -19,11 +19,11 @@ WIDE = (1, 6, 16)
 
 
 class Gate:
-    """Stands before an engine's lane: it lets a job through when told to, or spoils it."""
+    """Stands before an engine's lane: it lets jobs through when told to, and spoils the first *spoil* of them."""
 
     def __init__(self, engine: Engine) -> None:
         self.jobs: list[list[EncoderKey]] = []
-        self.spoil = False
+        self.spoil = 0
         self._open = threading.Event()
         self._encode = engine.runner.lane._encode
         engine.runner.lane._encode = self._pass
@@ -35,7 +35,8 @@ class Gate:
     def _pass(self, pixels: Mapping[EncoderKey, bytes]) -> Encoded:
         self.jobs.append(list(pixels))
         assert self._open.wait(60)
-        if self.spoil:
+        self.spoil -= 1
+        if self.spoil >= 0:
             raise RuntimeError("spoilt")
         return self._encode(pixels)
 
@@ -102,7 +103,7 @@ def test_nobody_decodes_and_nothing_goes_aside(subject: Engine, tiny_qwen3_vl: P
 
 def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
-    gate.spoil = True
+    gate.spoil = 1
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
     subject.submit(0, asked := engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
@@ -116,7 +117,6 @@ def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_
     assert "spoilt" not in failure.message
     assert mine.answers["text"].finish_reason == FinishReason.LENGTH
     assert engines.is_idle(subject)
-    gate.spoil = False
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
     again = engines.drain(subject, asked)
@@ -150,6 +150,46 @@ def test_an_engine_with_nothing_else_to_do_waits_for_the_lane(subject: Engine, t
     assert tokens(subject, 6) == {"text": 2}
     gate.open()
     assert engines.drain(subject).answers["picture"].finish_reason == FinishReason.LENGTH
+
+
+def test_a_second_job_stands_ready_and_one_more_picture_is_encoded_within_a_step(tiny_qwen3_vl: Path) -> None:
+    before = torch.get_num_threads()
+    subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
+    gate = Gate(subject)
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    tokens(subject, 2)
+    for seed, name in enumerate(("first", "second", "within", "later")):
+        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, seed), 4], name, max_tokens=2))
+    during = tokens(subject, 4)
+    assert during == {"text": 4, "within": 2}
+    # Two are aside, and the fourth has to wait until the decodes had their time.
+    assert len(subject.runner.lane.in_flight) == 2
+    assert subject.load().encoded_items_total == 1
+    gate.open()
+    told = engines.drain(subject)
+    assert {told.answers[name].finish_reason for name in ("first", "second", "later")} == {FinishReason.LENGTH}
+    assert len(gate.jobs) >= 2
+    assert engines.is_idle(subject)
+    torch.set_num_threads(before)
+
+
+def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
+    before = torch.get_num_threads()
+    subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
+    gate = Gate(subject)
+    gate.spoil = 1
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    tokens(subject, 2)
+    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
+    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "good"))
+    tokens(subject, 3)
+    assert len(subject.runner.lane.in_flight) == 2
+    gate.open()
+    told = engines.drain(subject)
+    assert told.answers["bad"].failure is not None
+    assert told.answers["good"].finish_reason == FinishReason.LENGTH
+    assert engines.is_idle(subject)
+    torch.set_num_threads(before)
 
 
 def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:

@@ -45,23 +45,29 @@ def test_oversize_picture_runs_alone() -> None:  # [eng] 25
 
 
 def test_pictures_go_aside_where_somebody_decodes() -> None:
-    subject = scheduler(tokens=100, patches=64, encode_aside=True)
+    subject = scheduler(tokens=100, seqs=8, patches=64, encode_aside=True)
     subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
     assert not run(subject).aside
-    for arrival in (2, 3, 4):
+    for arrival in (2, 3, 4, 5, 6):
         subject.add(sequence(arrival, 20, ((3, 8),), max_tokens=1))
     step = run(subject)
-    # The first two fit the budget of a job; the third goes into a step, since nothing is owed to who decodes.
+    # Two fit the budget of a job, and two jobs may be aside; then one goes into a step: nothing is owed to who decodes.
     assert [key.content_hash[0] for key in step.encode] == [2, 3]
     assert step.aside == set(step.encode)
-    assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3}
+    assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
     step = run(subject)
-    assert [key.content_hash[0] for key in step.encode] == [4]
+    assert [key.content_hash[0] for key in step.encode] == [4, 5]
+    assert step.aside == set(step.encode)
+    assert lengths(step) == {1: 1}
+    step = run(subject)
+    assert [key.content_hash[0] for key in step.encode] == [6]
     assert not step.aside
-    assert lengths(step) == {1: 1, 4: 17}
+    assert lengths(step) == {1: 1, 6: 17}
     assert lengths(run(subject)) == {1: 1}
     land(subject)
     assert lengths(run(subject)) == {1: 1, 2: 17, 3: 17}
+    land(subject)
+    assert lengths(run(subject)) == {1: 1, 4: 17, 5: 17}
 
 
 def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None:
@@ -69,10 +75,10 @@ def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None
     subject.add(sequence(1, 4, max_tokens=200))
     run(subject)
     large = 5 * PATCHES_A_STEP
-    for arrival in (2, 3, 4):
+    for arrival in (2, 3, 4, 5):
         subject.add(sequence(arrival, large // 4, ((0, large // 4),), max_tokens=1))
-    steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(8)]
-    assert steps == [[2], [3], [], [], [], [], [4], []]
+    steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(9)]
+    assert steps == [[2], [3], [4], [], [], [], [], [5], []]
 
 
 def test_equal_pictures_are_encoded_once() -> None:  # B4, D3, [eng] 5

@@ -80,7 +80,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.encodings.in_flight)
     @rule()
     def fail_to_encode(self) -> None:
-        keys, self.subject.encodings.in_flight = self.subject.encodings.in_flight, frozenset()
+        keys, *others = self.subject.encodings.in_flight
+        self.subject.encodings.in_flight = tuple(others)
         for owner in [owner for owner in self.subject.running if owner.needs(keys)]:
             self.subject.remove(owner)
             self.alive.remove(owner)

@@ -136,6 +136,8 @@ class EngineFlags:
     "The network's number format; auto is float32 on the CPU, the checkpoint's own on a GPU."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU where there is one."
+    attention_backend: Literal["auto", "numba", "torch_sdpa"] = "auto"
+    "What computes attention, norms and the like; auto is numba's kernels on the CPU where they can, else torch."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
     engine_silence: Seconds = 300.0
@@ -170,6 +172,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         encoder_cache_bytes=flags.encoder_cache_bytes,
         encode_budget_patches=flags.encode_budget_patches,
         gpu_memory_utilization=flags.gpu_memory_utilization,
+        attention_backend=flags.attention_backend,
         threads=flags.threads,
         enable_prefix_caching=flags.enable_prefix_caching,
     )

@@ -36,7 +36,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     encoder_cache_bytes: int = GIB
     encode_budget_patches: int | None = None
-    attention_backend: str = "torch_sdpa"
+    attention_backend: str = "auto"
     threads: int | None = None
     enable_prefix_caching: bool = True
 

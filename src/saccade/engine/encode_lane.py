@@ -1,5 +1,6 @@
 """Encode pictures on a thread of their own, beside the steps."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
@@ -20,23 +21,35 @@ Encode = Callable[[Mapping[EncoderKey, bytes]], Encoded]
 """Pixels to features; changes nothing else."""
 
 
+Keys = frozenset[EncoderKey]
+
+
+class Job(NamedTuple):
+    """Pictures under way together, and what will come of them."""
+
+    keys: Keys
+    outcome: Future[Encoded]
+
+
 class EncodeLane:
-    """One job at a time, on *num_threads* of torch's. *keys* are the pictures of a job that was not taken yet."""
+    """Jobs one after the other, on *num_threads* of torch's."""
 
     def __init__(self, encode: Encode, num_threads: int) -> None:
-        self.keys: frozenset[EncoderKey] = frozenset()
         self._encode = encode
         self._pool = ThreadPoolExecutor(1, "encode-lane", torch.set_num_threads, (num_threads,))
-        self._job: Future[Encoded] | None = None
+        self._jobs: deque[Job] = deque()
+
+    @property
+    def in_flight(self) -> tuple[Keys, ...]:
+        """The pictures of each job that was not taken yet, the oldest first."""
+        return tuple(job.keys for job in self._jobs)
 
     def begin(self, pixels: Mapping[EncoderKey, bytes]) -> None:
-        """Start to encode *pixels*. The job before must have been taken."""
-        self.keys = frozenset(pixels)
-        self._job = self._pool.submit(self._encode, pixels)
+        """Encode *pixels* together, when the jobs before are done."""
+        self._jobs.append(Job(frozenset(pixels), self._pool.submit(self._encode, pixels)))
 
-    def take(self, patience_seconds: float = 0.0) -> Encoded | None:
-        """Return what the job gave, None where there is none or it is not done. Raises what the job raised."""
-        if self._job is None or not wait([self._job], patience_seconds).done:
+    def take(self, patience_seconds: float = 0.0) -> Job | None:
+        """Return the oldest job if it is done, else None. Its outcome raises what encoding raised."""
+        if not self._jobs or not wait([self._jobs[0].outcome], patience_seconds).done:
             return None
-        job, self._job, self.keys = self._job, None, frozenset()
-        return job.result()
+        return self._jobs.popleft()

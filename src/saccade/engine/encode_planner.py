@@ -2,9 +2,10 @@
 
 A chunk stops before a picture that does not fit the step's patch budget; one over the whole budget is encoded by
 itself. Where nobody decodes, pictures are encoded in the step that needs them. Where somebody does, and the machine has
-threads for both, they are encoded aside, one job at a time, while steps go on; only their own sequences wait. Further
-pictures would wait long, and steps for a few decodes are a poor use of a machine that has pictures to encode. So one
-of those is encoded within a step after all, and then none until the decodes have had about as much time for themselves.
+threads for both, they are encoded aside, one job after the other, while steps go on; only their own sequences wait.
+Further pictures would wait long, and steps for a few decodes are a poor use of a machine that has pictures to encode.
+So one of those is encoded within a step after all, and then none until the decodes have had about as much time for
+themselves. A second job stands ready all the while: a step that encodes is long, and nothing begins before it ends.
 """
 
 from collections.abc import Iterable
@@ -20,14 +21,18 @@ PATCHES_A_STEP = 80
 """Patches that take about as long to encode as a step that decodes: measured with a small network on a CPU."""
 
 
+NUM_JOBS = 2
+"""How many jobs may be aside, the one that waits included."""
+
+
 class EncodePlanner:
-    """*budget_patches*: of a step, or of a job *aside*. *in_flight*: the pictures of that job; the engine sets it."""
+    """*budget_patches*: of a step, or of a job *aside*. *in_flight*: the pictures of each job; the engine sets it."""
 
     def __init__(
         self, budget_patches: int, aside: bool, block_manager: BlockManager, encoder_cache: EncoderCache[Any]
     ) -> None:
         self.encoder_cache = encoder_cache
-        self.in_flight: frozenset[EncoderKey] = frozenset()
+        self.in_flight: tuple[frozenset[EncoderKey], ...] = ()
         self.num_hits = 0
         self._is_beside = False
         self._owed_patches = 0
@@ -70,7 +75,7 @@ class EncodePlanner:
             if not source.pinned and self._claim(sequence, source, step, left):
                 self.encoder_cache.pin(source.key)
                 source.pinned = True
-            if not source.pinned or source.key in step.aside or source.key in self.in_flight:
+            if not source.pinned or source.key in step.aside or self._is_in_flight(source.key):
                 return max(0, run.start - start)
         return num_tokens
 
@@ -79,7 +84,7 @@ class EncodePlanner:
         if source.key in step.encode:
             step.encode[source.key].append((sequence, source))
             self.num_hits += 1
-        elif source.key in self.encoder_cache or source.key in self.in_flight:
+        elif source.key in self.encoder_cache or self._is_in_flight(source.key):
             self.num_hits += 1
         elif not source.available:
             step.lacking[sequence] = self.lacking(sequence, step)
@@ -87,7 +92,7 @@ class EncodePlanner:
         elif self._fits(source.key, left):
             left.patches = max(0, left.patches - source.key.num_patches)
             step.encode[source.key] = [(sequence, source)]
-            if self._is_beside and not self.in_flight:
+            if self._is_beside and len(self.in_flight) < NUM_JOBS:
                 step.aside.add(source.key)
             elif self._is_beside:
                 self._owed_patches += source.key.num_patches
@@ -132,10 +137,13 @@ class EncodePlanner:
                 source.kept = False
 
     def _fits(self, key: EncoderKey, left: Left) -> bool:
-        if self.in_flight and self._owed_patches > 0:
+        if len(self.in_flight) >= NUM_JOBS and self._owed_patches > 0:
             return False
         # A picture over the whole budget would never fit: it is encoded by itself.
         return key.num_patches <= left.patches or left.patches == self._budget_patches
 
     def _is_here(self, key: EncoderKey, step: Schedule) -> bool:
-        return key in self.encoder_cache or key in step.encode or key in self.in_flight
+        return key in self.encoder_cache or key in step.encode or self._is_in_flight(key)
+
+    def _is_in_flight(self, key: EncoderKey) -> bool:
+        return any(key in job for job in self.in_flight)

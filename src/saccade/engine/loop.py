@@ -139,22 +139,20 @@ class Engine:
 
     def _take_encodings(self, patience_seconds: float = 0.0) -> None:
         """Keep what was encoded aside, where it is done; where that failed, so do those who wait for it."""
-        keys = self.runner.lane.keys
-        if not keys:
-            return
-        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
-        try:
-            encoded = self.runner.lane.take(patience_seconds)
-            if encoded is not None:
+        lane = self.runner.lane
+        if (job := lane.take(patience_seconds)) is not None:
+            waiting = [sequence for sequence in self.scheduler.running if sequence.needs(job.keys)]
+            try:
+                encoded = job.outcome.result()
                 self.runner.keep(encoded)
                 for sequence in waiting:
                     sequence.clock.encode_seconds += encoded.seconds
-        except Exception:
-            logger.exception("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-            self.runner.check_device()
-            for sequence in waiting:
-                self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
-        self.scheduler.encodings.in_flight = self.runner.lane.keys
+            except Exception:
+                logger.exception("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+                self.runner.check_device()
+                for sequence in waiting:
+                    self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
+        self.scheduler.encodings.in_flight = lane.in_flight
 
     def _run(self, schedule: Schedule, pixels: PixelsByKey) -> StepOutput:
         aside = {key: pixels.pop(key) for key in schedule.aside & pixels.keys()}

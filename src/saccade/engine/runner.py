@@ -15,7 +15,7 @@ from saccade.engine.encoder_cache import EncoderCache, EncoderKey
 from saccade.engine.sampler import Sampler
 from saccade.engine.sequence import Sequence
 from saccade.engine.threads import Threads
-from saccade.nn.context import AttentionBackend, ForwardContext, KvCache
+from saccade.nn.context import Backend, ForwardContext, KvCache
 from saccade.protocol.output import TokenLogprob
 
 
@@ -46,7 +46,7 @@ class ModelRunner:
     """Owns network, KV caches and encodings of one device; one call of `run` is one step."""
 
     def __init__(
-        self, network: Any, backend: AttentionBackend, encoder_cache: EncoderCache[torch.Tensor], threads: Threads
+        self, network: Any, backend: Backend, encoder_cache: EncoderCache[torch.Tensor], threads: Threads
     ) -> None:
         self.network = network
         self.threads = threads
@@ -74,7 +74,7 @@ class ModelRunner:
         began = time.perf_counter()
         num_patches = sum(key.num_patches for key in pixels)
         num_context_tokens = sum(sequence.num_computed_tokens for sequence in chunks)
-        self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens, bool(self.lane.keys))
+        self.threads.use(sum(chunks.values()) + num_patches, num_context_tokens, bool(self.lane.in_flight))
         batch = build_batch(chunks, self.block_size, self.device)
         built = time.perf_counter()
         self.timings.batch_seconds += built - began

@@ -15,7 +15,7 @@ from saccade.engine.loop import Engine
 from saccade.engine.runner import ModelRunner
 from saccade.engine.scheduler import Budgets, Scheduler
 from saccade.engine.threads import Threads, choose_threads
-from saccade.nn.backends import load_backend
+from saccade.nn.backends import choose_backend, load_backend
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -65,7 +65,9 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches,
     num_blocks = caches[0].keys.shape[0]
     max_model_len = memory.model_length(config, model.network.max_position_embeddings, num_blocks)
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
-    runner = ModelRunner(model.network, load_backend(config.attention_backend), encoder_cache, threads)
+    head_dim = model.network.kv_spec.head_dim
+    backend = load_backend(choose_backend(config.attention_backend, model.device, model.dtype, head_dim))
+    runner = ModelRunner(model.network, backend, encoder_cache, threads)
     runner.use_caches(caches, config.block_size)
     groups = [PagedBlocks(num_blocks, config.block_size)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)

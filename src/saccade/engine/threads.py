@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 SERIAL_WORK = 1 << 26
-SERIAL_CONTEXT = 4096
+SERIAL_CONTEXT = 1 << 14
 """Multiply-adds, and cached tokens attended to, up to which a step runs on one thread.
 
 Such a step is many small operations. A second thread makes it a quarter faster by itself, but spins between them and in

@@ -16,7 +16,8 @@ class Attention:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
 
-    def __call__(self, qk_NHD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Attend. *qk_NHD* holds the Q query heads and then the K key heads of each token; returns [N, Q * D]."""
-        q_NQD, k_NKD = qk_NHD.split_with_sizes((self.num_heads, self.num_kv_heads), dim=1)
+    def __call__(
+        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Attend; returns [N, Q * D]."""
         return context.backend.paged(q_NQD, k_NKD, v_NKD, self.layer, context)

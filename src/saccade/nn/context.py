@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+Turn = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine [N, 1, D] of every token's angles, as saccade.nn.rope.rotation gives them."""
+
 
 class KvSpec(NamedTuple):
     """The paged attention state that a network needs: one key and one value vector per layer, head and token."""
@@ -56,8 +59,11 @@ class PackedLayout:
     sequence_lengths: tuple[int, ...]
 
 
-class AttentionBackend(Protocol):
-    """One way to compute attention. Scores are scaled by D ** -0.5; nothing here may make the host wait."""
+class Backend(Protocol):
+    """One way to compute attention, and what else stands between matrix products. Nothing may make the host wait.
+
+    Scores of attention are scaled by D ** -0.5.
+    """
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return what all layers of one step share (masks, indices); the result comes back as context.plan."""
@@ -72,6 +78,22 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attend in both directions within each packed sequence; return [N, Q * D]."""
 
+    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x^2) + eps) * weight, row by row."""
+
+    def norm_rotate(
+        self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norm the first M heads of each row, turn them as `rotate` does, and return queries and keys, K of M."""
+
+    def rotate_pairs(
+        self, x_NHD: torch.Tensor, turn_N1C: torch.Tensor, num_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn queries and keys, the first 2 Q heads of each row, as saccade.nn.rope.rotate_pairs does."""
+
+    def gate(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) * up [N, I / 2] of rows that hold I / 2 gates and then as many ups."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
@@ -83,7 +105,7 @@ class ForwardContext:
     positions: torch.Tensor
     layout: PagedLayout
     kv_caches: Sequence[KvCache]
-    backend: AttentionBackend
+    backend: Backend
     plan: Any
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from saccade.nn.context import Backend
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467)."""
@@ -11,12 +13,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.shape = (size,)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., size]."""
-        return functional.rms_norm(x, self.shape, self.weight, self.eps)
+    def forward(self, x_NE: torch.Tensor, backend: Backend) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return backend.rms_norm(x_NE, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
-from saccade.nn.context import AttentionBackend, PackedLayout
+from saccade.nn.context import Backend, PackedLayout
 from saccade.nn.linear import Linear
-from saccade.nn.rope import rotate_pairs
 
 Grid = tuple[int, int, int]
 
@@ -76,15 +74,17 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
-        self.folded_EC = torch.empty(0)
+        self.folded: Linear | None = None
 
     def fold(self) -> None:
         """Sum the loaded kernel over time, in float32."""
-        self.folded_EC = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
+        folded_EC = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
+        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0])
+        self.folded.weight, self.folded.bias = nn.Parameter(folded_EC, requires_grad=False), self.bias
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
-        """Map normalised patches [P, channels * height * width] to [P, E]."""
-        return functional.linear(patches_PC.to(self.folded_EC.dtype), self.folded_EC, self.bias)
+        """Map normalised patches [P, channels * height * width] to [P, E]. Call `fold` before."""
+        return self.folded(patches_PC.to(self.bias.dtype))  # type: ignore[no-any-return,misc]
 
 
 class PackedSelfAttention(nn.Module):
@@ -112,11 +112,10 @@ class PackedSelfAttention(nn.Module):
         x_PE: torch.Tensor,
         turn_P1C: torch.Tensor,
         layout: PackedLayout,
-        backend: AttentionBackend,
+        backend: Backend,
     ) -> torch.Tensor:
         """Attend over *x_PE*, and return the residual plus what came of it. *turn_P1C* is that of `rotate_pairs`."""
-        num_patches = x_PE.shape[0]
-        qkv = self.qkv(x_PE).view(num_patches, 3 * self.num_heads, -1)
-        qk, v_PQD = qkv.split_with_sizes((2 * self.num_heads, self.num_heads), dim=1)
-        q_PQD, k_PQD = rotate_pairs(qk, turn_P1C).chunk(2, dim=1)
+        qkv_PHD = self.qkv(x_PE).view(x_PE.shape[0], 3 * self.num_heads, -1)
+        q_PQD, k_PQD = backend.rotate_pairs(qkv_PHD, turn_P1C, self.num_heads)
+        v_PQD = qkv_PHD[:, -self.num_heads :]
         return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))

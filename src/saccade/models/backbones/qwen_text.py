@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from saccade.errors import StartupError
 from saccade.models.backbones.configuration import choice, integer, number, section
 from saccade.nn.attention import Attention
-from saccade.nn.context import ForwardContext
+from saccade.nn.context import Backend, ForwardContext, Turn
 from saccade.nn.linear import Linear
 from saccade.nn.norm import RMSNorm
-from saccade.nn.rope import interleaved_axes, inverse_frequencies, rotate, rotation
+from saccade.nn.rope import interleaved_axes, inverse_frequencies, rotation
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,8 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
         head_dim, bias = config.head_dim, config.attention_bias
-        self.heads = (config.num_heads + config.num_kv_heads, config.num_kv_heads)
         self.norm_eps = config.norm_eps
-        self.head_shape = (head_dim,)
+        self.head_dim = head_dim
         widths = (config.num_heads * head_dim, config.num_kv_heads * head_dim, config.num_kv_heads * head_dim)
         self.qkv_proj = Linear(config.hidden_size, widths, bias)
         self.o_proj = Linear(config.num_heads * head_dim, config.hidden_size, bias)
@@ -105,17 +103,13 @@ class SelfAttention(nn.Module):
         self.qk_weight_HD = torch.cat((q_HD, k_HD))
 
     def add_to(
-        self,
-        residual_NE: torch.Tensor,
-        x_NE: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        context: ForwardContext,
+        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, turn: Turn, context: ForwardContext
     ) -> torch.Tensor:
-        """Attend over *x_NE*, and return the residual plus what came of it. *turn* is cosine and sine, [N, 1, D]."""
-        qkv = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_shape[0])
-        qk_NHD, v_NKD = qkv.split_with_sizes(self.heads, dim=1)
-        normed_NHD = functional.rms_norm(qk_NHD, self.head_shape, None, self.norm_eps) * self.qk_weight_HD
-        attended = self.attention(rotate(normed_NHD, *turn), v_NKD, context)
+        """Attend over *x_NE*, and return the residual plus what came of it."""
+        qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
+        num_kv_heads = self.attention.num_kv_heads
+        q_NQD, k_NKD = context.backend.norm_rotate(qkv_NHD, self.qk_weight_HD, self.norm_eps, turn, num_kv_heads)
+        attended = self.attention(q_NQD, k_NKD, qkv_NHD[:, -num_kv_heads:], context)
         return self.o_proj.add_to(residual_NE, attended)
 
 
@@ -127,10 +121,9 @@ class Mlp(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size, config.intermediate_size), bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, backend: Backend) -> torch.Tensor:
         """Return *residual_NE* plus what came of *x_NE*."""
-        gate, up = self.gate_up_proj(x_NE).chunk(2, dim=-1)
-        return self.down_proj.add_to(residual_NE, functional.silu(gate).mul_(up))
+        return self.down_proj.add_to(residual_NE, backend.gate(self.gate_up_proj(x_NE)))
 
 
 class DecoderLayer(nn.Module):
@@ -143,12 +136,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(
-        self, x_NE: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
-    ) -> torch.Tensor:
+    def forward(self, x_NE: torch.Tensor, turn: Turn, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), turn, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
+        backend = context.backend
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE, backend), turn, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE, backend), backend)
 
 
 class TextDecoder(nn.Module):
@@ -195,4 +187,4 @@ class TextDecoder(nn.Module):
             x_NE = layer(x_NE, turn, context)
             if rows is not None and index < len(features):
                 x_NE.index_add_(0, rows, features[index])
-        return self.norm(x_NE)  # type: ignore[no-any-return]
+        return self.norm(x_NE, context.backend)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from saccade.errors import StartupError
 from saccade.models.backbones.configuration import choice, integer
-from saccade.nn.context import AttentionBackend, PackedLayout
+from saccade.nn.context import Backend, PackedLayout
 from saccade.nn.linear import ACTIVATIONS, GELU, Linear
 from saccade.nn.norm import LayerNorm
 from saccade.nn.rope import inverse_frequencies, pair_rotation
@@ -104,7 +104,7 @@ class EncoderMetadata:
     taps: torch.Tensor
     tap_weights: torch.Tensor
     turn: torch.Tensor
-    backend: AttentionBackend
+    backend: Backend
 
 
 class VisionMlp(nn.Module):
@@ -176,7 +176,7 @@ class VisionTower(nn.Module):
         # Resampling weighs four of them in float32.
         self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
-    def prepare(self, grids: Sequence[Grid], backend: AttentionBackend) -> EncoderMetadata:
+    def prepare(self, grids: Sequence[Grid], backend: Backend) -> EncoderMetadata:
         """Return all that depends on *grids*, computed on the host and copied without waiting."""
         device, merge = self.merger.linear_fc1.weight.device, self.config.merge_size
         taps, weights, coordinates = [], [], []

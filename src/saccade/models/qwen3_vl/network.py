@@ -18,7 +18,7 @@ from saccade.models.backbones.qwen_vision import EncoderMetadata, VisionConfig, 
 from saccade.models.preprocessing.configuration import CHANNELS
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.weights import Target, locate
-from saccade.nn.context import AttentionBackend, ForwardContext, KvSpec
+from saccade.nn.context import Backend, ForwardContext, KvSpec
 from saccade.nn.linear import Linear
 from saccade.nn.rope import MultimodalPositions
 from saccade.nn.vision import Grid, grid_list
@@ -100,7 +100,7 @@ class Network(nn.Module):
         return MultimodalPositions([(start, (t, h // merge, w // merge)) for start, (t, h, w) in spans])
 
     def prepare(
-        self, grids: torch.Tensor | Sequence[Sequence[int]], backend: AttentionBackend
+        self, grids: torch.Tensor | Sequence[Sequence[int]], backend: Backend
     ) -> tuple[EncoderMetadata, list[int]]:
         """Return what encoding needs to know of *grids* (on the CPU), and each picture's token count."""
         host = grid_list(grids)

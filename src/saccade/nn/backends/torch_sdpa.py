@@ -1,4 +1,4 @@
-"""The reference backend: plain PyTorch, runs anywhere.
+"""The plain twin of every backend: PyTorch, runs anywhere.
 
 Decode rows of similar length are gathered into one padded batch and attended in one call; a prefill chunk is one call
 per sequence. Shapes: N tokens, S decode rows of a group, L context length, Q query heads, K key/value heads, D head
@@ -6,11 +6,13 @@ size, G = Q / K query heads per key/value head.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Turn
+from saccade.nn.rope import rotate, rotate_pairs
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
@@ -41,19 +43,24 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all layers of a step share."""
+    """What all layers of a step share. *decodes* is what `plan_decodes` returned, None where there are none."""
 
     num_decodes: int
-    decodes: tuple[DecodeGroup, ...]
+    decodes: Any
     prefills: tuple[PrefillChunk, ...]
 
 
 class Backend:
-    """AttentionBackend by torch.nn.functional.scaled_dot_product_attention."""
+    """nn.context.Backend by torch.nn.functional. Another may replace `plan_decodes` and `decode`."""
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
-        """Choose slots and masks for every decode group and prefill chunk."""
-        return Plan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
+        """Choose slots and masks for decode rows and prefill chunks."""
+        decodes = self.plan_decodes(layout, dtype) if layout.num_decodes else None
+        return Plan(layout.num_decodes, decodes, _prefill_chunks(layout))
+
+    def plan_decodes(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
+        """Return what `decode` needs to know about the step's decode rows."""
+        return _decode_groups(layout, dtype)
 
     def paged(
         self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, layer: int, context: ForwardContext
@@ -64,7 +71,7 @@ class Backend:
         keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
         keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
         values.index_copy_(0, context.layout.slot_mapping, v_NKD)
-        outputs = [_decode(q_NQD[: plan.num_decodes], keys, values, plan.decodes)] if plan.decodes else []
+        outputs = [self.decode(q_NQD[: plan.num_decodes], cache, plan.decodes)] if plan.num_decodes else []
         for chunk in plan.prefills:
             span = slice(chunk.start, chunk.stop)
             if chunk.slots is None:
@@ -73,6 +80,18 @@ class Backend:
                 gathered_k, gathered_v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
                 outputs.append(_prefill(q_NQD[span], gathered_k, gathered_v, chunk.mask))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def decode(self, q_SQD: torch.Tensor, cache: KvCache, decodes: Any) -> torch.Tensor:
+        """Attend with one query token a row; return [S, Q * D]."""
+        groups: tuple[DecodeGroup, ...] = decodes
+        keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
+        if groups[0].rows is None:
+            return _decode_rows(q_SQD, keys, values, groups[0])
+        output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * q_SQD.shape[2])
+        for group in groups:
+            if group.rows is not None:
+                output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], keys, values, group))
+        return output
 
     def packed(
         self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
@@ -83,6 +102,31 @@ class Backend:
             return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths))
         frames = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
         return torch.cat([_packed_equal(q, k, v, 1) for q, k, v in frames])
+
+    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """As torch does it."""
+        return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+
+    def norm_rotate(
+        self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norm all heads in one call, then scale and turn them."""
+        num_heads = weight_MD.shape[0]
+        normed_NMD = functional.rms_norm(x_NHD[:, :num_heads], x_NHD.shape[-1:], None, eps) * weight_MD
+        q_NQD, k_NKD = rotate(normed_NMD, *turn).split_with_sizes((num_heads - num_kv_heads, num_kv_heads), dim=1)
+        return q_NQD, k_NKD
+
+    def rotate_pairs(
+        self, x_NHD: torch.Tensor, turn_N1C: torch.Tensor, num_heads: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both together."""
+        q_NQD, k_NQD = rotate_pairs(x_NHD[:, : 2 * num_heads], turn_N1C).chunk(2, dim=1)
+        return q_NQD, k_NQD
+
+    def gate(self, x_NI: torch.Tensor) -> torch.Tensor:
+        """SwiGLU's gate (Shazeer 2020, arXiv:2002.05202)."""
+        gate, up = x_NI.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -125,18 +169,6 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
         chunks.append(PrefillChunk(start, start + queries, slots, mask))
         start += queries
     return tuple(chunks)
-
-
-def _decode(
-    q_NQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, groups: tuple[DecodeGroup, ...]
-) -> torch.Tensor:
-    if groups[0].rows is None:
-        return _decode_rows(q_NQD, keys, values, groups[0])
-    output = q_NQD.new_empty(q_NQD.shape[0], q_NQD.shape[1] * q_NQD.shape[2])
-    for group in groups:
-        if group.rows is not None:
-            output.index_copy_(0, group.rows, _decode_rows(q_NQD[group.rows], keys, values, group))
-    return output
 
 
 def _decode_rows(q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
