@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.engine.threads import SERIAL_CONTEXT, SERIAL_WORK, Threads, choose_threads
+from saccade.engine.threads import SERIAL_CONTEXT, SERIAL_PARAMETERS, SERIAL_WORK, Threads, choose_threads
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,5 @@ def test_steps_beside_pictures_leave_them_half_of_the_threads() -> None:
 
 def test_no_step_of_a_large_network_is_small() -> None:
     assert choose_threads(3, 600_000_000) == Threads(3, 0)
-    assert choose_threads(3, SERIAL_WORK // 8) == Threads(3, 8)
+    assert choose_threads(3, SERIAL_PARAMETERS + 1) == Threads(3, 0)
+    assert choose_threads(3, SERIAL_PARAMETERS) == Threads(3, SERIAL_WORK // SERIAL_PARAMETERS)

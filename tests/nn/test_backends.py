@@ -94,7 +94,7 @@ def test_decode_in_parts(monkeypatch: pytest.MonkeyPatch, num_rows: int) -> None
     before, outputs = torch.get_num_threads(), []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        backend = load_backend(KERNELS)
+        backend = load_backend(KERNELS, num_threads)
         outputs.append(backend.decode(q, cache, backend.plan_decodes(layout, q.dtype)))  # type: ignore[attr-defined]
     torch.set_num_threads(before)
     torch.testing.assert_close(outputs[1], outputs[0], atol=0, rtol=0)
@@ -174,7 +174,7 @@ def test_rows_in_parts(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     monkeypatch.setattr("saccade.nn.backends.numba_cpu.PART_VALUES", 64)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    got = getattr(load_backend(KERNELS), operation)(*arguments)
+    got = getattr(load_backend(KERNELS, 3), operation)(*arguments)
     torch.set_num_threads(before)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 

@@ -65,9 +65,8 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches,
     num_blocks = caches[0].keys.shape[0]
     max_model_len = memory.model_length(config, model.network.max_position_embeddings, num_blocks)
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
-    head_dim = model.network.kv_spec.head_dim
-    backend = load_backend(choose_backend(config.attention_backend, model.device, model.dtype, head_dim))
-    runner = ModelRunner(model.network, backend, encoder_cache, threads)
+    backend = choose_backend(config.attention_backend, model.device, model.dtype, model.network.kv_spec.head_dim)
+    runner = ModelRunner(model.network, load_backend(backend, threads.count), encoder_cache, threads)
     runner.use_caches(caches, config.block_size)
     groups = [PagedBlocks(num_blocks, config.block_size)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)

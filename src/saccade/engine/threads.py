@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-SERIAL_WORK = 1 << 26
+SERIAL_PARAMETERS = 1 << 25
+SERIAL_WORK = 1 << 31
 SERIAL_CONTEXT = 1 << 14
-"""Multiply-adds, and cached tokens attended to, up to which a step runs on one thread.
+"""Parameters of a network, multiply-adds of a step, and cached tokens attended to, up to which it runs on one thread.
 
-Such a step is many small operations. A second thread makes it a quarter faster by itself, but spins between them and in
-the pause behind the step, on the core that gateway, front and client need to pass the step's tokens on: served with two
-cores, answers come faster with one thread, at two thirds of the CPU (benchmarks/engine).
+Such a step is many small operations over weights that caches hold. A second thread makes it a quarter faster by itself
+at the most, but spins between them and in the pause behind the step, on the core that gateway, front and client need to
+pass the step's tokens on: served with two cores, answers come faster with one thread, at two thirds of the CPU
+(benchmarks/engine).
 """
 
 
@@ -45,4 +47,4 @@ def choose_threads(configured: int | None, num_parameters: int) -> Threads:
         count = torch.get_num_threads()
     else:
         count = max(1, len(os.sched_getaffinity(0)) - 1)
-    return Threads(count, SERIAL_WORK // num_parameters)
+    return Threads(count, SERIAL_WORK // num_parameters if num_parameters <= SERIAL_PARAMETERS else 0)

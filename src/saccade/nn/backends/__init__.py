@@ -13,11 +13,11 @@ BACKENDS = MappingProxyType({PLAIN: "saccade.nn.backends.torch_sdpa", KERNELS: "
 """Module of each backend; it holds a class named Backend."""
 
 
-def load_backend(name: str) -> Backend:
-    """Return a new backend. Raises StartupError for an unknown name, with those that exist."""
+def load_backend(name: str, num_threads: int = 1) -> Backend:
+    """Return a new backend for steps of up to *num_threads*. Raises StartupError for an unknown name."""
     if name not in BACKENDS:
         raise StartupError(f"There is no attention backend {name!r}. Known: {', '.join((AUTO, *sorted(BACKENDS)))}.")
-    backend: Backend = importlib.import_module(BACKENDS[name]).Backend()
+    backend: Backend = importlib.import_module(BACKENDS[name]).Backend(num_threads)
     return backend
 
 

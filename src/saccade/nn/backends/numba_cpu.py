@@ -4,7 +4,6 @@ A decode row's keys and values are read where they lie instead of being gathered
 keys, and a gate are one pass each. Kernels let go of the interpreter, so threads of ours can share their rows.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,8 +50,11 @@ class Decodes:
 class Backend(torch_sdpa.Backend):
     """nn.context.Backend for bfloat16 and float32 on a CPU, heads of a multiple of four channels."""
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "attention")
+    def __init__(self, num_threads: int = 1) -> None:
+        """*num_threads* is the most that a step may have."""
+        super().__init__()
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, "kernels")
 
     def plan_decodes(self, layout: PagedLayout, dtype: torch.dtype) -> Decodes:
         """Hand over the tables as they are."""
@@ -71,6 +73,9 @@ class Backend(torch_sdpa.Backend):
             kernel, rows = attend(part.num_heads, group, block_size, width), part.rows
             kernel(q[rows], keys, values, decodes.tables[rows], decodes.lengths[rows], scale, part.head, out[rows])
 
+        if self._num_threads > 1:
+            # So that the kernel of one head is compiled when the engine warms up, not when it is first needed.
+            run(Part(slice(0), 0, 1))
         self._share(run, split(decodes, num_kv_heads, 2 * keys[0, 0].nbytes))
         return output.flatten(1)
 
@@ -130,9 +135,7 @@ def split(decodes: Decodes, num_kv_heads: int, token_bytes: int) -> list[Part]:
     if count <= 1:
         return [Part(slice(num_rows), 0, num_kv_heads)]
     if num_rows < count:
-        num_heads = -(-num_kv_heads // count)
-        heads = range(0, num_kv_heads, num_heads)
-        return [Part(slice(num_rows), head, min(num_heads, num_kv_heads - head)) for head in heads]
+        return [Part(slice(num_rows), head, 1) for head in range(num_kv_heads)]
     middles = decodes.lengths.cumsum() - decodes.lengths / 2
     shares = [num_tokens * part / count for part in range(1, count)]
     borders = [0, *np.searchsorted(middles, shares).tolist(), num_rows]

@@ -53,6 +53,9 @@ class Plan:
 class Backend:
     """nn.context.Backend by torch.nn.functional. Another may replace `plan_decodes` and `decode`."""
 
+    def __init__(self, num_threads: int = 1) -> None:
+        """Torch counts its threads itself."""
+
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
         decodes = self.plan_decodes(layout, dtype) if layout.num_decodes else None

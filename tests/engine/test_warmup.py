@@ -1,0 +1,37 @@
+"""What an engine has ready when its first request comes."""
+
+from pathlib import Path
+
+import engines
+import pytest
+import torch
+
+from saccade.nn.backends.numba_cpu import Backend
+from saccade.nn.kernels import paged_attention, rows
+
+
+def test_no_kernel_is_compiled_for_a_request(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes a second, and everybody would wait for it."""
+    paged_attention.attend.cache_clear()
+    before = torch.get_num_threads()
+    subject = engines.engine(tiny_qwen3_vl, threads=2, max_num_batched_tokens=64)
+    assert isinstance(subject.runner.backend, Backend)
+    network = subject.runner.network
+    heads, group = network.kv_spec.num_kv_heads, network.language_model.config.num_heads // network.kv_spec.num_kv_heads
+    attention = [paged_attention.attend(count, group, 16, network.kv_spec.head_dim // 2) for count in (1, heads)]
+    kernels = [*attention, rows.rms_norm, rows.norm_rotate, rows.rotate_pairs, rows.gate]
+    ready = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
+    assert min(ready) > 0
+    # Everything is worth all threads.
+    monkeypatch.setattr("saccade.nn.backends.numba_cpu.PART_BYTES", 1)
+    monkeypatch.setattr("saccade.nn.backends.numba_cpu.PART_VALUES", 1)
+    monkeypatch.setattr("saccade.engine.threads.SERIAL_CONTEXT", -1)
+    prompts = [[70], [5, ((1, 8, 12), 1), 9], [3, ((1, 4, 6), 2), ((1, 6, 6), 3)], [1]]
+    for asked in ([0], [1], [0, 1, 2, 3], [2, 3, 2]):
+        requests = [
+            engines.request(tiny_qwen3_vl, prompts[which], str(number), number, max_tokens=8)
+            for number, which in enumerate(asked)
+        ]
+        assert len(engines.drain(subject, *requests).answers) == len(asked)
+    torch.set_num_threads(before)
+    assert [len(kernel.signatures) for kernel in kernels] == ready  # type: ignore[attr-defined]
