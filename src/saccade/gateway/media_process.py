@@ -30,8 +30,11 @@ from saccade.protocol.output import Failure
 from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.shared_memory import SlotError, open_slot
 
-NICENESS = 10
-"""Behind the gateway's event loop, and behind a network on the CPU."""
+NICENESS = 5
+"""Behind the gateway's event loop, and behind a network on the CPU; but a quarter of a core where all are busy.
+
+At 10 it would be a tenth, in which a sound picture of many megapixels runs into its time limit.
+"""
 
 
 SMALL_BYTES = 4096
