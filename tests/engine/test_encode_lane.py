@@ -41,12 +41,18 @@ class Gate:
         return self._encode(pixels)
 
 
-@pytest.fixture
-def subject(tiny_qwen3_vl: Path) -> Iterator[Engine]:
-    """An engine with a thread for steps and one for pictures."""
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """Steps change torch's threads."""
     before = torch.get_num_threads()
-    yield engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400)
+    yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def subject(tiny_qwen3_vl: Path) -> Engine:
+    """An engine with a thread for steps and one for pictures."""
+    return engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400)
 
 
 def tokens(engine: Engine, num_steps: int) -> dict[str, int]:
@@ -153,7 +159,6 @@ def test_an_engine_with_nothing_else_to_do_waits_for_the_lane(subject: Engine, t
 
 
 def test_a_second_job_stands_ready_and_one_more_picture_is_encoded_within_a_step(tiny_qwen3_vl: Path) -> None:
-    before = torch.get_num_threads()
     subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
     gate = Gate(subject)
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
@@ -170,11 +175,9 @@ def test_a_second_job_stands_ready_and_one_more_picture_is_encoded_within_a_step
     assert {told.answers[name].finish_reason for name in ("first", "second", "later")} == {FinishReason.LENGTH}
     assert len(gate.jobs) >= 2
     assert engines.is_idle(subject)
-    torch.set_num_threads(before)
 
 
 def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
-    before = torch.get_num_threads()
     subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
     gate = Gate(subject)
     gate.spoil = 1
@@ -189,7 +192,6 @@ def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
     assert told.answers["bad"].failure is not None
     assert told.answers["good"].finish_reason == FinishReason.LENGTH
     assert engines.is_idle(subject)
-    torch.set_num_threads(before)
 
 
 def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:
