@@ -7,19 +7,24 @@ import pytest
 import torch
 
 from saccade.nn.backends.numba_cpu import Backend
-from saccade.nn.kernels import paged_attention, rows
+from saccade.nn.kernels import paged_attention, rows, tile_attention, tile_product, tiles
 
 
-def test_no_kernel_is_compiled_for_a_request(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_kernel_is_compiled_for_a_request(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Compiling takes a second, and everybody would wait for it."""
-    paged_attention.attend.cache_clear()
+    for made in (paged_attention.attend, tile_attention.kernel, tile_product.multiply):
+        made.cache_clear()
     before = torch.get_num_threads()
-    subject = engines.engine(tiny_qwen3_vl, threads=2, max_num_batched_tokens=64)
+    subject = engines.engine(tiny_qwen3_vl, dtype=dtype, threads=2, max_num_batched_tokens=64)
     assert isinstance(subject.runner.backend, Backend)
     network = subject.runner.network
     heads, group = network.kv_spec.num_kv_heads, network.language_model.config.num_heads // network.kv_spec.num_kv_heads
     attention = [paged_attention.attend(count, group, 16, network.kv_spec.head_dim // 2) for count in (1, heads)]
-    kernels = [*attention, rows.rms_norm, rows.norm_rotate, rows.rotate_pairs, rows.gate]
+    passes = [rows.normalise, rows.layer_norm, rows.rms_norm, rows.norm_rotate, rows.rotate_pairs, rows.gate]
+    kernels = [*attention, *passes]
+    if dtype == "bfloat16" and tiles.available():
+        assert tile_attention.kernel.cache_info().currsize == tile_product.multiply.cache_info().currsize == 1
     ready = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
     assert min(ready) > 0
     # Everything is worth all threads.

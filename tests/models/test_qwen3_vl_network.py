@@ -17,6 +17,7 @@ from saccade.engine.loader import load_model
 from saccade.errors import StartupError
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.network import Network
+from saccade.nn.backends import KERNELS, PLAIN, load_backend
 from saccade.nn.backends.torch_sdpa import Backend
 from saccade.nn.context import PackedLayout
 
@@ -52,11 +53,13 @@ def test_vision_tower_equals_the_reference(network: Any, oracle: engines.Oracle)
     assert counts == [grid[1] * grid[2] // 4 for grid in GRIDS]
 
 
-def test_normalisation_is_bit_equal(network: Any, oracle: engines.Oracle) -> None:  # F4
+@pytest.mark.parametrize("backend", [PLAIN, KERNELS])
+def test_normalisation_is_bit_equal(network: Any, backend: str) -> None:  # F4
     patches = pixels([(1, 16, 16)])
     reference = patches.view(-1, 3, 256).float()
     mean, std = torch.tensor([0.5] * 3) * 255, torch.tensor([0.5] * 3) * 255
-    assert torch.equal(network._normalise(patches), ((reference - mean[:, None]) / std[:, None]).flatten(1))
+    normalised = load_backend(backend).normalise(patches, *network.scaled_mean_std, torch.float32)
+    assert torch.equal(normalised, ((reference - mean[:, None]) / std[:, None]).flatten(1))
 
 
 def test_positions_equal_the_reference(network: Any, oracle: engines.Oracle) -> None:  # B5, [eng] 1

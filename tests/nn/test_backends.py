@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from saccade.errors import StartupError
-from saccade.nn.backends import AUTO, BACKENDS, KERNELS, PLAIN, choose_backend, load_backend
+from saccade.nn.backends import AUTO, BACKENDS, KERNELS, PLAIN, TILES, choose_backend, load_backend
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
+from saccade.nn.kernels import tiles
 from saccade.nn.rope import pair_rotation, rotation
 
 HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 8, 4
@@ -19,10 +20,21 @@ def assert_close(output: torch.Tensor, expected: torch.Tensor, ulps: float = 1) 
     torch.testing.assert_close(output.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.fixture(params=BACKENDS)
+needs_tiles = pytest.mark.skipif(not tiles.available(), reason="this processor has no AMX")
+
+
+@pytest.fixture(params=[PLAIN, KERNELS, pytest.param(TILES, marks=needs_tiles)])
 def name(request: pytest.FixtureRequest) -> str:
     """The name of a backend."""
     return str(request.param)
+
+
+WITH_DTYPES = [
+    pytest.param(name, dtype, marks=[needs_tiles] if name == TILES else [])
+    for name in BACKENDS
+    for dtype in BOTH
+    if (name, dtype) != (TILES, torch.float32)
+]
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -35,7 +47,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> to
     return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), v).flatten(1)
 
 
-@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize(("name", "dtype"), WITH_DTYPES)
 @pytest.mark.parametrize(
     ("queries", "contexts"),
     [
@@ -44,6 +56,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> to
         ([1, 1, 1], [5, 600, 1200]),  # several decode groups
         ([6, 5], [6, 12]),  # a fresh prefill and one behind a cached prefix
         ([1, 1, 7, 4], [30, 2, 7, 40]),
+        ([150, 40], [150, 300]),
     ],
 )
 def test_paged(name: str, queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
@@ -73,6 +86,7 @@ def test_paged(name: str, queries: list[int], contexts: list[int], dtype: torch.
         torch.cat(slots), tables, torch.tensor(contexts), tuple(queries), tuple(contexts), num_decodes, BLOCK
     )
     backend = load_backend(name)
+    backend.use_caches([cache])
     plan = backend.plan(layout, dtype)
     context = ForwardContext(torch.zeros(3, total, dtype=torch.int64), layout, [cache], backend, plan)
     output = backend.paged(q, torch.cat(keys), torch.cat(values), 0, context)
@@ -95,20 +109,60 @@ def test_decode_in_parts(monkeypatch: pytest.MonkeyPatch, num_rows: int) -> None
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
         backend = load_backend(KERNELS, num_threads)
-        outputs.append(backend.decode(q, cache, backend.plan_decodes(layout, q.dtype)))  # type: ignore[attr-defined]
+        backend.use_caches([cache])
+        plan = backend.plan(layout, q.dtype)
+        context = ForwardContext(torch.zeros(3, num_rows, dtype=torch.int64), layout, [cache], backend, plan)
+        outputs.append(backend.decode(q, 0, context))  # type: ignore[attr-defined]
     torch.set_num_threads(before)
     torch.testing.assert_close(outputs[1], outputs[0], atol=0, rtol=0)
     torch.testing.assert_close(outputs[2], outputs[0], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1)])
-def test_packed(name: str, lengths: tuple[int, ...]) -> None:
-    q, k, v = torch.randn(3, sum(lengths), HEADS, DIM, generator=torch.Generator().manual_seed(0)).unbind(0)
+@pytest.mark.parametrize(("name", "dtype"), WITH_DTYPES)
+@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33)])
+def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, sum(lengths), HEADS, DIM, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
     borders = torch.tensor([0, *lengths]).cumsum(0).int()
     output = load_backend(name).packed(q, k, v, PackedLayout(borders, max(lengths), lengths))
-    parts = zip(*(tensor.split(lengths) for tensor in (q, k, v)), strict=True)
+    parts = zip(*(tensor.float().split(lengths) for tensor in (q, k, v)), strict=True)
     expected = torch.cat([plain(*part, causal=False) for part in parts])
-    torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
+    assert_close(output, expected, ulps=2)
+
+
+@needs_tiles
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_packed_in_parts(monkeypatch: pytest.MonkeyPatch, num_heads: int) -> None:
+    """What several threads share is what one computes."""
+    monkeypatch.setattr("saccade.nn.backends.amx.PART_SCORES", 1)
+    q, k, v = torch.randn(3, 40, num_heads, 16, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)
+    layout = PackedLayout(torch.tensor([0, 30, 40]), 30, (30, 10))
+    before, outputs = torch.get_num_threads(), []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        outputs.append(load_backend(TILES, num_threads).packed(q, k, v, layout))
+    torch.set_num_threads(before)
+    torch.testing.assert_close(outputs[1], outputs[0], atol=0, rtol=0)
+    torch.testing.assert_close(outputs[2], outputs[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+def test_layer_norm(name: str, dtype: torch.dtype, num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((num_tokens, 24), (24,), (24,)))
+    x[0] = 100
+    exact = torch.nn.functional.layer_norm(x.double(), (24,), weight.double(), bias.double(), 1e-6)
+    assert_close(load_backend(name).layer_norm(x, weight, bias, 1e-6), exact, ulps=2)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+def test_normalised_pixels_are_the_reference_processors(name: str, dtype: torch.dtype) -> None:
+    """Bit for bit: (x - 255 mean) / (255 std) in float32, rounded once."""
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(4, 3)
+    mean, std = (torch.tensor(values) * 255 for values in ([0.5, 0.48145466, 0.4], [0.5, 0.26862954, 0.3]))
+    values = ((pixels.view(4, 3, 256).float() - mean.view(3, 1)) / std.view(3, 1)).flatten(1)
+    normalised = load_backend(name).normalise(pixels, mean, std, dtype)
+    torch.testing.assert_close(normalised, values.to(dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", BOTH)
@@ -160,12 +214,14 @@ def test_rotate_pairs(name: str, dtype: torch.dtype) -> None:
     assert_close(k, exact[:, HEADS:])
 
 
-@pytest.mark.parametrize("operation", ["rms_norm", "norm_rotate", "rotate_pairs", "gate"])
+@pytest.mark.parametrize("operation", ["rms_norm", "layer_norm", "normalise", "norm_rotate", "rotate_pairs", "gate"])
 def test_rows_in_parts(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """What several threads share is what one computes."""
     x, weight, angles = torch.randn(5, 8, 8), torch.rand(6, 8), torch.randn(5, 4)
     arguments = {
         "rms_norm": (x.flatten(1), torch.rand(64), 1e-6),
+        "layer_norm": (x.flatten(1), torch.rand(64), torch.rand(64), 1e-6),
+        "normalise": (torch.arange(5 * 60, dtype=torch.uint8).view(5, 60), torch.rand(3), torch.rand(3), x.dtype),
         "norm_rotate": (x, weight, 1e-6, rotation(angles, x.dtype), 2),
         "rotate_pairs": (x, pair_rotation(angles), 3),
         "gate": (x.flatten(1),),
@@ -184,13 +240,23 @@ def test_unknown_backend_names_the_known() -> None:
         load_backend("nonesuch")
 
 
-def test_choice() -> None:
+@pytest.mark.parametrize("available", [True, False])
+def test_choice(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    monkeypatch.setattr("saccade.nn.kernels.tiles.available", lambda: available)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert choose_backend(AUTO, cpu, torch.bfloat16, 64) == KERNELS
+    assert choose_backend(AUTO, cpu, torch.bfloat16, 64) == (TILES if available else KERNELS)
     assert choose_backend(AUTO, cpu, torch.float32, 64) == KERNELS
     assert choose_backend(AUTO, cpu, torch.float16, 64) == PLAIN
     assert choose_backend(AUTO, cpu, torch.float32, 6) == PLAIN
     assert choose_backend(AUTO, cuda, torch.bfloat16, 64) == PLAIN
     assert choose_backend(PLAIN, cpu, torch.bfloat16, 64) == PLAIN
-    with pytest.raises(StartupError, match="numba computes on a CPU"):
-        choose_backend(KERNELS, cuda, torch.bfloat16, 64)
+    for name in (KERNELS, TILES):
+        with pytest.raises(StartupError, match=f"{name} computes on a CPU"):
+            choose_backend(name, cuda, torch.bfloat16, 64)
+    with pytest.raises(StartupError, match="amx computes in bfloat16"):
+        choose_backend(TILES, cpu, torch.float32, 64)
+    if available:
+        assert choose_backend(TILES, cpu, torch.bfloat16, 64) == TILES
+    else:
+        with pytest.raises(StartupError, match="a CPU with AMX"):
+            choose_backend(TILES, cpu, torch.bfloat16, 64)

@@ -136,7 +136,7 @@ class EngineFlags:
     "The network's number format; auto is float32 on the CPU, the checkpoint's own on a GPU."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU where there is one."
-    attention_backend: Literal["auto", "numba", "torch_sdpa"] = "auto"
+    attention_backend: Literal["auto", "numba", "amx", "torch_sdpa"] = "auto"
     "What computes attention, norms and the like; auto is numba's kernels on the CPU where they can, else torch."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."

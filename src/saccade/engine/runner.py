@@ -67,6 +67,7 @@ class ModelRunner:
         """Take *kv_caches* as the paged state from now on."""
         self.kv_caches = kv_caches
         self.block_size = block_size
+        self.backend.use_caches(kv_caches)
 
     @torch.inference_mode()
     def run(self, chunks: Mapping[Sequence, int], pixels: Mapping[EncoderKey, bytes]) -> StepOutput:

@@ -10,12 +10,11 @@ from saccade.engine.block_manager import BlockManager, PagedBlocks
 from saccade.engine.config import EngineConfig
 from saccade.engine.description import describe
 from saccade.engine.encoder_cache import EncoderCache
+from saccade.engine.execution import Execution, prepare
 from saccade.engine.loader import LoadedModel, Progress, load_model
 from saccade.engine.loop import Engine
 from saccade.engine.runner import ModelRunner
 from saccade.engine.scheduler import Budgets, Scheduler
-from saccade.engine.threads import Threads, choose_threads
-from saccade.nn.backends import choose_backend, load_backend
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -23,14 +22,14 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     config.check()
     progress("reading the model's files", 0, 0)
     model = load_model(config, progress)
-    threads = choose_threads(config.threads, model.num_parameters)
+    execution = prepare(config, model)
     if model.device.type == "cuda":
         progress("measuring memory", 0, 0)
-        _use_all_memory(config, model, threads)
+        _use_all_memory(config, model, execution)
     progress("warming up", 0, 0)
     caches = _allocate(config, model, _num_blocks(config, model))
-    warmup.run(_assemble(config, model, caches, threads), num_text_tokens=2 * config.block_size + 1)
-    return _assemble(config, model, caches, threads)
+    warmup.run(_assemble(config, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
+    return _assemble(config, model, execution, caches)
 
 
 def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
@@ -51,22 +50,21 @@ def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> memo
     return memory.allocate(model.network.kv_spec, num_blocks, config.block_size, model.dtype, model.device)
 
 
-def _use_all_memory(config: EngineConfig, model: LoadedModel, threads: Threads) -> None:
+def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution) -> None:
     """Run a step as large as the budgets allow, so that torch's peak is known before the KV pool takes the rest."""
     merge = model.network.merge_size
     side = max(merge, isqrt(_encode_budget(config, model)) // merge * merge)
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.item_tokens((1, side, side)) + config.block_size
     caches = _allocate(config, model, -(-num_tokens // config.block_size) + 1)
-    warmup.run(_assemble(config, model, caches, threads), num_text_tokens, side)
+    warmup.run(_assemble(config, model, execution, caches), num_text_tokens, side)
 
 
-def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches, threads: Threads) -> Engine:
+def _assemble(config: EngineConfig, model: LoadedModel, execution: Execution, caches: memory.KvCaches) -> Engine:
     num_blocks = caches[0].keys.shape[0]
     max_model_len = memory.model_length(config, model.network.max_position_embeddings, num_blocks)
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
-    backend = choose_backend(config.attention_backend, model.device, model.dtype, model.network.kv_spec.head_dim)
-    runner = ModelRunner(model.network, load_backend(backend, threads.count), encoder_cache, threads)
+    runner = ModelRunner(model.network, execution.backend, encoder_cache, execution.threads)
     runner.use_caches(caches, config.block_size)
     groups = [PagedBlocks(num_blocks, config.block_size)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
@@ -75,7 +73,7 @@ def _assemble(config: EngineConfig, model: LoadedModel, caches: memory.KvCaches,
         config.max_num_batched_tokens,
         _encode_budget(config, model),
         config.max_num_waiting,
-        encode_aside=model.device.type == "cpu" and threads.aside > 0,
+        encode_aside=model.device.type == "cpu" and execution.threads.aside > 0,
     )
     description = describe(config, model, runner, max_model_len, num_blocks)
     admission = Admission(model.network, model.fingerprint, max_model_len)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from saccade.nn.activation import Activation
+
 Turn = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, D] of every token's angles, as saccade.nn.rope.rotation gives them."""
 
@@ -59,11 +61,24 @@ class PackedLayout:
     sequence_lengths: tuple[int, ...]
 
 
+class Product(Protocol):
+    """A linear layer in a backend's own layout: x W^T + b."""
+
+    def apply(self, x_NI: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(x W^T + b) [N, O]."""
+
+    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return residual + x W^T + b [N, O]."""
+
+
 class Backend(Protocol):
-    """One way to compute attention, and what else stands between matrix products. Nothing may make the host wait.
+    """One way to compute attention, and what else stands around it. Nothing may make the host wait.
 
     Scores of attention are scaled by D ** -0.5.
     """
+
+    def use_caches(self, kv_caches: "Sequence[KvCache]") -> None:
+        """Take these as the layers' caches from now on."""
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return what all layers of one step share (masks, indices); the result comes back as context.plan."""
@@ -78,8 +93,19 @@ class Backend(Protocol):
     ) -> torch.Tensor:
         """Attend in both directions within each packed sequence; return [N, Q * D]."""
 
+    def product(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product | None:
+        """Return the linear layer in a layout that is multiplied faster; None where there is none."""
+
     def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x^2) + eps) * weight, row by row."""
+
+    def layer_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
+
+    def normalise(
+        self, pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return (x - mean) / std of uint8 values, as many of each channel, in float32 and rounded to *dtype*."""
 
     def norm_rotate(
         self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int

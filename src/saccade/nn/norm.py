@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from saccade.nn.context import Backend
 
@@ -27,9 +26,8 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.shape = (size,)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise [..., size]."""
-        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+    def forward(self, x_NE: torch.Tensor, backend: Backend) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return backend.layer_norm(x_NE, self.weight, self.bias, self.eps)

@@ -84,7 +84,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
         """Map normalised patches [P, channels * height * width] to [P, E]. Call `fold` before."""
-        return self.folded(patches_PC.to(self.bias.dtype))  # type: ignore[no-any-return,misc]
+        return self.folded(patches_PC)  # type: ignore[no-any-return,misc]
 
 
 class PackedSelfAttention(nn.Module):

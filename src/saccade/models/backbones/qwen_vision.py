@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from saccade.errors import StartupError
 from saccade.models.backbones.configuration import choice, integer
+from saccade.nn.activation import ACTIVATIONS, GELU
 from saccade.nn.context import Backend, PackedLayout
-from saccade.nn.linear import ACTIVATIONS, GELU, Linear
+from saccade.nn.linear import Linear
 from saccade.nn.norm import LayerNorm
 from saccade.nn.rope import inverse_frequencies, pair_rotation
 from saccade.nn.vision import (
@@ -133,8 +134,9 @@ class VisionBlock(nn.Module):
 
     def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map [P, E] to [P, E]."""
-        x_PE = self.attn.add_to(x_PE, self.norm1(x_PE), metadata.turn, metadata.layout, metadata.backend)
-        return self.mlp.add_to(x_PE, self.norm2(x_PE))
+        backend = metadata.backend
+        x_PE = self.attn.add_to(x_PE, self.norm1(x_PE, backend), metadata.turn, metadata.layout, backend)
+        return self.mlp.add_to(x_PE, self.norm2(x_PE, backend))
 
 
 class PatchMerger(nn.Module):
@@ -148,9 +150,10 @@ class PatchMerger(nn.Module):
         self.linear_fc1 = Linear(self.width, self.width)
         self.linear_fc2 = Linear(self.width, config.out_hidden_size)
 
-    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_PE: torch.Tensor, backend: Backend) -> torch.Tensor:
         """Map [P, E] to [U, X]."""
-        merged = self.norm(x_PE.view(-1, self.width)) if self.norm_merged else self.norm(x_PE).view(-1, self.width)
+        x = x_PE.view(-1, self.width) if self.norm_merged else x_PE
+        merged = self.norm(x, backend).view(-1, self.width)
         return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
 
 
@@ -210,7 +213,7 @@ class VisionTower(nn.Module):
                 tapped[index] = x_PE
         return x_PE, [tapped[layer] for layer in self.config.deepstack_layers]
 
-    def merge(self, x_PE: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
+    def merge(self, x_PE: torch.Tensor, tapped: Sequence[torch.Tensor], backend: Backend) -> torch.Tensor:
         """Return [U, X * (1 + deepstack)]: the main features, then one slice per deepstack block."""
-        deep = [merger(tap) for merger, tap in zip(self.deepstack_merger_list, tapped, strict=True)]
-        return torch.cat([self.merger(x_PE), *deep], dim=-1)
+        deep = [merger(tap, backend) for merger, tap in zip(self.deepstack_merger_list, tapped, strict=True)]
+        return torch.cat([self.merger(x_PE, backend), *deep], dim=-1)

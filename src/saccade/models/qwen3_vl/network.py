@@ -75,10 +75,8 @@ class Network(nn.Module):
         """Make what is derived from loaded weights and their device. Call once, behind loading."""
         self.visual.finish()
         self.language_model.finish()
-        for linear in (module for module in self.modules() if isinstance(module, Linear)):
-            linear.pack()
         device = self.language_model.embedding_VE.device
-        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=device).unsqueeze(-1) * 255
+        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=device) * 255
 
     def item_tokens(self, grid: Grid) -> int:
         """Return how many placeholder tokens a picture of *grid* patches takes. Raises InvalidValue."""
@@ -108,14 +106,11 @@ class Network(nn.Module):
 
     def encode(self, pixels_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 patches [P, C] to features [U, W], pictures one after the other."""
-        patches = self._normalise(pixels_PC)
-        return self.visual.merge(*self.visual.forward_blocks(patches, metadata))
-
-    def _normalise(self, pixels_PC: torch.Tensor) -> torch.Tensor:
-        # In this order and precision it is bit-equal to the reference processor, which folds 1/255 into mean and std.
+        backend, dtype = metadata.backend, self.language_model.embedding_VE.dtype
         mean, std = self.scaled_mean_std
-        values = pixels_PC.view(pixels_PC.shape[0], CHANNELS, -1).float()
-        return values.sub_(mean).div_(std).flatten(1)
+        # In this order and precision it is bit-equal to the reference processor, which folds 1/255 into mean and std.
+        patches = backend.normalise(pixels_PC, mean, std, dtype)
+        return self.visual.merge(*self.visual.forward_blocks(patches, metadata), backend)
 
     def forward(
         self,

@@ -4,7 +4,7 @@ A decode row's keys and values are read where they lie instead of being gathered
 keys, and a gate are one pass each. Kernels let go of the interpreter, so threads of ours can share their rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.nn.backends import torch_sdpa
-from saccade.nn.context import KvCache, PagedLayout, Turn
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Turn
 from saccade.nn.kernels import rows
 from saccade.nn.kernels.paged_attention import attend
 from saccade.nn.kernels.words import words
@@ -53,8 +53,13 @@ class Backend(torch_sdpa.Backend):
     def __init__(self, num_threads: int = 1) -> None:
         """*num_threads* is the most that a step may have."""
         super().__init__()
-        self._num_threads = num_threads
+        self._caches: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        self._split_by_heads = num_threads == 1
         self._pool = ThreadPoolExecutor(num_threads, "kernels")
+
+    def use_caches(self, kv_caches: Sequence[KvCache]) -> None:
+        """Look at them as words once, instead of in every step."""
+        self._caches = [(words(cache.keys), words(cache.values)) for cache in kv_caches]
 
     def plan_decodes(self, layout: PagedLayout, dtype: torch.dtype) -> Decodes:
         """Hand over the tables as they are."""
@@ -62,10 +67,11 @@ class Backend(torch_sdpa.Backend):
         tables, lengths = layout.block_tables[:count].numpy(), layout.context_lengths[:count].numpy()
         return Decodes(tables, lengths, torch.get_num_threads())
 
-    def decode(self, q_SQD: torch.Tensor, cache: KvCache, decodes: Any) -> torch.Tensor:
+    def decode(self, q_SQD: torch.Tensor, layer: int, context: ForwardContext) -> torch.Tensor:
         """Attend where keys and values lie, in as many parts as they are worth."""
         output = torch.empty_like(q_SQD, memory_format=torch.contiguous_format)
-        q, out, keys, values = (words(tensor) for tensor in (q_SQD.contiguous(), output, cache.keys, cache.values))
+        q, out, (keys, values) = words(q_SQD.contiguous()), words(output), self._caches[layer]
+        decodes: Decodes = context.plan.decodes
         _, block_size, num_kv_heads, width = keys.shape
         group, scale = q.shape[1] // num_kv_heads, np.float32(q_SQD.shape[2] ** -0.5)
 
@@ -73,9 +79,10 @@ class Backend(torch_sdpa.Backend):
             kernel, rows = attend(part.num_heads, group, block_size, width), part.rows
             kernel(q[rows], keys, values, decodes.tables[rows], decodes.lengths[rows], scale, part.head, out[rows])
 
-        if self._num_threads > 1:
+        if not self._split_by_heads:
             # So that the kernel of one head is compiled when the engine warms up, not when it is first needed.
             run(Part(slice(0), 0, 1))
+            self._split_by_heads = True
         self._share(run, split(decodes, num_kv_heads, 2 * keys[0, 0].nbytes))
         return output.flatten(1)
 
@@ -85,6 +92,23 @@ class Backend(torch_sdpa.Backend):
         x, weight, out = words(x_NE), words(weight_E), words(output)
         self._share(lambda part: rows.rms_norm(x[part], weight, np.float32(eps), out[part]), _slices(x))
         return output
+
+    def layer_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """In one pass."""
+        output = torch.empty_like(x_NE)
+        x, weight, bias, out = (words(tensor) for tensor in (x_NE, weight_E, bias_E, output))
+        self._share(lambda part: rows.layer_norm(x[part], weight, bias, np.float32(eps), out[part]), _slices(x))
+        return output
+
+    def normalise(
+        self, pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """In one pass."""
+        pixels_NCV = pixels_NI.view(pixels_NI.shape[0], len(mean_C), -1)
+        output = torch.empty(pixels_NCV.shape, dtype=dtype)
+        pixels, mean, std, out = pixels_NCV.numpy(), mean_C.numpy(), std_C.numpy(), words(output)
+        self._share(lambda part: rows.normalise(pixels[part], mean, std, out[part]), _slices(out))
+        return output.flatten(1)
 
     def norm_rotate(
         self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
@@ -145,7 +169,12 @@ def split(decodes: Decodes, num_kv_heads: int, token_bytes: int) -> list[Part]:
 def _slices(x: npt.NDArray[Any]) -> list[slice]:
     """Share rows out to torch's threads."""
     count = min(torch.get_num_threads(), 2 * x.size // PART_VALUES)
+    return slices(len(x), count)
+
+
+def slices(num_rows: int, count: int, multiple: int = 1) -> list[slice]:
+    """Cut rows into *count* parts of about the same length, a *multiple* of so many."""
     if count <= 1:
-        return [slice(len(x))]
-    size = -(-len(x) // count)
-    return [slice(start, start + size) for start in range(0, len(x), size)]
+        return [slice(num_rows)]
+    size = -(-num_rows // (count * multiple)) * multiple
+    return [slice(start, start + size) for start in range(0, num_rows, size)]

@@ -5,13 +5,15 @@ per sequence. Shapes: N tokens, S decode rows of a group, L context length, Q qu
 size, G = Q / K query heads per key/value head.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Turn
+from saccade.nn.backends import onednn
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Product, Turn
 from saccade.nn.rope import rotate, rotate_pairs
 
 SHORT_CONTEXT_BITS = 9
@@ -51,10 +53,13 @@ class Plan:
 
 
 class Backend:
-    """nn.context.Backend by torch.nn.functional. Another may replace `plan_decodes` and `decode`."""
+    """nn.context.Backend by torch.nn.functional. Another may replace `plan_decodes` and `decode`, or `prefill`."""
 
     def __init__(self, num_threads: int = 1) -> None:
         """Torch counts its threads itself."""
+
+    def use_caches(self, kv_caches: Sequence[KvCache]) -> None:
+        """They come with every step."""
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
@@ -74,19 +79,20 @@ class Backend:
         keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
         keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
         values.index_copy_(0, context.layout.slot_mapping, v_NKD)
-        outputs = [self.decode(q_NQD[: plan.num_decodes], cache, plan.decodes)] if plan.num_decodes else []
+        outputs = [self.decode(q_NQD[: plan.num_decodes], layer, context)] if plan.num_decodes else []
         for chunk in plan.prefills:
             span = slice(chunk.start, chunk.stop)
             if chunk.slots is None:
-                outputs.append(_prefill(q_NQD[span], k_NKD[span], v_NKD[span], None))
+                outputs.append(self.prefill(q_NQD[span], k_NKD[span], v_NKD[span], None))
             else:
                 gathered_k, gathered_v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
-                outputs.append(_prefill(q_NQD[span], gathered_k, gathered_v, chunk.mask))
+                outputs.append(self.prefill(q_NQD[span], gathered_k, gathered_v, chunk.mask))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def decode(self, q_SQD: torch.Tensor, cache: KvCache, decodes: Any) -> torch.Tensor:
+    def decode(self, q_SQD: torch.Tensor, layer: int, context: ForwardContext) -> torch.Tensor:
         """Attend with one query token a row; return [S, Q * D]."""
-        groups: tuple[DecodeGroup, ...] = decodes
+        groups: tuple[DecodeGroup, ...] = context.plan.decodes
+        cache = context.kv_caches[layer]
         keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
         if groups[0].rows is None:
             return _decode_rows(q_SQD, keys, values, groups[0])
@@ -95,6 +101,16 @@ class Backend:
             if group.rows is not None:
                 output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], keys, values, group))
         return output
+
+    def prefill(
+        self, q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend with the last N of L tokens, causally, as *mask* [N, L] says; without it N = L. Return [N, Q * D]."""
+        q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKD))
+        output = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        return output.squeeze(0).transpose(0, 1).flatten(1)
 
     def packed(
         self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
@@ -106,9 +122,24 @@ class Backend:
         frames = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
         return torch.cat([_packed_equal(q, k, v, 1) for q, k, v in frames])
 
+    def product(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product | None:
+        """As oneDNN has it, where oneDNN multiplies."""
+        return onednn.Product(weight_OI, bias_O) if onednn.multiplies(weight_OI) else None
+
     def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """As torch does it."""
         return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+
+    def layer_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
+        """As torch does it."""
+        return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
+
+    def normalise(
+        self, pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """In float32, and rounded at last."""
+        values_NCV = pixels_NI.view(pixels_NI.shape[0], len(mean_C), -1).float()
+        return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
 
     def norm_rotate(
         self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
@@ -182,12 +213,6 @@ def _decode_rows(q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
     q_SKGD = q_SQD.reshape(group.num_rows, num_kv_heads, -1, head_dim)
     output = functional.scaled_dot_product_attention(q_SKGD, k_SKLD, v_SKLD, attn_mask=group.mask)
     return output.reshape(group.num_rows, -1)
-
-
-def _prefill(q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKD))
-    output = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-    return output.squeeze(0).transpose(0, 1).flatten(1)
 
 
 def _packed_equal(q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, num_sequences: int) -> torch.Tensor:

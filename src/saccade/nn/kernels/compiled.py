@@ -1,5 +1,7 @@
 """How kernels are compiled."""
 
+from typing import Any
+
 from numba import njit
 
 MATH = ("reassoc", "contract", "nsz", "arcp")
@@ -7,6 +9,16 @@ MATH = ("reassoc", "contract", "nsz", "arcp")
 
 compiled = njit(nogil=True, fastmath=set(MATH), error_model="numpy")
 """For a kernel: it lets other threads have the interpreter."""
+
+
+exact = njit(nogil=True, error_model="numpy")
+"""The same, but every operation is rounded as it is written."""
+
+
+def compiled_for(signature: Any) -> Any:
+    """Return `compiled` for these types alone, at once."""
+    return njit(signature, nogil=True, fastmath=set(MATH), error_model="numpy")
+
 
 inlined = njit(inline="always", fastmath=set(MATH), error_model="numpy")
 """For what kernels share."""

@@ -6,7 +6,7 @@ once.
 
 import numpy as np
 
-from saccade.nn.kernels.compiled import compiled, inlined
+from saccade.nn.kernels.compiled import compiled, exact, inlined
 from saccade.nn.kernels.exponential import exponential
 from saccade.nn.kernels.words import first, pack, second
 
@@ -30,6 +30,37 @@ def rms_norm(x_NW, weight_W, eps, out_NW):
         for i in range(x_NW.shape[1]):
             x, w = x_NW[n, i], weight_W[i]
             out_NW[n, i] = pack(x, first(x) * scale * first(w), second(x) * scale * second(w))
+
+
+@compiled
+def layer_norm(x_NW, weight_W, bias_W, eps, out_NW):
+    """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
+    width = x_NW.shape[1]
+    count = np.float32(2 * width)
+    for n in range(x_NW.shape[0]):
+        total = squares = np.float32(0)
+        for i in range(width):
+            total += first(x_NW[n, i]) + second(x_NW[n, i])
+        mean = total / count
+        for i in range(width):
+            a, b = first(x_NW[n, i]) - mean, second(x_NW[n, i]) - mean
+            squares += a * a + b * b
+        scale = ONE / np.sqrt(squares / count + eps)
+        for i in range(width):
+            x, w, c = x_NW[n, i], weight_W[i], bias_W[i]
+            a, b = (first(x) - mean) * scale * first(w), (second(x) - mean) * scale * second(w)
+            out_NW[n, i] = pack(x, a + first(c), b + second(c))
+
+
+@exact
+def normalise(x_NCV, mean_C, std_C, out_NCW):
+    """out = (x - mean) / std of bytes, channel by channel: V = 2 W."""
+    for n in range(x_NCV.shape[0]):
+        for c in range(x_NCV.shape[1]):
+            mean, std = mean_C[c], std_C[c]
+            for i in range(out_NCW.shape[2]):
+                a, b = np.float32(x_NCV[n, c, 2 * i]), np.float32(x_NCV[n, c, 2 * i + 1])
+                out_NCW[n, c, i] = pack(out_NCW[n, c, i], (a - mean) / std, (b - mean) / std)
 
 
 @inlined
