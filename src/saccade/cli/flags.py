@@ -137,7 +137,7 @@ class EngineFlags:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU where there is one."
     attention_backend: Literal["auto", "numba", "amx", "torch_sdpa"] = "auto"
-    "What computes attention, norms and the like; auto is numba's kernels on the CPU where they can, else torch."
+    "What computes attention and the like; auto is kernels for the CPU where they can, with AMX where it has it."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
     engine_silence: Seconds = 300.0
