@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
 from saccade.worker.engine_process import Patience
@@ -71,10 +73,12 @@ async def main(step_ms: float, num_steps: int) -> None:
         url = f"unix:{folder}/worker.sock"
         command = (sys.executable, __file__, "--front", url, "--step-ms", str(step_ms))
         front = await asyncio.create_subprocess_exec(*command)
-        for num_requests in (1, 8, 64):
-            await gateway(url, num_requests, num_steps)
-        front.terminate()
-        await front.wait()
+        try:
+            for num_requests in (1, 8, 64):
+                await gateway(url, num_requests, num_steps)
+        finally:
+            front.terminate()
+            await front.wait()
 
 
 async def front(url: str, step_ms: float) -> None:
@@ -90,4 +94,4 @@ if __name__ == "__main__":
     parser.add_argument("--num-steps", type=int, default=300)
     parser.add_argument("--front", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    asyncio.run(front(given.front, given.step_ms) if given.front else main(given.step_ms, given.num_steps))
+    uvloop.run(front(given.front, given.step_ms) if given.front else main(given.step_ms, given.num_steps))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
@@ -61,7 +62,7 @@ def worker(
     bind = f"unix:{uds}" if uds is not None else f"{host}:{port}"
     configure_logging(logging.getLevelNamesMapping()[log_level])
     config = WorkerConfig(bind, command, Patience(silence_seconds=engine.engine_silence), shutdown_timeout)
-    asyncio.run(_serve(config, console, summary))
+    uvloop.run(_serve(config, console, summary))
 
 
 async def _serve(config: WorkerConfig, console: Console, summary: bool) -> None:
