@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 from echo_worker import until
@@ -10,7 +9,8 @@ from echo_worker import until
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand
 from saccade.transport.client import WorkerClient
-from saccade.transport.server import Connection, WorkerServer
+from saccade.transport.connection import Connection
+from saccade.transport.server import WorkerServer
 
 DESCRIPTION = Description(
     model="m",
@@ -62,10 +62,10 @@ class Front:
 
 @asynccontextmanager
 async def talking(
-    folder: Path, front: Front, on_released: Callable[[Sequence[str]], None] = lambda _: None
+    bind: str, front: Front, on_released: Callable[[Sequence[str]], None] = lambda _: None
 ) -> AsyncIterator[WorkerClient]:
-    """A client that is connected to *front*, its feed included."""
-    server = WorkerServer(front, f"unix:{folder}/w.sock")
+    """A client that is connected to *front* at *bind*, its feed included."""
+    server = WorkerServer(front, bind)
     await server.start()
     client = WorkerClient(server.address, on_released)
     await client.start()

@@ -29,9 +29,11 @@ ALLOWED = {
     "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
     "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
+    "transport/connection.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
+    "transport/stream.py": {"create_unix_connection"},  # a worker on this host, whose socket the operator names
     "worker/service.py": {"grpc"},  # listens
-    "transport/local.py": {"open_connection"},  # a socket pair that its parent made
+    "transport/local.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback

@@ -9,8 +9,10 @@ import msgspec
 
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import Abort, EngineRequest, SamplingParams
+from saccade.transport.framing import framed
 from saccade.transport.proto.worker_pb2 import GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
+from saccade.transport.wire import stream_path
 
 STREAM_SECONDS = 20.0
 ODD: tuple[Any, ...] = (None, -1, 0, 1 << 63, 2.5, float("nan"), "", "x" * 5000, b"\xff" * 40, [], {}, [[[[]]]], True)
@@ -66,11 +68,16 @@ def _spoil(container: Any, draw: random.Random) -> None:
 
 
 def send_malformed(url: str, count: int, seed: int = 0) -> None:
-    """Send *count* frames to the worker at *url*, over a new stream whenever it has ended one."""
-    asyncio.run(_send(url, random.Random(seed), count))
+    """Send *count* frames to the worker at *url*, a Unix socket: half over gRPC, half over the socket beside it.
+
+    A new stream is opened whenever the worker has ended one.
+    """
+    draw = random.Random(seed)
+    asyncio.run(_over_grpc(url, draw, count - count // 2))
+    asyncio.run(_over_unix(url, draw, count // 2))
 
 
-async def _send(url: str, draw: random.Random, count: int) -> None:
+async def _over_grpc(url: str, draw: random.Random, count: int) -> None:
     async with grpc.aio.insecure_channel(url) as channel:
         sent = 0
         while sent < count:
@@ -88,6 +95,38 @@ async def _send(url: str, draw: random.Random, count: int) -> None:
                 await reader
             finally:
                 call.cancel()
+
+
+async def _over_unix(url: str, draw: random.Random, count: int) -> None:
+    sent = 0
+    while sent < count:
+        reader, writer = await asyncio.open_unix_connection(stream_path(url))
+        reading = asyncio.create_task(reader.read())
+        try:
+            while sent < count and not reading.done():
+                writer.write(_misframed(draw, framed(mutated(draw))))
+                sent += 1
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.write_eof()
+            async with asyncio.timeout(STREAM_SECONDS):
+                await reading
+        except OSError:
+            await asyncio.gather(reading, return_exceptions=True)
+        finally:
+            writer.close()
+
+
+def _misframed(draw: random.Random, frame: bytes) -> bytes:
+    """The frame, now and then with a length that is not its own: too long for any message, too short, or cut off."""
+    match draw.randrange(40):
+        case 0:
+            return b"\xff\xff\xff\xff" + frame[4:]
+        case 1:
+            return bytes(4) + frame[4:]
+        case 2:
+            return frame[: draw.randrange(len(frame))]
+    return frame
 
 
 async def _read(call: Any) -> None:

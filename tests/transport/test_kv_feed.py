@@ -16,7 +16,7 @@ from saccade.protocol.kv_events import AllCleared, KvEvent, KvEvents, PictureRem
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
-from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
 
 A, B = (PictureStored(b"salt", name) for name in (b"a", b"b"))
 
@@ -49,7 +49,7 @@ class Curious(Front):
 
 async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
     front = Curious()
-    async with talking(tmp_path, front) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         assert front.watched == [(False, True)]
         assert not client.holds(b"salt", b"a")
         front.say(4, A, snapshot=True, last=False)
@@ -68,7 +68,7 @@ async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
 @pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "end", "refusal"])
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
-    async with talking(tmp_path, front) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         if fault != "no snapshot":
             front.say(1, A, snapshot=True)
             await until(lambda: client.holds(b"salt", b"a"))
@@ -90,7 +90,7 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
 
 async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
     front = Curious()
-    async with talking(tmp_path, front) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
             first = asyncio.ensure_future(anext(feed))
             await until(lambda: len(front.watchers) == 2)
@@ -124,7 +124,7 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
     async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return tuple(MediaPixels(index, SlotRef(name="s", generation=1, nbytes=48)) for index in media)
 
-    async with talking(tmp_path, front, released.extend) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
         deltas = [delta async for delta in client.generate(ask("r", [1]), supply)]
         assert [delta.token_ids for delta in deltas] == [[7]]
         assert [type(command) for command in front.commands] == [EngineRequest, Pixels]
@@ -133,7 +133,7 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
 
 async def test_without_pixels_the_request_fails_and_the_worker_forgets_it(tmp_path: Path) -> None:
     front = Curious()
-    async with talking(tmp_path, front) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         with pytest.raises(WorkerUnavailable, match="no longer holds"):
             [delta async for delta in client.generate(ask("r", [1]))]
         await until(lambda: len(front.commands) == 2)
@@ -148,7 +148,7 @@ async def test_pixels_for_a_worker_that_died_meanwhile_come_back(tmp_path: Path)
         await until(lambda: not client.ready or front.connection is not dying)
         return (MediaPixels(0, SlotRef(name="s", generation=1, nbytes=48)),)
 
-    async with talking(tmp_path, front, released.extend) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
         dying = front.connection
         with pytest.raises(WorkerFailed):
             [delta async for delta in client.generate(ask("r", [1]), supply)]

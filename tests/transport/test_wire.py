@@ -14,10 +14,16 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.backoff import Backoff
-from saccade.transport.server import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
 FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def bind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the worker listens: streams are gRPC's, or, on a Unix socket, their own."""
+    return f"unix:{tmp_path}/w.sock" if request.param == "unix" else "127.0.0.1:0"
 
 
 class Parrot(Front):
@@ -34,9 +40,9 @@ class Parrot(Front):
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
 
-async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(tmp_path: Path) -> None:
+async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str) -> None:
     front = Parrot([FOREIGN])
-    async with talking(tmp_path, front) as client:
+    async with talking(bind, front) as client:
         with pytest.raises(WorkerFailed):
             await tokens(client, ask("r", [1]))
         await until(lambda: client.ready)
@@ -45,17 +51,17 @@ async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(tmp_path
         assert await tokens(client, ask("again", [1, 1])) == [2]
 
 
-async def test_delta_of_an_unknown_request_is_dropped(tmp_path: Path) -> None:
+async def test_delta_of_an_unknown_request_is_dropped(bind: str) -> None:
     stray = msgspec.msgpack.encode(StepFrame([TokenDelta("stray", [9])], released=["not ours"]))
-    async with talking(tmp_path, Parrot([stray, None])) as client:
+    async with talking(bind, Parrot([stray, None])) as client:
         assert await tokens(client, ask("r", [1])) == [1]
 
 
-async def test_a_request_ends_with_its_last_sample(tmp_path: Path) -> None:
+async def test_a_request_ends_with_its_last_sample(bind: str) -> None:
     ends = (FinishReason.LENGTH, FinishReason.STOP, FinishReason.ABORT)
     deltas = [TokenDelta("r", [index], reason, index=index) for index, reason in enumerate(ends)]
     front = Parrot([msgspec.msgpack.encode(StepFrame([delta])) for delta in deltas])
-    async with talking(tmp_path, front) as client:
+    async with talking(bind, front) as client:
         request = msgspec.structs.replace(ask("r", [1]), num_samples=3)
         assert await tokens(client, request) == [0, 1, 2]
         front.frames = [None]
@@ -63,9 +69,9 @@ async def test_a_request_ends_with_its_last_sample(tmp_path: Path) -> None:
     assert not any(isinstance(command, Abort) for command in front.commands)
 
 
-async def test_a_sample_is_aborted_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_sample_is_aborted_and_the_others_go_on(bind: str) -> None:
     front = Parrot([msgspec.msgpack.encode(StepFrame([TokenDelta("r", [7])]))])
-    async with talking(tmp_path, front) as client:
+    async with talking(bind, front) as client:
         deltas = client.generate(msgspec.structs.replace(ask("r", [1]), num_samples=2))
         assert (await anext(deltas)).token_ids == [7]
         client.abort_sample("r", 1)
@@ -77,10 +83,10 @@ async def test_a_sample_is_aborted_and_the_others_go_on(tmp_path: Path) -> None:
     assert front.commands[1:] == [Abort(request_id="r", index=1), Abort(request_id="r")]
 
 
-async def test_a_failure_ends_all_samples(tmp_path: Path) -> None:
+async def test_a_failure_ends_all_samples(bind: str) -> None:
     failed = TokenDelta("r", [], FinishReason.ERROR, failure=Failure("queue_full", "Too much."), index=1)
     front = Parrot([msgspec.msgpack.encode(StepFrame([failed]))])
-    async with talking(tmp_path, front) as client:
+    async with talking(bind, front) as client:
         with pytest.raises(QueueFull):
             await tokens(client, msgspec.structs.replace(ask("r", [1]), num_samples=2))
         front.frames = [None]
@@ -88,9 +94,9 @@ async def test_a_failure_ends_all_samples(tmp_path: Path) -> None:
     assert not any(isinstance(command, Abort) for command in front.commands)
 
 
-async def test_large_request_travels_inline(tmp_path: Path) -> None:
+async def test_large_request_travels_inline(bind: str) -> None:
     front = Parrot([None])
-    async with talking(tmp_path, front) as client:
+    async with talking(bind, front) as client:
         request = ask("r", [1], "slot")
         pixels = bytes(32 << 20)
         media = (msgspec.structs.replace(request.media[0], slot=None, inline=pixels),)
@@ -101,11 +107,11 @@ async def test_large_request_travels_inline(tmp_path: Path) -> None:
     assert len(pixels) < MAX_MESSAGE_BYTES
 
 
-async def test_request_over_the_largest_message_harms_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_over_the_largest_message_harms_no_other(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.transport.client.MAX_COMMAND_BYTES", 1 << 20)
     released: list[str] = []
     front = Parrot([])
-    async with talking(tmp_path, front, released.extend) as client:
+    async with talking(bind, front, released.extend) as client:
         other = asyncio.create_task(tokens(client, ask("other", [1, 1])))
         await until(lambda: front.commands)
         request = ask("large", [1], "slot")
@@ -119,9 +125,9 @@ async def test_request_over_the_largest_message_harms_no_other(tmp_path: Path, m
     assert front.num_connections == 1
 
 
-async def test_request_id_in_use_is_refused(tmp_path: Path) -> None:
+async def test_request_id_in_use_is_refused(bind: str) -> None:
     released: list[str] = []
-    async with talking(tmp_path, Parrot([]), released.extend) as client:
+    async with talking(bind, Parrot([]), released.extend) as client:
         first = asyncio.create_task(tokens(client, ask("same", [1])))
         await asyncio.sleep(0)
         with pytest.raises(InternalError, match="same"):
@@ -130,12 +136,12 @@ async def test_request_id_in_use_is_refused(tmp_path: Path) -> None:
         first.cancel()
 
 
-async def test_a_slot_that_two_items_share_comes_back_twice_and_no_more(tmp_path: Path) -> None:
+async def test_a_slot_that_two_items_share_comes_back_twice_and_no_more(bind: str) -> None:
     """Each item holds it: free after the first, it could be another request's when the second release came."""
     released: list[list[str]] = []
     release = msgspec.msgpack.encode(StepFrame([], released=["slot"]))
     async with talking(
-        tmp_path, Parrot([release, release, release, None]), lambda names: released.append(list(names))
+        bind, Parrot([release, release, release, None]), lambda names: released.append(list(names))
     ) as client:
         request = ask("r", [1], "slot")
         assert await tokens(client, msgspec.structs.replace(request, media=request.media * 2)) == [1]

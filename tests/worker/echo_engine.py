@@ -26,9 +26,11 @@ from saccade.protocol.local import (
 )
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand
-from saccade.transport.local import ChannelClosed, EngineChannel
+from saccade.transport.framing import ChannelClosed
+from saccade.transport.local import EngineChannel
 
 FAIL, STALL = 666, 777
+LOAD_SECONDS = 0.25
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class EchoEngine:
         self.running: dict[tuple[int, str], list[int]] = {}
         self.released: dict[int, list[str]] = {}
         self.draining = False
+        self.load_told: Load | None = None
+        self.load_told_at = 0.0
         self.commands = msgspec.msgpack.Decoder(GatewayCommand)
 
     def loop(self) -> None:
@@ -63,8 +67,15 @@ class EchoEngine:
                 self.take(message)
             iteration += 1
             frames = self.frames()
-            load = Load(num_running=len(self.running), draining=self.draining)
-            self.channel.send(EngineStep(iteration, frames, load))
+            self.channel.send(EngineStep(iteration, frames, self.load()))
+
+    def load(self) -> Load | None:
+        """What is to be told of the load: whenever it has changed, and now and then."""
+        load, now = Load(num_running=len(self.running), draining=self.draining), time.monotonic()
+        if load == self.load_told and now - self.load_told_at < LOAD_SECONDS:
+            return None
+        self.load_told, self.load_told_at = load, now
+        return load
 
     def take(self, message) -> None:
         match message:

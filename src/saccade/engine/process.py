@@ -27,7 +27,8 @@ from saccade.protocol.local import (
 )
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels
 from saccade.transport import malformed
-from saccade.transport.local import ChannelClosed, EngineChannel
+from saccade.transport.framing import ChannelClosed
+from saccade.transport.local import EngineChannel
 
 HEARTBEAT_SECONDS = 0.5
 LOAD_SECONDS = 0.25

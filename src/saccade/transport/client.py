@@ -16,13 +16,15 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels
-from saccade.transport import kv_feed
+from saccade.transport import kv_feed, stream
 from saccade.transport.backoff import Backoff
-from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
+from saccade.transport.framing import ChannelClosed
+from saccade.transport.proto.worker_pb2 import DescribeRequest
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import CLIENT_OPTIONS, MAX_COMMAND_BYTES, target
 
 DESCRIBE_SECONDS = 10.0
+ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
 NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
 
@@ -54,10 +56,10 @@ class _Session:
         self._open: dict[str, Told] = {}
         self._lent: Counter[str] = Counter()
 
-    async def outbound(self) -> AsyncIterator[GatewayFrame]:
-        """Yield the frames to send, for ever."""
+    async def outbound(self) -> AsyncIterator[bytes]:
+        """Yield the commands to send, for ever."""
         while True:
-            yield GatewayFrame(payload=await self._outbound.get())
+            yield await self._outbound.get()
 
     def submit(self, request: EngineRequest) -> Told:
         """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
@@ -237,17 +239,21 @@ class WorkerClient:
     async def _live(self, stub: Any) -> str:
         """Describe, stream, relay until the stream ends; return why it ended."""
         session = _Session(self._on_released)
-        call = keeping_up = None
+        keeping_up = None
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
-            call = stub.Stream(session.outbound())
-            await call.wait_for_connection()
             keeping_up = asyncio.create_task(self._held.keep_up(stub), name=f"held pictures {self.url}")
-            self._enter(session, description)
-            async for frame in call:
-                self._take(session, self._frames.decode(frame.payload))
-            return "the worker ended the stream"
+            await stream.converse(
+                self.url,
+                stub,
+                session.outbound(),
+                lambda: self._enter(session, description),
+                lambda frame: self._take(session, self._frames.decode(frame)),
+            )
+            return ENDED
+        except ChannelClosed:
+            return ENDED
         except grpc.aio.AioRpcError as error:
             return str(error.details())
         except msgspec.DecodeError as error:
@@ -255,9 +261,8 @@ class WorkerClient:
             return "malformed frame"
         finally:
             self._leave(session)
-            for part in (call, keeping_up):
-                if part is not None:
-                    part.cancel()
+            if keeping_up is not None:
+                keeping_up.cancel()
 
     def _take(self, session: _Session, frame: StepFrame) -> None:
         if frame.load is not None:

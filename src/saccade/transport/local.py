@@ -1,28 +1,22 @@
 """The framed queue between a worker's front and its engine: one message a step, each way.
 
-A Unix stream socket pair; a frame is a little-endian u32 length and one msgpack struct of saccade.protocol.local.
-The engine's end blocks with a time limit; the front's end is asyncio.
+A Unix stream socket pair; a frame's payload is one msgpack struct of saccade.protocol.local. The engine's end blocks
+with a time limit; the front's end is asyncio.
 """
 
 import asyncio
 import select
 import socket
+from collections.abc import Callable
 
 import msgspec
 
 from saccade.protocol.local import EngineMessage, FrontMessage
+from saccade.transport import framing
+from saccade.transport.framing import ChannelClosed
 
-PREFIX_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30
 RECEIVE_BYTES = 1 << 20
-
-
-class ChannelClosed(Exception):
-    """The other end is gone."""
-
-
-def _frame(payload: bytes) -> bytes:
-    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
 
 
 class EngineChannel:
@@ -37,7 +31,7 @@ class EngineChannel:
     def send(self, message: EngineMessage) -> None:
         """Send one message; blocks while the front is behind. Raises ChannelClosed."""
         try:
-            self._socket.sendall(_frame(self._encoder.encode(message)))
+            self._socket.sendall(framing.framed(self._encoder.encode(message)))
         except OSError as error:
             raise ChannelClosed from error
 
@@ -65,49 +59,46 @@ class EngineChannel:
         self._buffer += data
 
     def _take(self) -> list[FrontMessage]:
-        messages: list[FrontMessage] = []
-        start = 0
-        while len(self._buffer) - start >= PREFIX_BYTES:
-            length = int.from_bytes(self._buffer[start : start + PREFIX_BYTES], "little")
-            end = start + PREFIX_BYTES + length
-            if len(self._buffer) < end:
-                break
-            messages.append(self._decoder.decode(memoryview(self._buffer)[start + PREFIX_BYTES : end].tobytes()))
-            start = end
-        del self._buffer[:start]
-        return messages
+        return [self._decoder.decode(payload) for payload in framing.take_payloads(self._buffer, MAX_FRAME_BYTES)]
 
 
 class FrontChannel:
-    """The front's end."""
+    """The front's end: *on_message* is called with each message of the engine's once it is open."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, on_message: Callable[[EngineMessage], None]) -> None:
+        self._on_message = on_message
+        self._frames = framing.Frames(self._take, self._end, MAX_FRAME_BYTES)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
-    @classmethod
-    async def open(cls, connection: socket.socket) -> "FrontChannel":
-        """Wrap the front's end of a socket pair."""
+    async def open(self, connection: socket.socket) -> None:
+        """Speak over *connection*, the front's end of a socket pair."""
         connection.setblocking(False)
-        return cls(*await asyncio.open_connection(sock=connection, limit=RECEIVE_BYTES))
+        await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=connection)
 
     def send(self, message: FrontMessage) -> None:
         """Queue one message; nothing is awaited, so commands keep their order."""
-        self._writer.write(_frame(self._encoder.encode(message)))
+        self._frames.send(self._encoder.encode(message))
 
-    async def receive(self) -> EngineMessage:
-        """Return the next message. Raises ChannelClosed when the engine is gone."""
-        try:
-            prefix = await self._reader.readexactly(PREFIX_BYTES)
-            length = int.from_bytes(prefix, "little")
-            if length > MAX_FRAME_BYTES:
-                raise ChannelClosed
-            return self._decoder.decode(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise ChannelClosed from error
+    async def ended(self) -> None:
+        """Wait until the engine is gone. Raises DecodeError where it said what no engine of this version says."""
+        await self._ended
 
     def close(self) -> None:
         """Close the front's end; the engine sees ChannelClosed."""
-        self._writer.close()
+        self._frames.close()
+
+    def _take(self, payload: bytes) -> None:
+        if self._ended.done():
+            return
+        try:
+            message = self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            self._ended.set_exception(error)
+        else:
+            self._on_message(message)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)

@@ -2,76 +2,18 @@
 
 import asyncio
 import contextlib
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from saccade.errors import StartupError
+from saccade.transport.connection import Connection, Front, Refused
 from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
-from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME
-
-MAX_WAITING_FRAMES = 4096
-"""Who is this many frames behind has stopped reading; the stream is ended, so that memory stays bounded."""
-
-
-class Refused(Exception):
-    """Why a call cannot be served, as a gRPC status and a sentence."""
-
-    def __init__(self, status: grpc.StatusCode, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-
-
-class Connection:
-    """One stream to a gateway, or to who watches the caches: frames wait here until gRPC takes them."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._frames: asyncio.Queue[bytes | Refused | None] = asyncio.Queue()
-        self._ended = False
-
-    def send(self, frame: bytes) -> None:
-        """Queue one encoded StepFrame or KvEvents."""
-        if self._frames.qsize() >= MAX_WAITING_FRAMES:
-            self.end(Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "This stream is not read."))
-        if not self._ended:
-            self._frames.put_nowait(frame)
-
-    def end(self, reason: Refused | None = None) -> None:
-        """End the stream after what is queued: well, or with *reason*."""
-        if not self._ended:
-            self._ended = True
-            self._frames.put_nowait(reason)
-
-    async def next(self) -> bytes | None:
-        """Return the next frame, None at the end. Raises Refused."""
-        frame = await self._frames.get()
-        if isinstance(frame, Refused):
-            raise frame
-        return frame
-
-
-class Front(Protocol):
-    """What stands behind the wire. Nothing here blocks or awaits."""
-
-    def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused while there is none."""
-
-    def open(self) -> Connection:
-        """Return a new connection. Raises Refused while no engine is ready."""
-
-    def receive(self, connection: Connection, command: bytes) -> None:
-        """Take one encoded GatewayCommand that came over *connection*. Raises Refused where it is malformed."""
-
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
-        """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
-
-    def hang_up(self, connection: Connection) -> None:
-        """Note that the stream of a connection has ended, in whatever way."""
+from saccade.transport.unix_streams import UnixStreams
+from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, stream_path
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
@@ -131,7 +73,10 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
 
 
 class WorkerServer:
-    """The gRPC server of one worker, with grpc.health.v1 and reflection; not serving until told otherwise."""
+    """The gRPC server of one worker, with grpc.health.v1 and reflection; not serving until told otherwise.
+
+    At a Unix socket it takes streams beside gRPC, too, at the path that ends in `.stream`.
+    """
 
     def __init__(self, front: Front, bind: str) -> None:
         """*bind* is `host:port` (port 0: any free one) or `unix:/path`."""
@@ -143,6 +88,8 @@ class WorkerServer:
         worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(front), self._server)  # type: ignore[no-untyped-call]
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        path = stream_path(bind)
+        self._streams = UnixStreams(front, path) if path is not None else None
 
     @property
     def address(self) -> str:
@@ -153,8 +100,10 @@ class WorkerServer:
         """Listen. Raises StartupError where the address cannot be had."""
         await self.set_ready(False)
         try:
+            if self._streams is not None:
+                await self._streams.start()
             self.port = self._server.add_insecure_port(self.bind)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise StartupError(f"The worker cannot listen on {self.bind}: is the address in use?") from error
         await self._server.start()
 
@@ -168,4 +117,6 @@ class WorkerServer:
         """Stop listening and cancel what is left."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._health.enter_graceful_shutdown()
+            if self._streams is not None:
+                self._streams.stop()
             await self._server.stop(grace=0.5)

@@ -43,3 +43,8 @@ def target(url: str) -> str:
     if not host or not port.isdecimal() or "/" in address:
         raise StartupError(f"A worker's address is grpc://host:port or unix:/path, not {url!r}.")
     return address
+
+
+def stream_path(url: str) -> str | None:
+    """Return the path of the socket beside gRPC's for streams on one host; None for an address of another kind."""
+    return f"{url.removeprefix('unix:')}.stream" if url.startswith("unix:") else None

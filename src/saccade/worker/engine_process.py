@@ -28,7 +28,7 @@ from saccade.protocol.local import (
 )
 from saccade.transport import lifeline
 from saccade.transport.backoff import Backoff
-from saccade.transport.local import ChannelClosed, FrontChannel
+from saccade.transport.local import FrontChannel
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +122,14 @@ class EngineProcess:
                 pass_fds=(engine.fileno(),),
                 environment={**ENVIRONMENT, **os.environ},
             )
-        self._channel = await FrontChannel.open(front)
+        self._channel = FrontChannel(self._take)
         self.pid, self._ready, self._failure, self._moved_at = process.pid, False, None, time.monotonic()
         watch = asyncio.create_task(self._watch(process))
         try:
-            await self._relay(self._channel)
+            await self._channel.open(front)
+            await self._channel.ended()
+        except msgspec.DecodeError:
+            self._failure = "The engine sent a message that is not of this version of Saccade."
         finally:
             watch.cancel()
             was_ready, self._ready = self._ready, False
@@ -135,15 +138,6 @@ class EngineProcess:
             if was_ready:
                 self._listener.lost(sentence)
         return sentence
-
-    async def _relay(self, channel: FrontChannel) -> None:
-        try:
-            while True:
-                self._take(await channel.receive())
-        except ChannelClosed:
-            return
-        except msgspec.DecodeError:
-            self._failure = "The engine sent a message that is not of this version of Saccade."
 
     def _take(self, message: EngineMessage) -> None:
         match message:

@@ -24,7 +24,8 @@ from saccade.protocol.local import (
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport import malformed, shared_memory
-from saccade.transport.server import Connection, Refused, WorkerServer
+from saccade.transport.connection import Connection, Refused
+from saccade.transport.server import WorkerServer
 from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
 
 SWEEP_AFTER_SECONDS = 1.0

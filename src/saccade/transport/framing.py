@@ -1,0 +1,88 @@
+"""Frames on a byte stream: a little-endian u32 length, then so many bytes."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import cast
+
+PREFIX_BYTES = 4
+
+
+class ChannelClosed(Exception):
+    """The other end is gone, or says what is no frame."""
+
+
+def framed(payload: bytes) -> bytes:
+    """Return *payload* as a frame."""
+    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
+
+
+def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
+    """Remove whole frames from *buffer* and yield their payloads. Raises ChannelClosed at one of more than *limit*."""
+    start = 0
+    try:
+        while len(buffer) - start >= PREFIX_BYTES:
+            length = int.from_bytes(buffer[start : start + PREFIX_BYTES], "little")
+            if length > limit:
+                raise ChannelClosed
+            end = start + PREFIX_BYTES + length
+            if len(buffer) < end:
+                break
+            payload = memoryview(buffer)[start + PREFIX_BYTES : end].tobytes()
+            start = end
+            yield payload
+    finally:
+        del buffer[:start]
+
+
+class Frames(asyncio.Protocol):
+    """An end of a stream that hands each frame's payload on from within the read that completed it.
+
+    No task stands between: each would have to be scheduled first, for every step of the engine. *on_end* is called
+    once, when nothing more will come. A frame of more than *limit* bytes ends the stream.
+    """
+
+    def __init__(self, on_payload: Callable[[bytes], None], on_end: Callable[[], None], limit: int) -> None:
+        self._on_payload = on_payload
+        self._on_end = on_end
+        self._limit = limit
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What the other end has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what has become whole, until somebody closes."""
+        self._buffer += data
+        try:
+            for payload in take_payloads(self._buffer, self._limit):
+                if self._transport is None or self._transport.is_closing():
+                    break
+                self._on_payload(payload)
+        except ChannelClosed:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._on_end()
+
+    def send(self, payload: bytes) -> None:
+        """Queue one frame; nothing is awaited, so frames keep their order."""
+        if self._transport is not None:
+            self._transport.write(framed(payload))
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the stream at once."""
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,82 @@
+"""The worker's end of streams over a Unix socket, for gateways on its host: see saccade.transport.stream.
+
+An empty frame says that the stream was taken; after it come encoded StepFrames, and from the gateway encoded commands.
+Either side ends the stream by closing it.
+"""
+
+import asyncio
+import contextlib
+import os
+
+from saccade.transport.connection import Connection, Front, Refused
+from saccade.transport.framing import Frames
+from saccade.transport.wire import MAX_MESSAGE_BYTES
+
+MAX_UNSENT_BYTES = 64 << 20
+"""Who is so far behind has stopped reading; the stream is ended, so that memory stays bounded."""
+
+
+class _Stream(Frames):
+    """One stream; it is the sink of its connection's frames."""
+
+    def __init__(self, front: Front, opened: set["_Stream"]) -> None:
+        super().__init__(self._receive, self._ended, MAX_MESSAGE_BYTES)
+        self._front = front
+        self._opened = opened
+        self._connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Be taken by the front, or closed."""
+        super().connection_made(transport)
+        self._opened.add(self)
+        try:
+            self._connection = self._front.open()
+        except Refused:
+            self.close()
+        else:
+            super().send(b"")
+            self._connection.attach(self)
+
+    def send(self, payload: bytes) -> None:
+        """Queue one frame, or end the stream of who does not read."""
+        if self.num_unsent_bytes <= MAX_UNSENT_BYTES:
+            super().send(payload)
+        elif self._connection is not None:
+            self.abort()
+            self._connection.end()
+
+    def _receive(self, command: bytes) -> None:
+        if self._connection is not None:
+            try:
+                self._front.receive(self._connection, command)
+            except Refused as refused:
+                self._connection.end(refused)
+
+    def _ended(self) -> None:
+        self._opened.discard(self)
+        if self._connection is not None:
+            self._front.hang_up(self._connection)
+
+
+class UnixStreams:
+    """Takes streams at the socket *path*, each a connection of *front*'s."""
+
+    def __init__(self, front: Front, path: str) -> None:
+        self._front = front
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._opened: set[_Stream] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError where the path cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Stream(self._front, self._opened), self._path)
+
+    def stop(self) -> None:
+        """Stop listening and end what is left."""
+        if self._server is not None:
+            self._server.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        for stream in tuple(self._opened):
+            stream.close()

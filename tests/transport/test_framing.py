@@ -1,0 +1,49 @@
+"""Frames come out as they went in, however the stream is cut."""
+
+import asyncio
+import socket
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.protocol.local import EngineMessage, EngineProgress
+from saccade.transport.framing import ChannelClosed, framed, take_payloads
+from saccade.transport.local import FrontChannel
+
+
+@given(st.lists(st.binary(max_size=40)), st.lists(st.integers(0, 400), max_size=8))
+def test_payloads_do_not_depend_on_where_the_stream_is_cut(payloads: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(framed(payload) for payload in payloads)
+    places = [0, *sorted(cuts), len(stream)]
+    buffer, taken = bytearray(), []
+    for start, end in pairwise(places):
+        buffer += stream[start:end]
+        taken += take_payloads(buffer, 40)
+    assert taken == payloads
+    assert not buffer
+
+
+def test_what_comes_before_a_frame_that_is_too_large_is_taken() -> None:
+    payloads = take_payloads(bytearray(framed(b"four") + framed(b"fives")), 4)
+    assert next(payloads) == b"four"
+    with pytest.raises(ChannelClosed):
+        next(payloads)
+
+
+async def test_nothing_is_taken_after_a_message_of_another_world() -> None:
+    taken: list[EngineMessage] = []
+    channel = FrontChannel(taken.append)
+    front, engine = socket.socketpair()
+    with engine:
+        await channel.open(front)
+        message = EngineProgress("loading", 1, 2)
+        sound = framed(msgspec.msgpack.encode(message))
+        engine.sendall(sound + framed(b"\xc1") + sound)
+        async with asyncio.timeout(20):
+            with pytest.raises(msgspec.DecodeError):
+                await channel.ended()
+            channel.close()
+    assert taken == [message]

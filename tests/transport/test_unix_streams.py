@@ -1,0 +1,159 @@
+"""Streams over a Unix socket as the worker takes them; what both ways have in common is in test_wire.py."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+from echo_worker import ask, until
+from fronts import Front
+
+from saccade.errors import StartupError
+from saccade.protocol.request import Abort
+from saccade.transport import framing
+from saccade.transport.connection import Connection, Refused
+from saccade.transport.server import WorkerServer
+from saccade.transport.unix_streams import UnixStreams
+from saccade.transport.wire import stream_path
+
+ABORT = msgspec.msgpack.encode(Abort(request_id="r"))
+
+
+class Listening(Front):
+    """A front that remembers its connections, and takes none when *closed*."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+        self.connections: list[Connection] = []
+
+    def open(self) -> Connection:
+        if self.closed:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
+        self.connections.append(super().open())
+        return self.connections[-1]
+
+
+@contextlib.asynccontextmanager
+async def taking(folder: Path) -> AsyncIterator[tuple[Listening, str]]:
+    front, path = Listening(), f"{folder}/w.sock.stream"
+    streams = UnixStreams(front, path)
+    await streams.start()
+    try:
+        yield front, path
+    finally:
+        streams.stop()
+
+
+async def read(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+
+
+@contextlib.asynccontextmanager
+async def gateway(path: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A gateway's end, whose stream has been taken."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        assert await read(reader) == b""
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def test_frames_both_ways_and_the_end(tmp_path: Path) -> None:
+    async with taking(tmp_path) as (front, path), gateway(path) as (reader, writer):
+        writer.write(framing.framed(ABORT) * 2)
+        await until(lambda: len(front.commands) == 2)
+        for frame in (b"one", bytes(3 << 20), b"three"):
+            front.connections[0].send(frame)
+        assert [len(await read(reader)) for _ in range(3)] == [3, 3 << 20, 5]
+        writer.write_eof()
+        assert await reader.read() == b""
+        await until(lambda: front.left == front.connections)
+
+
+async def test_stream_that_no_engine_is_ready_for_is_closed(tmp_path: Path) -> None:
+    async with taking(tmp_path) as (front, path):
+        front.closed = True
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b""
+        writer.close()
+        front.closed = False
+        async with gateway(path):
+            assert len(front.connections) == 1
+
+
+@pytest.mark.parametrize("ending", [b"\xff\xff\xff\xff", framing.framed(ABORT)[:-1], b"\x01"])
+async def test_frame_too_large_or_cut_off_ends_its_own_stream(tmp_path: Path, ending: bytes) -> None:
+    async with taking(tmp_path) as (front, path), gateway(path) as (other_reader, _):
+        async with gateway(path) as (reader, writer):
+            writer.write(framing.framed(ABORT) + ending)
+            if ending[0] != 0xFF:
+                writer.write_eof()
+            assert await reader.read() == b""
+        await until(lambda: front.left == front.connections[1:])
+        assert front.commands == [Abort(request_id="r")]
+        front.connections[0].send(b"still here")
+        assert await read(other_reader) == b"still here"
+
+
+async def test_command_that_is_refused_ends_its_stream(tmp_path: Path) -> None:
+    async with taking(tmp_path) as (front, path), gateway(path) as (reader, writer):
+
+        def refuse(connection: Connection, command: bytes) -> None:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command.")
+
+        front.receive = refuse  # type: ignore[method-assign]
+        writer.write(framing.framed(b"nonsense"))
+        assert await reader.read() == b""
+        await until(lambda: front.left == front.connections)
+
+
+async def test_gateway_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.unix_streams.MAX_UNSENT_BYTES", 1 << 20)
+    async with taking(tmp_path) as (front, path), gateway(path) as (reader, _):
+        async with gateway(path) as (silent, _):
+            for _ in range(100):
+                front.connections[1].send(bytes(1 << 16))
+            await until(lambda: front.left == front.connections[1:])
+            with contextlib.suppress(ConnectionResetError):
+                assert len(await silent.read()) < 4 << 20
+        front.connections[0].send(b"still here")
+        assert await read(reader) == b"still here"
+
+
+async def test_socket_is_there_while_the_worker_is_and_only_the_owner_may_connect(tmp_path: Path) -> None:
+    path = Path(str(stream_path(f"unix:{tmp_path}/w.sock")))
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as killed:
+        killed.bind(str(path))  # what a worker leaves that could not clean up
+    server = WorkerServer(Front(), f"unix:{tmp_path}/w.sock")
+    old_mask = os.umask(0o022)
+    try:
+        await server.start()
+    finally:
+        os.umask(old_mask)
+    assert not stat.S_IMODE(os.stat(path).st_mode) & 0o022
+    async with gateway(str(path)) as (reader, _):
+        await server.stop()
+        assert await reader.read() == b""
+    assert os.listdir(tmp_path) == []
+
+
+async def test_path_that_cannot_be_had_is_an_operators_error(tmp_path: Path) -> None:
+    (tmp_path / "w.sock.stream").mkdir()
+    with pytest.raises(StartupError, match=r"w\.sock"):
+        await WorkerServer(Front(), f"unix:{tmp_path}/w.sock").start()
+
+
+async def test_request_travels_whole(tmp_path: Path) -> None:
+    async with taking(tmp_path) as (front, path), gateway(path) as (_, writer):
+        request = ask("r", list(range(100_000)), "slot")
+        writer.write(framing.framed(msgspec.msgpack.encode(request)))
+        await until(lambda: front.commands)
+        assert front.commands == [request]
