@@ -42,6 +42,8 @@ def run(config: EngineConfig, channel: EngineChannel) -> int:
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(EngineProgress(stage, done, total))
 
+    # Compiling kernels makes millions of objects; looking for cycles among them takes a fifth of the start.
+    gc.disable()
     try:
         try:
             engine = start(config, progress)
@@ -51,6 +53,7 @@ def run(config: EngineConfig, channel: EngineChannel) -> int:
         # What lives now lives until the end: the collector need not look at it again, which would show as a slow step.
         gc.collect()
         gc.freeze()
+        gc.enable()
         channel.send(EngineReady(engine.description))
         Loop(engine, channel).run()
     except ChannelClosed:

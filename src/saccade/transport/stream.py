@@ -54,14 +54,16 @@ async def _over_unix(
     ended: asyncio.Future[None] = loop.create_future()
 
     def take(payload: bytes) -> None:
+        # What comes behind a frame that could not be read would be an answer with a gap.
+        if ended.done():
+            return
         if not payload:
             on_open()
             return
         try:
             on_frame(payload)
         except msgspec.DecodeError as error:
-            if not ended.done():
-                ended.set_exception(error)
+            ended.set_exception(error)
 
     def end() -> None:
         if not ended.done():

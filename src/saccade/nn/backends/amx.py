@@ -1,6 +1,6 @@
-"""In bfloat16 on a CPU with AMX: kernels of our own for prompts', pictures' attention and linear layers too.
+"""In bfloat16 on a CPU with AMX: linear layers, and the attention of prompts and pictures, by kernels of our own too.
 
-Torch's own kernel multiplies by AMX as well, but passes over the scores several times between its two products.
+Torch's own attention multiplies by AMX as well, but passes over the scores several times between its two products.
 """
 
 from collections.abc import Callable
