@@ -80,12 +80,13 @@ def test_activations_and_residuals_are_those_of_float32(
 
 
 @needs_tiles
+@pytest.mark.parametrize("num_rows", [75, 300])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_row_does_not_depend_on_the_others(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor on how many there are, nor on the threads that share them; NaN stays in its row."""
+def test_a_row_does_not_depend_on_the_others(bias: bool, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on how many there are, nor on the threads that share rows or outputs; NaN stays in its row."""
     linear = made(64, 96, torch.bfloat16, bias)
     linear.pack(load_backend(TILES, 3))
-    x = torch.randn(75, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(num_rows, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     before = torch.get_num_threads()
     alone = torch.cat([linear(row) for row in x.split(1)])
     x[20] = float("nan")

@@ -23,12 +23,10 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int) ->
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
-def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int) -> torch.Tensor:
-    """The kernel's answer, heads one after the other."""
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, num_threads: int = 1) -> torch.Tensor:
+    """The kernel's answer."""
     output = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
-    for head in range(k.shape[1]):
-        scale = np.float32(q.shape[2] ** -0.5)
-        attend(words(q), words(k), words(v), scale, offset, (head, head + 1), words(output))
+    attend(words(q), words(k), words(v), offset, words(output), num_threads)
     return output
 
 
@@ -81,6 +79,15 @@ def test_a_token_is_attended_to_alike_in_every_chunk() -> None:
     for cut in (1, 7, 64, 149):
         rest = attended(q[cut:], k, v, cut)
         torch.testing.assert_close(torch.cat((attended(q[:cut], k[:cut], v[:cut], 0), rest)), whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 5])
+@pytest.mark.parametrize(("num_queries", "num_keys", "offset"), [(1, 40, 39), (33, 33, 0), (200, 200, 200)])
+def test_threads_change_no_bit(num_queries: int, num_keys: int, offset: int, num_threads: int) -> None:
+    q, k, v = (torch.randn(count, 6, 32).bfloat16()[:, :4] for count in (num_queries, num_keys, num_keys))
+    k, v = k[:, :2], v[:, :2]  # with gaps between tokens
+    alone = attended(q, k, v, offset)
+    torch.testing.assert_close(attended(q, k, v, offset, num_threads), alone, rtol=0, atol=0)
 
 
 @compiled

@@ -1,7 +1,5 @@
 """How kernels are compiled."""
 
-from typing import Any
-
 from numba import njit
 
 MATH = ("reassoc", "contract", "nsz", "arcp")
@@ -13,12 +11,6 @@ compiled = njit(nogil=True, fastmath=set(MATH), error_model="numpy")
 
 exact = njit(nogil=True, error_model="numpy")
 """The same, but every operation is rounded as it is written."""
-
-
-def compiled_for(signature: Any) -> Any:
-    """Return `compiled` for these types alone, at once."""
-    return njit(signature, nogil=True, fastmath=set(MATH), error_model="numpy")
-
 
 inlined = njit(inline="always", fastmath=set(MATH), error_model="numpy")
 """For what kernels share."""

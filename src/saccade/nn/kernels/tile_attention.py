@@ -8,14 +8,15 @@ two tiles of C = 16 queries. Keys stand in rows of S whole tiles, values with D 
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
+from numba import carray
 
 from saccade.nn.kernels import tiles
-from saccade.nn.kernels.compiled import compiled, compiled_for
+from saccade.nn.kernels.compiled import compiled
+from saccade.nn.kernels.team import member, pointer, section, share
 from saccade.nn.kernels.vector_math import LOG2_E, exp2, exp2_coefficients
 from saccade.nn.kernels.vectors import (
     LANES,
@@ -43,59 +44,30 @@ SCORES_BYTES, SHARES_BYTES = KEYS * VECTOR_BYTES, KEYS // 2 * VECTOR_BYTES
 """Of one tile of queries."""
 
 
-class Scratch(NamedTuple):
-    """What a call works in: keys [L, 16 S], values [D, L / 2], queries [S, 2, 16, C], mixed [D / 16, 2, 16, C].
-
-    Lengths are of whole tiles. *mixed* are sums of values that *scores* of all keys so far weigh, *sums* [2, 2, C] the
-    largest score and the sum of weights, for both tiles of queries; *shares* are weights as words of two keys.
-    """
-
-    keys: Any
-    values: Any
-    queries: Any
-    mixed: Any
-    scores: Any
-    shares: Any
-    sums: Any
-    words: Any
-
-
-def _array(dimensions: int, kind: Any = types.uint32, layout: str = "C") -> Any:
-    return types.Array(kind, dimensions, layout)
-
-
-HEADS, FLOATS = _array(3, layout="A"), _array(3, types.float32)
-SCRATCH = [_array(2), _array(2), _array(4), _array(4, types.float32), FLOATS, _array(3), FLOATS, _array(3)]
-SIGNATURE = types.void(
-    *[HEADS, HEADS, HEADS, types.float32, types.int64],
-    *[types.UniTuple(types.int64, 2), types.NamedTuple(SCRATCH, Scratch), HEADS],
-)
+@compiled
+def _lay_out_keys(k_LW, width, head, keys_LW):
+    for t in range(k_LW.shape[0]):
+        for w in range(width):
+            keys_LW[t, w] = k_LW[t, head * width + w]
 
 
 @compiled
-def _lay_out_keys(k_LKW, head, keys_LW):
-    for t in range(k_LKW.shape[0]):
-        for w in range(k_LKW.shape[2]):
-            keys_LW[t, w] = k_LKW[t, head, w]
-
-
-@compiled
-def _lay_out_values(v_LKW, head, values_DL):
-    length = v_LKW.shape[0]
+def _lay_out_values(v_LW, width, head, values_DL):
+    length = v_LW.shape[0]
     for i in range((length + 1) // 2):
-        for w in range(v_LKW.shape[2]):
-            a = v_LKW[2 * i, head, w]
-            b = v_LKW[2 * i + 1, head, w] if 2 * i + 1 < length else np.uint32(0)
+        for w in range(width):
+            a = v_LW[2 * i, head * width + w]
+            b = v_LW[2 * i + 1, head * width + w] if 2 * i + 1 < length else np.uint32(0)
             values_DL[2 * w, i] = (a & LOW) | (b << np.uint32(16))
             values_DL[2 * w + 1, i] = (a >> np.uint32(16)) | (b & HIGH)
 
 
 @compiled
-def _lay_out_queries(q_NQW, head, begin, queries_S2WC):
-    for n in range(begin, min(begin + QUERIES, q_NQW.shape[0])):
+def _lay_out_queries(q_NW, width, head, begin, queries_S2WC):
+    for n in range(begin, min(begin + QUERIES, q_NW.shape[0])):
         tile, lane = (n - begin) // LANES, (n - begin) % LANES
-        for w in range(q_NQW.shape[2]):
-            queries_S2WC[w // LANES, tile, w % LANES, lane] = q_NQW[n, head, w]
+        for w in range(width):
+            queries_S2WC[w // LANES, tile, w % LANES, lane] = q_NW[n, head * width + w]
 
 
 @compiled
@@ -183,8 +155,8 @@ def _mix(values, stride, shares, num_keys, mixed, num_tiles):
 
 
 @compiled
-def _write(mixed_D2RC, sums_22C, words_2WC, head, begin, out_NQW):
-    width = out_NQW.shape[2]
+def _write(mixed_D2RC, sums_22C, words_2WC, head, begin, out_NW):
+    width = words_2WC.shape[1]
     for tile in range(2):
         for c in range(LANES):
             sums_22C[tile, 1, c] = np.float32(1) / sums_22C[tile, 1, c]
@@ -194,75 +166,93 @@ def _write(mixed_D2RC, sums_22C, words_2WC, head, begin, out_NQW):
                 share = sums_22C[tile, 1, c]
                 a, b = mixed_D2RC[d, tile, row, c] * share, mixed_D2RC[d, tile, row + 1, c] * share
                 words_2WC[tile, w, c] = pack(words_2WC[tile, w, c], a, b)
-    for n in range(begin, min(begin + QUERIES, out_NQW.shape[0])):
+    for n in range(begin, min(begin + QUERIES, out_NW.shape[0])):
         tile, lane = (n - begin) // LANES, (n - begin) % LANES
         for w in range(width):
-            out_NQW[n, head, w] = words_2WC[tile, w, lane]
+            out_NW[n, head * width + w] = words_2WC[tile, w, lane]
 
 
-def _attend(q_NQW, k_LKW, v_LKW, scale, offset, heads, scratch, out_NQW):
-    keys, values, queries, mixed, scores, shares, sums, words = scratch
-    length, group = k_LKW.shape[0], q_NQW.shape[1] // k_LKW.shape[1]
-    key_stride, value_stride, num_tiles = 4 * keys.shape[1], 4 * values.shape[1], mixed.shape[0]
-    scales, coefficients = spread(scale * LOG2_E), exp2_coefficients()
+@compiled
+def _room(count, like):
+    """Zeros that begin with a cache line: what straddles two loads half as fast."""
+    room = np.zeros(count + VECTOR_BYTES // 4, like)
+    begin = -room.ctypes.data % VECTOR_BYTES // 4
+    return room[begin : begin + count]
+
+
+def _attend(arguments, part, count):
+    q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, group, width, offset = arguments
+    num_blocks = (num_queries + QUERIES - 1) // QUERIES
+    first, last = section(num_heads * num_blocks, part, count)
+    if first == last:
+        return
+    q_NW = carray(pointer(q), (num_queries, q_stride), np.uint32)
+    k_LW, v_LW = carray(pointer(k), (length, k_stride), np.uint32), carray(pointer(v), (length, v_stride), np.uint32)
+    out_NW = carray(pointer(out), (num_queries, num_heads * width), np.uint32)
+    num_steps, num_keys = (width + LANES - 1) // LANES, (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
+    num_tiles = 2 * num_steps
+    key_stride, value_stride = num_steps * VECTOR_BYTES, 2 * num_keys
+    keys = _room(num_keys * num_steps * LANES, np.uint32).reshape(num_keys, num_steps * LANES)
+    values = _room(num_tiles * LANES * num_keys // 2, np.uint32).reshape(num_tiles * LANES, num_keys // 2)
+    queries = _room(num_steps * 2 * LANES * LANES, np.uint32).reshape(num_steps, 2, LANES, LANES)
+    mixed = _room(num_tiles * 2 * LANES * LANES, np.float32).reshape(num_tiles, 2, LANES, LANES)
+    scores = _room(2 * KEYS * LANES, np.float32).reshape(2, KEYS, LANES)
+    shares = _room(KEYS * LANES, np.uint32).reshape(2, KEYS // 2, LANES)
+    sums = _room(4 * LANES, np.float32).reshape(2, 2, LANES)
+    words = _room(2 * width * LANES, np.uint32).reshape(2, width, LANES)
+    scales, coefficients = spread(np.float32((2 * width) ** -0.5) * LOG2_E), exp2_coefficients()
     tiles.configure(CONFIGURATION.ctypes.data)
-    for head in range(heads[0] * group, heads[1] * group):
-        if head % group == 0:
-            _lay_out_keys(k_LKW, head // group, keys)
-            _lay_out_values(v_LKW, head // group, values)
-        for begin in range(0, q_NQW.shape[0], QUERIES):
-            _lay_out_queries(q_NQW, head, begin, queries)
-            mixed[:] = ZERO
-            sums[:, 0] = HIDDEN
-            sums[:, 1] = ZERO
+    laid_out = -1
+    for item in range(first, last):
+        head, begin = item // num_blocks, item % num_blocks * QUERIES
+        if head // group != laid_out:
+            laid_out = head // group
+            _lay_out_keys(k_LW, width, laid_out, keys)
+            _lay_out_values(v_LW, width, laid_out, values)
+        _lay_out_queries(q_NW, width, head, begin, queries)
+        mixed[:] = ZERO
+        sums[:, 0] = HIDDEN
+        sums[:, 1] = ZERO
+        for block in range(0, min(length, begin + QUERIES + offset), KEYS):
             end = min(length, begin + QUERIES + offset)
-            for block in range(0, end, KEYS):
-                num_keys = min(KEYS, (end - block + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS)
-                row = keys.ctypes.data + block * key_stride
-                _score(row, key_stride, queries.ctypes.data, num_keys, scores.ctypes.data)
-                _hide(scores, begin + offset + 1 - block, length - block, num_keys)
-                for tile in range(2):
-                    _softmax(
-                        scores.ctypes.data + tile * SCORES_BYTES, shares.ctypes.data + tile * SHARES_BYTES, num_keys,
-                        scales, coefficients, sums.ctypes.data + 2 * tile * VECTOR_BYTES,
-                        mixed.ctypes.data + tile * tiles.TILE_BYTES, num_tiles,
-                    )  # fmt: skip
-                column = values.ctypes.data + 2 * block
-                _mix(column, value_stride, shares.ctypes.data, num_keys, mixed.ctypes.data, num_tiles)
-            _write(mixed, sums, words, head, begin, out_NQW)
+            num_here = min(KEYS, (end - block + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS)
+            row = keys.ctypes.data + block * key_stride
+            _score(row, key_stride, queries.ctypes.data, num_here, scores.ctypes.data)
+            _hide(scores, begin + offset + 1 - block, length - block, num_here)
+            for tile in range(2):
+                _softmax(
+                    scores.ctypes.data + tile * SCORES_BYTES, shares.ctypes.data + tile * SHARES_BYTES, num_here,
+                    scales, coefficients, sums.ctypes.data + 2 * tile * VECTOR_BYTES,
+                    mixed.ctypes.data + tile * tiles.TILE_BYTES, num_tiles,
+                )  # fmt: skip
+            column = values.ctypes.data + 2 * block
+            _mix(column, value_stride, shares.ctypes.data, num_here, mixed.ctypes.data, num_tiles)
+        _write(mixed, sums, words, head, begin, out_NW)
     tiles.release()
 
 
 @cache
 def kernel() -> Any:
-    """Return it compiled, for arrays of any size."""
-    return compiled_for(SIGNATURE)(_attend)
+    """Return it compiled."""
+    return member(13, _attend)
 
 
 def attend(
     q_NQW: npt.NDArray[np.uint32],
     k_LKW: npt.NDArray[np.uint32],
     v_LKW: npt.NDArray[np.uint32],
-    scale: np.float32,
     offset: int,
-    heads: tuple[int, int],
     out_NQW: npt.NDArray[np.uint32],
+    num_threads: int = 1,
 ) -> None:
-    """Write softmax(scale * Q K^T) V into out [N, Q, W], for key/value heads [first, last) and the queries' of them.
+    """Write softmax(Q K^T / sqrt(2 W)) V into out [N, Q, W], without gaps.
 
-    q [N, Q, W], k and v [L, K, W] are words of bfloat16, rows of words without gaps. Query n sees the keys up to
-    n + *offset*, at least one.
+    q [N, Q, W], k and v [L, K, W] are words of bfloat16; between tokens, and only there, may be gaps. Query n sees the
+    keys up to n + *offset*, at least one.
     """
-    length, _, width = k_LKW.shape
-    steps, room = -(-width // LANES), -(-length // TILE_KEYS) * TILE_KEYS
-    scratch = Scratch(
-        keys=tiles.zeros(np.uint32, room, steps * LANES),
-        values=tiles.zeros(np.uint32, 2 * steps * LANES, room // 2),
-        queries=tiles.zeros(np.uint32, steps, 2, LANES, LANES),
-        mixed=tiles.zeros(np.float32, 2 * steps, 2, LANES, LANES),
-        scores=tiles.zeros(np.float32, 2, KEYS, LANES),
-        shares=tiles.zeros(np.uint32, 2, KEYS // 2, LANES),
-        sums=tiles.zeros(np.float32, 2, 2, LANES),
-        words=tiles.zeros(np.uint32, 2, width, LANES),
-    )
-    kernel()(q_NQW, k_LKW, v_LKW, scale, offset, heads, scratch, out_NQW)
+    num_queries, num_heads, width = q_NQW.shape
+    arrays = (q_NQW, k_LKW, v_LKW)
+    addresses = [array.__array_interface__["data"][0] for array in (*arrays, out_NQW)]
+    strides = [array.strides[0] // array.itemsize for array in arrays]
+    sizes = [num_queries, len(k_LKW), num_heads, num_heads // k_LKW.shape[1], width, offset]
+    share(kernel(), np.array((*addresses, *strides, *sizes), np.int64), num_threads)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from saccade.nn.kernels import tiles
-from saccade.nn.kernels.compiled import compiled, compiled_for
+from saccade.nn.kernels.compiled import compiled
+from saccade.nn.kernels.team import member, section
 from saccade.nn.kernels.vector_math import exp2_coefficients, gelu, gelu_tanh, silu
 from saccade.nn.kernels.vectors import LANES, VECTOR_BYTES, add, load, load_lower, load_upper, store, store_pairs
 
-BLOCK = 32
-"""Rows, and outputs, of two tiles side by side."""
+BLOCK, CHUNK = 32, 256
+"""Rows, and outputs, of two tiles side by side; rows that one block of the weight meets before the next."""
 
 NONE, GELU, GELU_TANH, SILU = range(4)
 
@@ -41,7 +41,6 @@ def lay_out_bias(bias_M: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return out
 
 
-SIGNATURE = types.void(*[types.int64] * 2, types.UniTuple(types.int64, 2), *[types.int64] * 5)
 CONFIGURATION = tiles.configuration()
 
 
@@ -105,38 +104,48 @@ def _copy(source, num_rows, stride, target):
         store(target + offset, load(source + offset))
 
 
-def _multiply(x, num_rows, shape, weight, bias, activation, residual, out):
-    num_blocks, num_steps = shape
+def _multiply(arguments, part, count):
+    x, num_rows, num_blocks, num_steps, weight, bias, activation, residual, out = arguments
+    num_row_blocks = (num_rows + BLOCK - 1) // BLOCK
+    first_row, last_row, first_block, last_block = 0, num_rows, 0, num_blocks
+    # Of what there is more. Then the other is read by every thread.
+    if num_row_blocks > num_blocks:
+        first_row, last_row = section(num_row_blocks, part, count)
+        first_row, last_row = first_row * BLOCK, min(last_row * BLOCK, num_rows)
+    else:
+        first_block, last_block = section(num_blocks, part, count)
     coefficients = exp2_coefficients()
     stride, out_stride = num_steps * VECTOR_BYTES, num_blocks * VECTOR_BYTES
     weight_bytes = num_steps * 2 * tiles.TILE_BYTES
     # The sums of four tiles, and rows where they are no whole tiles: those are read as a whole.
     scratch = np.empty(5 * tiles.TILE_BYTES + BLOCK * stride, np.uint8)
     sums = scratch.ctypes.data + -scratch.ctypes.data % VECTOR_BYTES
+    rest = sums + 4 * tiles.TILE_BYTES
+    num_left = (last_row - first_row) % BLOCK
+    _copy(x + (last_row - num_left) * stride, num_left, stride, rest)
     tiles.configure(CONFIGURATION.ctypes.data)
-    for begin in range(0, num_rows, BLOCK):
-        count, rows = min(BLOCK, num_rows - begin), x + begin * stride
-        if count < BLOCK:
-            _copy(rows, count, stride, sums + 4 * tiles.TILE_BYTES)
-            rows = sums + 4 * tiles.TILE_BYTES
-        for block in range(num_blocks):
-            if count > tiles.ROWS:
-                _product_of_two(rows, stride, weight + block * weight_bytes, num_steps, sums)
-            else:
-                _product_of_one(rows, stride, weight + block * weight_bytes, num_steps, sums)
-            for n in range(count):
-                place = (begin + n) * out_stride + block * VECTOR_BYTES
-                added = residual + place if residual else 0
-                row = sums + 2 * n * VECTOR_BYTES
-                _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
+    for chunk in range(first_row, last_row, CHUNK):
+        for block in range(first_block, last_block):
+            for begin in range(chunk, min(chunk + CHUNK, last_row), BLOCK):
+                num_here = min(BLOCK, last_row - begin)
+                rows = x + begin * stride if num_here == BLOCK else rest
+                if num_here > tiles.ROWS:
+                    _product_of_two(rows, stride, weight + block * weight_bytes, num_steps, sums)
+                else:
+                    _product_of_one(rows, stride, weight + block * weight_bytes, num_steps, sums)
+                for n in range(num_here):
+                    place = (begin + n) * out_stride + block * VECTOR_BYTES
+                    added = residual + place if residual else 0
+                    row = sums + 2 * n * VECTOR_BYTES
+                    _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
     tiles.release()
 
 
 @cache
 def multiply() -> Any:
-    """Return the kernel, compiled. It writes activation(x W^T + bias) + residual into *out* [N, M].
+    """Return the kernel, compiled for team.share. It writes activation(x W^T + bias) + residual into *out* [N, M].
 
-    It is called with (address of x [N, K], N, (J, S), address of the tiles, address of the bias, activation, address of
+    Its arguments are (address of x [N, K], N, J, S, address of the tiles, address of the bias, activation, address of
     the residual [N, M] or 0 for none, address of out). All matrices are bfloat16 without gaps.
     """
-    return compiled_for(SIGNATURE)(_multiply)
+    return member(9, _multiply)

@@ -54,13 +54,6 @@ def empty(dtype: Any, *shape: int) -> npt.NDArray[Any]:
     return words[begin : begin + count].reshape(shape)
 
 
-def zeros(dtype: Any, *shape: int) -> npt.NDArray[Any]:
-    """Return `empty` filled with zeros."""
-    words = empty(dtype, *shape)
-    words.fill(0)
-    return words
-
-
 def _instruction(name: str, num_tiles: int, num_addresses: int) -> Callable[[tuple[Any, ...]], Any]:
     """Return the typing of an intrinsic that takes so many literal tiles, an address and strides behind it."""
 
