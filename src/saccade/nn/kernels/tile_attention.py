@@ -213,8 +213,8 @@ def _attend(arguments, part, count):
         mixed[:] = ZERO
         sums[:, 0] = HIDDEN
         sums[:, 1] = ZERO
-        for block in range(0, min(length, begin + QUERIES + offset), KEYS):
-            end = min(length, begin + QUERIES + offset)
+        end = min(length, begin + QUERIES + offset)
+        for block in range(0, end, KEYS):
             num_here = min(KEYS, (end - block + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS)
             row = keys.ctypes.data + block * key_stride
             _score(row, key_stride, queries.ctypes.data, num_here, scores.ctypes.data)
