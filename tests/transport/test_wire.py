@@ -14,7 +14,9 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.backoff import Backoff
+from saccade.transport.client import WorkerClient
 from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.server import WorkerServer
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
 FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
@@ -49,6 +51,24 @@ async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: st
         assert front.num_connections == 2
         front.frames = [None]
         assert await tokens(client, ask("again", [1, 1])) == [2]
+
+
+async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> None:
+    class Refusing(Front):
+        def open(self) -> Connection:
+            super().open()
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
+
+    front = Refusing()
+    changes: list[bool] = []
+    server = WorkerServer(front, bind)
+    await server.start()
+    client = WorkerClient(server.address, on_change=lambda client: changes.append(client.ready))
+    await client.start()
+    await until(lambda: front.num_connections > 2)
+    await client.close()
+    await server.stop()
+    assert changes == []
 
 
 async def test_delta_of_an_unknown_request_is_dropped(bind: str) -> None:

@@ -20,7 +20,7 @@ from saccade.protocol.output import FinishReason, StepFrame
 from saccade.transport import shared_memory
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
-from saccade.transport.wire import SERVICE_NAME
+from saccade.transport.wire import SERVICE_NAME, TAKEN
 from saccade.worker import service
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
@@ -204,6 +204,7 @@ async def test_malformed_frames_harm_nobody_else(tmp_path: Path) -> None:
             half = msgspec.msgpack.encode(submit)
             call = WorkerStub(channel).Stream()
             await call.write(GatewayFrame(payload=half))
+            assert (await call.read()).payload == TAKEN
             answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
             while not answer.deltas:
                 answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import cast
 
+import msgspec
+
 PREFIX_BYTES = 4
 
 
@@ -37,14 +39,14 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
 class Frames(asyncio.Protocol):
     """An end of a stream that hands each frame's payload on from within the read that completed it.
 
-    No task stands between: each would have to be scheduled first, for every step of the engine. *on_end* is called
-    once, when nothing more will come. A frame of more than *limit* bytes ends the stream.
+    No task stands between: each would have to be scheduled first, for every step of the engine. After a frame of more
+    than *limit* bytes, or one at which *on_payload* raises DecodeError, none is taken: answers would have a gap.
     """
 
-    def __init__(self, on_payload: Callable[[bytes], None], on_end: Callable[[], None], limit: int) -> None:
+    def __init__(self, on_payload: Callable[[bytes], None], limit: int) -> None:
         self._on_payload = on_payload
-        self._on_end = on_end
         self._limit = limit
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
@@ -59,6 +61,8 @@ class Frames(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on what has become whole, until somebody closes."""
+        if self._ended.done():
+            return
         self._buffer += data
         try:
             for payload in take_payloads(self._buffer, self._limit):
@@ -67,10 +71,17 @@ class Frames(asyncio.Protocol):
                 self._on_payload(payload)
         except ChannelClosed:
             self.abort()
+        except msgspec.DecodeError as error:
+            self._ended.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        self._on_end()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until nothing more will come. Raises the DecodeError of a frame that could not be read."""
+        await self._ended
 
     def send(self, payload: bytes) -> None:
         """Queue one frame; nothing is awaited, so frames keep their order."""

@@ -66,11 +66,9 @@ class FrontChannel:
     """The front's end: *on_message* is called with each message of the engine's once it is open."""
 
     def __init__(self, on_message: Callable[[EngineMessage], None]) -> None:
-        self._on_message = on_message
-        self._frames = framing.Frames(self._take, self._end, MAX_FRAME_BYTES)
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+        self._frames = framing.Frames(lambda payload: on_message(decoder.decode(payload)), MAX_FRAME_BYTES)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
     async def open(self, connection: socket.socket) -> None:
         """Speak over *connection*, the front's end of a socket pair."""
@@ -83,22 +81,8 @@ class FrontChannel:
 
     async def ended(self) -> None:
         """Wait until the engine is gone. Raises DecodeError where it said what no engine of this version says."""
-        await self._ended
+        await self._frames.ended()
 
     def close(self) -> None:
         """Close the front's end; the engine sees ChannelClosed."""
         self._frames.close()
-
-    def _take(self, payload: bytes) -> None:
-        if self._ended.done():
-            return
-        try:
-            message = self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
-            self._ended.set_exception(error)
-        else:
-            self._on_message(message)
-
-    def _end(self) -> None:
-        if not self._ended.done():
-            self._ended.set_result(None)

@@ -13,7 +13,7 @@ from saccade.transport.connection import Connection, Front, Refused
 from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
 from saccade.transport.unix_streams import UnixStreams
-from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, stream_path
+from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, stream_path
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
@@ -37,7 +37,7 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
             raise
         reader = asyncio.create_task(self._read(commands, connection))
         try:
-            await context.send_initial_metadata(())
+            await context.write(WorkerFrame(payload=TAKEN))
             while (frame := await connection.next()) is not None:
                 await context.write(WorkerFrame(payload=frame))
         except Refused as reason:

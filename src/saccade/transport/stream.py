@@ -8,8 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
-
 from saccade.transport.framing import ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import GatewayFrame
 from saccade.transport.wire import MAX_MESSAGE_BYTES, stream_path
@@ -24,58 +22,42 @@ async def converse(
 ) -> None:
     """Send *commands* to the worker at *url*, and hand on the StepFrames that come back, until it ends the stream.
 
-    *on_open* is called once the worker has taken it. *stub* is the WorkerStub of a channel to *url*. Raises
-    ChannelClosed or gRPC's error where the worker takes no stream or breaks it off, and the DecodeError of *on_frame*.
+    *on_open* is called once the worker has taken it, as its first, empty frame says. *stub* is the WorkerStub of a
+    channel to *url*. Raises ChannelClosed or gRPC's error where the worker takes no stream or breaks it off, and the
+    DecodeError of *on_frame*.
     """
+
+    def take(payload: bytes) -> None:
+        if payload:
+            on_frame(payload)
+        else:
+            on_open()
+
     path = stream_path(url)
     if path is None:
-        await _over_grpc(stub, commands, on_open, on_frame)
+        await _over_grpc(stub, commands, take)
     else:
-        await _over_unix(path, commands, on_open, on_frame)
+        await _over_unix(path, commands, take)
 
 
-async def _over_grpc(
-    stub: Any, commands: AsyncIterator[bytes], on_open: Callable[[], None], on_frame: Callable[[bytes], None]
-) -> None:
+async def _over_grpc(stub: Any, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
     call = stub.Stream(GatewayFrame(payload=command) async for command in commands)
     try:
-        await call.wait_for_connection()
-        on_open()
         async for frame in call:
-            on_frame(frame.payload)
+            take(frame.payload)
     finally:
         call.cancel()
 
 
-async def _over_unix(
-    path: str, commands: AsyncIterator[bytes], on_open: Callable[[], None], on_frame: Callable[[bytes], None]
-) -> None:
+async def _over_unix(path: str, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def take(payload: bytes) -> None:
-        # What comes behind a frame that could not be read would be an answer with a gap.
-        if ended.done():
-            return
-        if not payload:
-            on_open()
-            return
-        try:
-            on_frame(payload)
-        except msgspec.DecodeError as error:
-            ended.set_exception(error)
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
     try:
-        _, frames = await loop.create_unix_connection(lambda: Frames(take, end, MAX_MESSAGE_BYTES), path)
+        _, frames = await loop.create_unix_connection(lambda: Frames(take, MAX_MESSAGE_BYTES), path)
     except OSError as error:
         raise ChannelClosed from error
     sending = asyncio.create_task(_send(commands, frames), name=f"commands to {path}")
     try:
-        await ended
+        await frames.ended()
     finally:
         sending.cancel()
         frames.close()

@@ -1,7 +1,6 @@
 """The worker's end of streams over a Unix socket, for gateways on its host: see saccade.transport.stream.
 
-An empty frame says that the stream was taken; after it come encoded StepFrames, and from the gateway encoded commands.
-Either side ends the stream by closing it.
+Frames carry what the messages of gRPC's stream do. Either side ends the stream by closing it.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import os
 
 from saccade.transport.connection import Connection, Front, Refused
 from saccade.transport.framing import Frames
-from saccade.transport.wire import MAX_MESSAGE_BYTES
+from saccade.transport.wire import MAX_MESSAGE_BYTES, TAKEN
 
 MAX_UNSENT_BYTES = 64 << 20
 """Who is so far behind has stopped reading; the stream is ended, so that memory stays bounded."""
@@ -20,7 +19,7 @@ class _Stream(Frames):
     """One stream; it is the sink of its connection's frames."""
 
     def __init__(self, front: Front, opened: set["_Stream"]) -> None:
-        super().__init__(self._receive, self._ended, MAX_MESSAGE_BYTES)
+        super().__init__(self._receive, MAX_MESSAGE_BYTES)
         self._front = front
         self._opened = opened
         self._connection: Connection | None = None
@@ -34,8 +33,15 @@ class _Stream(Frames):
         except Refused:
             self.close()
         else:
-            super().send(b"")
+            super().send(TAKEN)
             self._connection.attach(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        self._opened.discard(self)
+        if self._connection is not None:
+            self._front.hang_up(self._connection)
 
     def send(self, payload: bytes) -> None:
         """Queue one frame, or end the stream of who does not read."""
@@ -51,11 +57,6 @@ class _Stream(Frames):
                 self._front.receive(self._connection, command)
             except Refused as refused:
                 self._connection.end(refused)
-
-    def _ended(self) -> None:
-        self._opened.discard(self)
-        if self._connection is not None:
-            self._front.hang_up(self._connection)
 
 
 class UnixStreams:

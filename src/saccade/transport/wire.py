@@ -11,6 +11,9 @@ MAX_MESSAGE_BYTES = 256 << 20
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What one command may take, the rest is the frame's own."""
 
+TAKEN = b""
+"""The first frame of a stream from the worker: it has taken it."""
+
 _LIMITS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
