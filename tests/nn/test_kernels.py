@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.nn.backends.numba_cpu import PART_BYTES, Decodes, split
+from saccade.nn.backends.numba_cpu import PART_BYTES, split
 from saccade.nn.kernels.compiled import compiled
 from saccade.nn.kernels.exponential import exponential
 from saccade.nn.kernels.words import WORDS, first, pack, second, words
@@ -78,11 +78,12 @@ def test_words(dtype: torch.dtype) -> None:
     ],
 )
 def test_split(lengths: list[int], num_threads: int, token_bytes: int, expected: list[tuple[int, int, int]]) -> None:
-    decodes = Decodes(np.zeros((len(lengths), 1), np.int64), np.array(lengths), num_threads)
-    parts = split(decodes, 4, token_bytes)
-    rows = range(len(lengths))
-    assert [(len(rows[part.rows]), part.head, part.num_heads) for part in parts] == expected
+    parts = split(np.array(lengths), num_threads, 4, token_bytes)
+    assert [(part.end - part.begin, part.head, part.num_heads) for part in parts] == expected
     covered = sorted(
-        (row, part.head + head) for part in parts for row in rows[part.rows] for head in range(part.num_heads)
+        (row, part.head + head)
+        for part in parts
+        for row in range(part.begin, part.end)
+        for head in range(part.num_heads)
     )
-    assert covered == [(row, head) for row in rows for head in range(4)]
+    assert covered == [(row, head) for row in range(len(lengths)) for head in range(4)]

@@ -9,7 +9,6 @@ from saccade.nn.kernels.compiled import compiled
 from saccade.nn.kernels.tile_attention import attend
 from saccade.nn.kernels.vector_math import exp2, exp2_coefficients, gelu, gelu_tanh, silu
 from saccade.nn.kernels.vectors import load, store
-from saccade.nn.kernels.words import words
 
 pytestmark = pytest.mark.skipif(not tiles.available(), reason="this processor has no AMX")
 
@@ -26,7 +25,7 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int) ->
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int, num_threads: int = 1) -> torch.Tensor:
     """The kernel's answer."""
     output = torch.full(q.shape, float("nan"), dtype=torch.bfloat16)
-    attend(words(q), words(k), words(v), offset, words(output), num_threads)
+    attend(q, k, v, offset, output, num_threads)
     return output
 
 

@@ -5,14 +5,12 @@ Torch's own attention multiplies by AMX as well, but passes over the scores seve
 
 from types import MappingProxyType
 
-import numpy as np
 import torch
 
 from saccade.nn.activation import GELU, GELU_TANH, IDENTITY, SILU, Activation
 from saccade.nn.backends import numba_cpu
 from saccade.nn.context import PackedLayout, Product
 from saccade.nn.kernels import tile_product
-from saccade.nn.kernels.team import share
 from saccade.nn.kernels.tile_attention import attend
 from saccade.nn.kernels.words import words
 
@@ -56,7 +54,7 @@ class TileProduct:
         residual = 0 if residual_NO is None else residual_NO.data_ptr()
         arguments = (x_NI.data_ptr(), num_rows, *self._layer, kind, residual, output_NO.data_ptr())
         worth = max(num_rows * self._num_weights // PART_PRODUCTS, self._num_weights // PART_WEIGHTS)
-        share(tile_product.multiply(), np.array(arguments, np.int64), min(torch.get_num_threads(), worth))
+        tile_product.multiply()(arguments, min(torch.get_num_threads(), worth))
         return output_NO
 
 
@@ -92,6 +90,5 @@ def _attend(q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, offse
     """Share it out to torch's threads where it is worth one; query n sees the keys up to n + *offset*."""
     worth = q_NQD.shape[1] * len(q_NQD) * len(k_LKD) // PART_SCORES
     # The kernel takes gaps between tokens, not between heads.
-    gapless = (x if x.stride(1) == x.shape[2] else x.contiguous() for x in (q_NQD, k_LKD, v_LKD, out_NQD))
-    q, k, v, out = (words(tensor) for tensor in gapless)
-    attend(q, k, v, offset, out, min(torch.get_num_threads(), worth))
+    q, k, v = (x if x.stride(1) == x.shape[2] else x.contiguous() for x in (q_NQD, k_LKD, v_LKD))
+    attend(q, k, v, offset, out_NQD, min(torch.get_num_threads(), worth))

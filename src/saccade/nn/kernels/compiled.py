@@ -8,9 +8,5 @@ MATH = ("reassoc", "contract", "nsz", "arcp")
 compiled = njit(nogil=True, fastmath=set(MATH), error_model="numpy")
 """For a kernel: it lets other threads have the interpreter."""
 
-
-exact = njit(nogil=True, error_model="numpy")
-"""The same, but every operation is rounded as it is written."""
-
 inlined = njit(inline="always", fastmath=set(MATH), error_model="numpy")
 """For what kernels share."""

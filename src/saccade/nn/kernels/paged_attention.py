@@ -6,11 +6,14 @@ of a head (saccade.nn.kernels.words).
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
+from numba import carray
 
-from saccade.nn.kernels.compiled import compiled, inlined
+from saccade.nn.kernels.compiled import inlined
 from saccade.nn.kernels.exponential import exponential
+from saccade.nn.kernels.team import Kernel, pointer, sharing
 from saccade.nn.kernels.words import first, pack, second
 
 ZERO = np.float32(0)
@@ -60,38 +63,55 @@ def _mixture(num_kv_heads: int, group: int, width: int) -> Callable[..., None]:
 
 
 @cache
-def attend(num_kv_heads: int, group: int, block_size: int, width: int) -> Callable[..., None]:
-    """Return the kernel for K, G, B and W: loops of known length take half the time.
+def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int) -> Kernel:
+    """Return the kernel for a type of words, K, G, B and W: loops of known length take half the time.
 
-    It is called with (q [S, Q, W], keys and values [blocks, B, K, W], tables int64 [S, M], lengths int64 [S], scale,
-    head, out [S, Q, W]). There may be more heads than the K; it attends by those from key/value head *head* on.
+    Its arguments are q [S, Q, W], S, out [S, Q, W], keys [blocks, B, all K, W], values, blocks, all K, tables
+    int64 [S, M], M, lengths int64 [S], scale, parts int64 [P, 4], P. A part is (its first row, the row behind its
+    last, head, K): it attends by K key/value heads, of which there may be more, from *head* on. Threads share parts.
     """
     num_heads = num_kv_heads * group
     score, mix = _scores(num_kv_heads, group, width), _mixture(num_kv_heads, group, width)
+    mine = sharing()
 
-    @compiled
-    def kernel(q, keys, values, tables, lengths, scale, head, out):
+    def run(data):
+        (
+            q, num_rows, out, keys, values, num_blocks, all_heads, tables, longest, lengths, scale_bits, parts, count,
+        ) = carray(data, 13, np.int64)  # fmt: skip
+        q_SQW = carray(pointer(q), (num_rows, all_heads * group, width), word)
+        out_SQW = carray(pointer(out), (num_rows, all_heads * group, width), word)
+        cache_shape = (num_blocks, block_size, all_heads, width)
+        keys_LBKW, values_LBKW = carray(pointer(keys), cache_shape, word), carray(pointer(values), cache_shape, word)
+        tables_SM = carray(pointer(tables), (num_rows, longest), np.int64)
+        lengths_S = carray(pointer(lengths), num_rows, np.int64)
+        parts_P4 = carray(pointer(parts), (count, 4), np.int64)
+        scale = first(np.uint64(scale_bits))
         lower, upper = np.empty((num_heads, width), np.float32), np.empty((num_heads, width), np.float32)
-        scores = np.empty((num_heads, tables.shape[1] * block_size), np.float32)
+        scores = np.empty((num_heads, longest * block_size), np.float32)
         largest = np.empty(num_heads, np.float32)
-        for s in range(q.shape[0]):
-            for h in range(num_heads):
-                largest[h] = -np.inf
-                for i in range(width):
-                    word = q[s, head * group + h, i]
-                    lower[h, i], upper[h, i] = first(word) * scale, second(word) * scale
-            for start in range(0, lengths[s], block_size):
-                num_tokens = min(block_size, lengths[s] - start)
-                score(keys[tables[s, start // block_size]], head, num_tokens, lower, upper, scores[:, start:], largest)
-            for h in range(num_heads):
-                _softmax(scores[h, : lengths[s]], largest[h])
-                for i in range(width):
-                    lower[h, i] = upper[h, i] = ZERO
-            for start in range(0, lengths[s], block_size):
-                num_tokens = min(block_size, lengths[s] - start)
-                mix(values[tables[s, start // block_size]], head, num_tokens, scores[:, start:], lower, upper)
-            for h in range(num_heads):
-                for i in range(width):
-                    out[s, head * group + h, i] = pack(q[s, head * group + h, i], lower[h, i], upper[h, i])
+        first_part, last_part = mine(count)
+        for p in range(first_part, last_part):
+            head = parts_P4[p, 2]
+            for s in range(parts_P4[p, 0], parts_P4[p, 1]):
+                length = lengths_S[s]
+                for h in range(num_heads):
+                    largest[h] = -np.inf
+                    for i in range(width):
+                        both = q_SQW[s, head * group + h, i]
+                        lower[h, i], upper[h, i] = first(both) * scale, second(both) * scale
+                for start in range(0, length, block_size):
+                    num_tokens, block = min(block_size, length - start), tables_SM[s, start // block_size]
+                    score(keys_LBKW[block], head, num_tokens, lower, upper, scores[:, start:], largest)
+                for h in range(num_heads):
+                    _softmax(scores[h, :length], largest[h])
+                    for i in range(width):
+                        lower[h, i] = upper[h, i] = ZERO
+                for start in range(0, length, block_size):
+                    num_tokens, block = min(block_size, length - start), tables_SM[s, start // block_size]
+                    mix(values_LBKW[block], head, num_tokens, scores[:, start:], lower, upper)
+                for h in range(num_heads):
+                    for i in range(width):
+                        both = q_SQW[s, head * group + h, i]
+                        out_SQW[s, head * group + h, i] = pack(both, lower[h, i], upper[h, i])
 
-    return kernel
+    return Kernel(run)

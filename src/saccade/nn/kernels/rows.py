@@ -1,13 +1,18 @@
-"""Norms, rotary positions and the gate of an MLP, each in one pass over its rows.
+"""Norms, rotary positions and the gate of an MLP, each in one pass over its rows, which threads share.
 
-Arrays are of words (saccade.nn.kernels.words): x [N, W] is N rows of 2 W values. All is computed in float32 and rounded
-once.
+Arrays are of words (saccade.nn.kernels.words), without gaps: x [N, W] is N rows of 2 W values. All is computed in
+float32 and rounded once. What is public here takes a type of words and returns the kernel for it, compiled.
 """
 
-import numpy as np
+from functools import cache
+from typing import Any
 
-from saccade.nn.kernels.compiled import compiled, exact, inlined
+import numpy as np
+from numba import carray
+
+from saccade.nn.kernels.compiled import inlined
 from saccade.nn.kernels.exponential import exponential
+from saccade.nn.kernels.team import Kernel, pointer, sharing
 from saccade.nn.kernels.words import first, pack, second
 
 ONE = np.float32(1)
@@ -22,45 +27,78 @@ def _inverse_rms(x_W, eps):
     return ONE / np.sqrt(total / np.float32(2 * x_W.shape[0]) + eps)
 
 
-@compiled
-def rms_norm(x_NW, weight_W, eps, out_NW):
-    """out = x / sqrt(mean(x^2) + eps) * weight, row by row."""
-    for n in range(x_NW.shape[0]):
-        scale = _inverse_rms(x_NW[n], eps)
-        for i in range(x_NW.shape[1]):
-            x, w = x_NW[n, i], weight_W[i]
-            out_NW[n, i] = pack(x, first(x) * scale * first(w), second(x) * scale * second(w))
+@cache
+def rms_norm(word: Any) -> Kernel:
+    """out = x / sqrt(mean(x^2) + eps) * weight, row by row; arguments x [N, W], N, W, weight [W], eps, out [N, W]."""
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, width, weight, eps, out = carray(data, 6, np.int64)
+        x_NW, out_NW = carray(pointer(x), (num_rows, width), word), carray(pointer(out), (num_rows, width), word)
+        weight_W = carray(pointer(weight), width, word)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            scale = _inverse_rms(x_NW[n], first(np.uint64(eps)))
+            for i in range(width):
+                both, w = x_NW[n, i], weight_W[i]
+                out_NW[n, i] = pack(both, first(both) * scale * first(w), second(both) * scale * second(w))
+
+    return Kernel(run)
 
 
-@compiled
-def layer_norm(x_NW, weight_W, bias_W, eps, out_NW):
-    """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
-    width = x_NW.shape[1]
-    count = np.float32(2 * width)
-    for n in range(x_NW.shape[0]):
-        total = squares = np.float32(0)
-        for i in range(width):
-            total += first(x_NW[n, i]) + second(x_NW[n, i])
-        mean = total / count
-        for i in range(width):
-            a, b = first(x_NW[n, i]) - mean, second(x_NW[n, i]) - mean
-            squares += a * a + b * b
-        scale = ONE / np.sqrt(squares / count + eps)
-        for i in range(width):
-            x, w, c = x_NW[n, i], weight_W[i], bias_W[i]
-            a, b = (first(x) - mean) * scale * first(w), (second(x) - mean) * scale * second(w)
-            out_NW[n, i] = pack(x, a + first(c), b + second(c))
+@cache
+def layer_norm(word: Any) -> Kernel:
+    """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row.
+
+    Arguments x [N, W], N, W, weight [W], bias [W], eps, out [N, W].
+    """
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, width, weight, bias, eps, out = carray(data, 7, np.int64)
+        x_NW, out_NW = carray(pointer(x), (num_rows, width), word), carray(pointer(out), (num_rows, width), word)
+        weight_W, bias_W = carray(pointer(weight), width, word), carray(pointer(bias), width, word)
+        count = np.float32(2 * width)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            total = squares = np.float32(0)
+            for i in range(width):
+                total += first(x_NW[n, i]) + second(x_NW[n, i])
+            mean = total / count
+            for i in range(width):
+                a, b = first(x_NW[n, i]) - mean, second(x_NW[n, i]) - mean
+                squares += a * a + b * b
+            scale = ONE / np.sqrt(squares / count + first(np.uint64(eps)))
+            for i in range(width):
+                both, w, c = x_NW[n, i], weight_W[i], bias_W[i]
+                a, b = (first(both) - mean) * scale * first(w), (second(both) - mean) * scale * second(w)
+                out_NW[n, i] = pack(both, a + first(c), b + second(c))
+
+    return Kernel(run)
 
 
-@exact
-def normalise(x_NCV, mean_C, std_C, out_NCW):
-    """out = (x - mean) / std of bytes, channel by channel: V = 2 W."""
-    for n in range(x_NCV.shape[0]):
-        for c in range(x_NCV.shape[1]):
-            mean, std = mean_C[c], std_C[c]
-            for i in range(out_NCW.shape[2]):
-                a, b = np.float32(x_NCV[n, c, 2 * i]), np.float32(x_NCV[n, c, 2 * i + 1])
-                out_NCW[n, c, i] = pack(out_NCW[n, c, i], (a - mean) / std, (b - mean) / std)
+@cache
+def normalise(word: Any) -> Kernel:
+    """out = (x - mean) / std of bytes, channel by channel, every operation rounded as it is written.
+
+    Arguments x uint8 [N, C, 2 W], N, C, W, mean float32 [C], std float32 [C], out [N, C, W].
+    """
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, num_channels, width, mean, std, out = carray(data, 7, np.int64)
+        x_NCV = carray(pointer(x), (num_rows, num_channels, 2 * width), np.uint8)
+        out_NCW = carray(pointer(out), (num_rows, num_channels, width), word)
+        mean_C, std_C = carray(pointer(mean), num_channels, np.float32), carray(pointer(std), num_channels, np.float32)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            for c in range(num_channels):
+                centre, spread = mean_C[c], std_C[c]
+                for i in range(width):
+                    a, b = np.float32(x_NCV[n, c, 2 * i]), np.float32(x_NCV[n, c, 2 * i + 1])
+                    out_NCW[n, c, i] = pack(out_NCW[n, c, i], (a - centre) / spread, (b - centre) / spread)
+
+    return Kernel(run, exact=True)
 
 
 @inlined
@@ -76,37 +114,58 @@ def _norm_rotate(x_W, weight_W, eps, cos_W, sin_W, out_W):
         out_W[j] = pack(cos, b * first(cos) + a * first(sin), d * second(cos) + c * second(sin))
 
 
-@compiled
-def norm_rotate(x_NHW, weight_MW, eps, cos_NW, sin_NW, q_NQW, k_NKW):
+@cache
+def norm_rotate(word: Any) -> Kernel:
     """Norm the first M = Q + K heads of each row, and turn channels i and i + W: out = x * cos + swapped x * sin.
 
-    Half of the sine is negated, as saccade.nn.rope.rotation gives it.
+    Arguments x [N, H, W], N, H, W, weight [M, W], eps, cos [N, W], sin [N, W], q [N, Q, W], Q, k [N, K, W], K. Half of
+    the sine is negated, as saccade.nn.rope.rotation gives it.
     """
-    num_heads = q_NQW.shape[1]
-    for n in range(x_NHW.shape[0]):
-        for q in range(num_heads):
-            _norm_rotate(x_NHW[n, q], weight_MW[q], eps, cos_NW[n], sin_NW[n], q_NQW[n, q])
-        for k in range(k_NKW.shape[1]):
-            m = num_heads + k
-            _norm_rotate(x_NHW[n, m], weight_MW[m], eps, cos_NW[n], sin_NW[n], k_NKW[n, k])
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, num_heads, width, weight, eps, cos, sin, q, num_q, k, num_k = carray(data, 12, np.int64)
+        x_NHW = carray(pointer(x), (num_rows, num_heads, width), word)
+        weight_MW = carray(pointer(weight), (num_q + num_k, width), word)
+        cos_NW, sin_NW = carray(pointer(cos), (num_rows, width), word), carray(pointer(sin), (num_rows, width), word)
+        q_NQW = carray(pointer(q), (num_rows, num_q, width), word)
+        k_NKW = carray(pointer(k), (num_rows, num_k, width), word)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            for m in range(num_q + num_k):
+                out_W = q_NQW[n, m] if m < num_q else k_NKW[n, m - num_q]
+                _norm_rotate(x_NHW[n, m], weight_MW[m], first(np.uint64(eps)), cos_NW[n], sin_NW[n], out_W)
+
+    return Kernel(run)
 
 
 @inlined
-def _rotate_pairs(x_W, cos_W, sin_W, out_W):
+def _rotate_pairs(x_W, turn_W, out_W):
     for i in range(x_W.shape[0]):
-        a, b = first(x_W[i]), second(x_W[i])
-        out_W[i] = pack(x_W[i], a * cos_W[i] - b * sin_W[i], a * sin_W[i] + b * cos_W[i])
+        a, b, cos, sin = first(x_W[i]), second(x_W[i]), first(turn_W[i]), second(turn_W[i])
+        out_W[i] = pack(x_W[i], a * cos - b * sin, a * sin + b * cos)
 
 
-@compiled
-def rotate_pairs(x_NHW, cos_NW, sin_NW, q_NQW, k_NQW):
-    """Turn the first 2 Q heads of each row: a word is a complex number, multiplied by (cos, sin) in float32."""
-    num_heads = q_NQW.shape[1]
-    for n in range(x_NHW.shape[0]):
-        for q in range(num_heads):
-            _rotate_pairs(x_NHW[n, q], cos_NW[n], sin_NW[n], q_NQW[n, q])
-        for k in range(num_heads):
-            _rotate_pairs(x_NHW[n, num_heads + k], cos_NW[n], sin_NW[n], k_NQW[n, k])
+@cache
+def rotate_pairs(word: Any) -> Kernel:
+    """Turn the first 2 Q heads of each row: a word is a complex number, and so is its turn, always of two float32.
+
+    Arguments x [N, H, W], N, H, W, turn complex64 [N, W], q [N, Q, W], k [N, Q, W], Q.
+    """
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, num_heads, width, turn, q, k, num_q = carray(data, 8, np.int64)
+        x_NHW = carray(pointer(x), (num_rows, num_heads, width), word)
+        turn_NW = carray(pointer(turn), (num_rows, width), np.uint64)
+        q_NQW = carray(pointer(q), (num_rows, num_q, width), word)
+        k_NQW = carray(pointer(k), (num_rows, num_q, width), word)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            for h in range(2 * num_q):
+                _rotate_pairs(x_NHW[n, h], turn_NW[n], q_NQW[n, h] if h < num_q else k_NQW[n, h - num_q])
+
+    return Kernel(run)
 
 
 @inlined
@@ -115,11 +174,18 @@ def _silu(x):
     return x * (ONE if x >= 0 else power) / (ONE + power)
 
 
-@compiled
-def gate(x_NW, out_NV):
-    """out = silu(gate) * up of rows that hold the gates and then as many ups: W = 2 V."""
-    half = out_NV.shape[1]
-    for n in range(x_NW.shape[0]):
-        for i in range(half):
-            g, up = x_NW[n, i], x_NW[n, i + half]
-            out_NV[n, i] = pack(g, _silu(first(g)) * first(up), _silu(second(g)) * second(up))
+@cache
+def gate(word: Any) -> Kernel:
+    """out = silu(gate) * up of rows that hold W gates and then as many ups; arguments x [N, 2 W], N, W, out [N, W]."""
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, width, out = carray(data, 4, np.int64)
+        x_NV, out_NW = carray(pointer(x), (num_rows, 2 * width), word), carray(pointer(out), (num_rows, width), word)
+        begin, end = mine(num_rows)
+        for n in range(begin, end):
+            for i in range(width):
+                g, up = x_NV[n, i], x_NV[n, i + width]
+                out_NW[n, i] = pack(g, _silu(first(g)) * first(up), _silu(second(g)) * second(up))
+
+    return Kernel(run)

@@ -7,18 +7,18 @@ manual, "Implementing PARALLEL construct"); the runtimes of LLVM and Intel have 
 
 import ctypes
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from saccade.nn.kernels.compiled import compiled
+from saccade.nn.kernels.compiled import MATH
 
 RUNTIME = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*\.so\S*")
 
@@ -44,43 +44,45 @@ def pointer(_: Any, address: Any) -> Any:
 
 
 @cache
-def _position() -> Any:
-    """Return a function for kernels that tells (which of the threads this is, how many there are)."""
+def sharing() -> Any:
+    """Return a function for kernels: of *size* pieces of work, this thread has those from (begin, up to end)."""
     runtime = _runtime()
     if runtime is None:
-        return njit(lambda: (0, 1))
+        return njit(lambda size: (0, size))
     number, total = runtime.omp_get_thread_num, runtime.omp_get_num_threads
     for function in (number, total):
         function.argtypes, function.restype = [], ctypes.c_int
-    return njit(lambda: (number(), total()))
+
+    def mine(size: Any) -> Any:
+        part, count = number(), total()
+        return size * part // count, size * (part + 1) // count
+
+    return njit(mine)
 
 
-def member(num_arguments: int, kernel: Any) -> Any:
-    """Return *kernel* compiled for `share`.
+class Kernel:
+    """A function of ours that one thread runs alone, or several share.
 
-    Each thread calls it with (int64 [num_arguments], the thread's number, how many there are).
+    Each calls it with the address of the arguments, int64: a float as `float_bits`, an array by its address.
     """
-    position, kernel = _position(), compiled(kernel)
 
-    def run(data: Any) -> None:
-        part, count = position()
-        kernel(carray(data, num_arguments, np.int64), part, count)
+    def __init__(self, function: Any, exact: bool = False) -> None:
+        """Compile it, which takes a second. In an *exact* one every operation is rounded as it is written."""
+        options = {} if exact else {"fastmath": set(MATH)}
+        self._entry = cfunc(types.void(types.voidptr), error_model="numpy", **options)(function)
+        self._alone = self._entry.ctypes
+        self._address = ctypes.c_void_p(self._entry.address)
+        self._runtime = _runtime()
 
-    return cfunc(types.void(types.voidptr))(run)
+    def __call__(self, arguments: Sequence[int], num_threads: int = 1) -> None:
+        """Have up to *num_threads* threads call it, each once, and wait for them."""
+        block = (ctypes.c_int64 * len(arguments))(*arguments)
+        if self._runtime is None or num_threads <= 1:
+            self._alone(block)
+        else:
+            self._runtime.GOMP_parallel(self._address, block, num_threads, 0)
 
 
-@compiled
-def section(size, part, count):
-    """Return (begin, end) of part *part* of *count* of about the same size."""
-    return size * part // count, size * (part + 1) // count
-
-
-def share(kernel: Any, arguments: npt.NDArray[np.int64], num_threads: int) -> None:
-    """Have up to *num_threads* threads call what member() made, each once, and wait for them."""
-    runtime = _runtime()
-    if runtime is None or num_threads <= 1:
-        kernel.ctypes(arguments.ctypes.data)
-    else:
-        runtime.GOMP_parallel(
-            ctypes.c_void_p(kernel.address), ctypes.c_void_p(arguments.ctypes.data), ctypes.c_uint(num_threads), 0
-        )
+def float_bits(value: float) -> int:
+    """Return *value* as an argument: a kernel takes it out by words.first(np.uint64(argument))."""
+    return int(np.float32(value).view(np.uint32))

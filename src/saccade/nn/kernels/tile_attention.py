@@ -8,15 +8,14 @@ two tiles of C = 16 queries. Keys stand in rows of S whole tiles, values with D 
 """
 
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 from numba import carray
 
 from saccade.nn.kernels import tiles
 from saccade.nn.kernels.compiled import compiled
-from saccade.nn.kernels.team import member, pointer, section, share
+from saccade.nn.kernels.team import Kernel, pointer, sharing
 from saccade.nn.kernels.vector_math import LOG2_E, exp2, exp2_coefficients
 from saccade.nn.kernels.vectors import (
     LANES,
@@ -180,79 +179,86 @@ def _room(count, like):
     return room[begin : begin + count]
 
 
-def _attend(arguments, part, count):
-    q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, group, width, offset = arguments
-    num_blocks = (num_queries + QUERIES - 1) // QUERIES
-    first, last = section(num_heads * num_blocks, part, count)
-    if first == last:
-        return
-    q_NW = carray(pointer(q), (num_queries, q_stride), np.uint32)
-    k_LW, v_LW = carray(pointer(k), (length, k_stride), np.uint32), carray(pointer(v), (length, v_stride), np.uint32)
-    out_NW = carray(pointer(out), (num_queries, num_heads * width), np.uint32)
-    num_steps, num_keys = (width + LANES - 1) // LANES, (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
-    num_tiles = 2 * num_steps
-    key_stride, value_stride = num_steps * VECTOR_BYTES, 2 * num_keys
-    keys = _room(num_keys * num_steps * LANES, np.uint32).reshape(num_keys, num_steps * LANES)
-    values = _room(num_tiles * LANES * num_keys // 2, np.uint32).reshape(num_tiles * LANES, num_keys // 2)
-    queries = _room(num_steps * 2 * LANES * LANES, np.uint32).reshape(num_steps, 2, LANES, LANES)
-    mixed = _room(num_tiles * 2 * LANES * LANES, np.float32).reshape(num_tiles, 2, LANES, LANES)
-    scores = _room(2 * KEYS * LANES, np.float32).reshape(2, KEYS, LANES)
-    shares = _room(KEYS * LANES, np.uint32).reshape(2, KEYS // 2, LANES)
-    sums = _room(4 * LANES, np.float32).reshape(2, 2, LANES)
-    words = _room(2 * width * LANES, np.uint32).reshape(2, width, LANES)
-    scales, coefficients = spread(np.float32((2 * width) ** -0.5) * LOG2_E), exp2_coefficients()
-    tiles.configure(CONFIGURATION.ctypes.data)
-    laid_out = -1
-    for item in range(first, last):
-        head, begin = item // num_blocks, item % num_blocks * QUERIES
-        if head // group != laid_out:
-            laid_out = head // group
-            _lay_out_keys(k_LW, width, laid_out, keys)
-            _lay_out_values(v_LW, width, laid_out, values)
-        _lay_out_queries(q_NW, width, head, begin, queries)
-        mixed[:] = ZERO
-        sums[:, 0] = HIDDEN
-        sums[:, 1] = ZERO
-        end = min(length, begin + QUERIES + offset)
-        for block in range(0, end, KEYS):
-            num_here = min(KEYS, (end - block + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS)
-            row = keys.ctypes.data + block * key_stride
-            _score(row, key_stride, queries.ctypes.data, num_here, scores.ctypes.data)
-            _hide(scores, begin + offset + 1 - block, length - block, num_here)
-            for tile in range(2):
-                _softmax(
-                    scores.ctypes.data + tile * SCORES_BYTES, shares.ctypes.data + tile * SHARES_BYTES, num_here,
-                    scales, coefficients, sums.ctypes.data + 2 * tile * VECTOR_BYTES,
-                    mixed.ctypes.data + tile * tiles.TILE_BYTES, num_tiles,
-                )  # fmt: skip
-            column = values.ctypes.data + 2 * block
-            _mix(column, value_stride, shares.ctypes.data, num_here, mixed.ctypes.data, num_tiles)
-        _write(mixed, sums, words, head, begin, out_NW)
-    tiles.release()
-
-
 @cache
-def kernel() -> Any:
+def kernel() -> Kernel:
     """Return it compiled."""
-    return member(13, _attend)
+    mine = sharing()
+
+    def run(data):
+        q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, group, width, offset = carray(
+            data, 13, np.int64
+        )
+        num_blocks = (num_queries + QUERIES - 1) // QUERIES
+        first, last = mine(num_heads * num_blocks)
+        if first == last:
+            return
+        q_NW = carray(pointer(q), (num_queries, q_stride), np.uint32)
+        k_LW, v_LW = (
+            carray(pointer(k), (length, k_stride), np.uint32),
+            carray(pointer(v), (length, v_stride), np.uint32),
+        )
+        out_NW = carray(pointer(out), (num_queries, num_heads * width), np.uint32)
+        num_steps, num_keys = (width + LANES - 1) // LANES, (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
+        num_tiles = 2 * num_steps
+        key_stride, value_stride = num_steps * VECTOR_BYTES, 2 * num_keys
+        keys = _room(num_keys * num_steps * LANES, np.uint32).reshape(num_keys, num_steps * LANES)
+        values = _room(num_tiles * LANES * num_keys // 2, np.uint32).reshape(num_tiles * LANES, num_keys // 2)
+        queries = _room(num_steps * 2 * LANES * LANES, np.uint32).reshape(num_steps, 2, LANES, LANES)
+        mixed = _room(num_tiles * 2 * LANES * LANES, np.float32).reshape(num_tiles, 2, LANES, LANES)
+        scores = _room(2 * KEYS * LANES, np.float32).reshape(2, KEYS, LANES)
+        shares = _room(KEYS * LANES, np.uint32).reshape(2, KEYS // 2, LANES)
+        sums = _room(4 * LANES, np.float32).reshape(2, 2, LANES)
+        words = _room(2 * width * LANES, np.uint32).reshape(2, width, LANES)
+        scales, coefficients = spread(np.float32((2 * width) ** -0.5) * LOG2_E), exp2_coefficients()
+        tiles.configure(CONFIGURATION.ctypes.data)
+        laid_out = -1
+        for item in range(first, last):
+            head, begin = item // num_blocks, item % num_blocks * QUERIES
+            if head // group != laid_out:
+                laid_out = head // group
+                _lay_out_keys(k_LW, width, laid_out, keys)
+                _lay_out_values(v_LW, width, laid_out, values)
+            _lay_out_queries(q_NW, width, head, begin, queries)
+            mixed[:] = ZERO
+            sums[:, 0] = HIDDEN
+            sums[:, 1] = ZERO
+            end = min(length, begin + QUERIES + offset)
+            for block in range(0, end, KEYS):
+                num_here = min(KEYS, (end - block + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS)
+                row = keys.ctypes.data + block * key_stride
+                _score(row, key_stride, queries.ctypes.data, num_here, scores.ctypes.data)
+                _hide(scores, begin + offset + 1 - block, length - block, num_here)
+                for tile in range(2):
+                    _softmax(
+                        scores.ctypes.data + tile * SCORES_BYTES, shares.ctypes.data + tile * SHARES_BYTES, num_here,
+                        scales, coefficients, sums.ctypes.data + 2 * tile * VECTOR_BYTES,
+                        mixed.ctypes.data + tile * tiles.TILE_BYTES, num_tiles,
+                    )  # fmt: skip
+                column = values.ctypes.data + 2 * block
+                _mix(column, value_stride, shares.ctypes.data, num_here, mixed.ctypes.data, num_tiles)
+            _write(mixed, sums, words, head, begin, out_NW)
+        tiles.release()
+
+    return Kernel(run)
 
 
 def attend(
-    q_NQW: npt.NDArray[np.uint32],
-    k_LKW: npt.NDArray[np.uint32],
-    v_LKW: npt.NDArray[np.uint32],
+    q_NQD: torch.Tensor,
+    k_LKD: torch.Tensor,
+    v_LKD: torch.Tensor,
     offset: int,
-    out_NQW: npt.NDArray[np.uint32],
+    out_NQD: torch.Tensor,
     num_threads: int = 1,
 ) -> None:
-    """Write softmax(Q K^T / sqrt(2 W)) V into out [N, Q, W], without gaps.
+    """Write softmax(Q K^T / sqrt(D)) V into out [N, Q, D], without gaps.
 
-    q [N, Q, W], k and v [L, K, W] are words of bfloat16; between tokens, and only there, may be gaps. Query n sees the
-    keys up to n + *offset*, at least one.
+    q [N, Q, D], k and v [L, K, D] are bfloat16, D = 2 W; between tokens, and only there, may be gaps, of whole words.
+    Query n sees the keys up to n + *offset*, at least one.
     """
-    num_queries, num_heads, width = q_NQW.shape
-    arrays = (q_NQW, k_LKW, v_LKW)
-    addresses = [array.__array_interface__["data"][0] for array in (*arrays, out_NQW)]
-    strides = [array.strides[0] // array.itemsize for array in arrays]
-    sizes = [num_queries, len(k_LKW), num_heads, num_heads // k_LKW.shape[1], width, offset]
-    share(kernel(), np.array((*addresses, *strides, *sizes), np.int64), num_threads)
+    num_queries, num_heads, head_dim = q_NQD.shape
+    length, num_kv_heads, _ = k_LKD.shape
+    arrays = (q_NQD, k_LKD, v_LKD)
+    addresses = [array.data_ptr() for array in (*arrays, out_NQD)]
+    strides = [array.stride(0) // 2 for array in arrays]
+    sizes = (num_queries, length, num_heads, num_heads // num_kv_heads, head_dim // 2, offset)
+    kernel()((*addresses, *strides, *sizes), num_threads)

@@ -5,14 +5,14 @@ J = M / 32 blocks of outputs, S = K / 32 steps.
 """
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray
 
 from saccade.nn.kernels import tiles
 from saccade.nn.kernels.compiled import compiled
-from saccade.nn.kernels.team import member, section
+from saccade.nn.kernels.team import Kernel, sharing
 from saccade.nn.kernels.vector_math import exp2_coefficients, gelu, gelu_tanh, silu
 from saccade.nn.kernels.vectors import LANES, VECTOR_BYTES, add, load, load_lower, load_upper, store, store_pairs
 
@@ -104,48 +104,49 @@ def _copy(source, num_rows, stride, target):
         store(target + offset, load(source + offset))
 
 
-def _multiply(arguments, part, count):
-    x, num_rows, num_blocks, num_steps, weight, bias, activation, residual, out = arguments
-    num_row_blocks = (num_rows + BLOCK - 1) // BLOCK
-    first_row, last_row, first_block, last_block = 0, num_rows, 0, num_blocks
-    # Of what there is more. Then the other is read by every thread.
-    if num_row_blocks > num_blocks:
-        first_row, last_row = section(num_row_blocks, part, count)
-        first_row, last_row = first_row * BLOCK, min(last_row * BLOCK, num_rows)
-    else:
-        first_block, last_block = section(num_blocks, part, count)
-    coefficients = exp2_coefficients()
-    stride, out_stride = num_steps * VECTOR_BYTES, num_blocks * VECTOR_BYTES
-    weight_bytes = num_steps * 2 * tiles.TILE_BYTES
-    # The sums of four tiles, and rows where they are no whole tiles: those are read as a whole.
-    scratch = np.empty(5 * tiles.TILE_BYTES + BLOCK * stride, np.uint8)
-    sums = scratch.ctypes.data + -scratch.ctypes.data % VECTOR_BYTES
-    rest = sums + 4 * tiles.TILE_BYTES
-    num_left = (last_row - first_row) % BLOCK
-    _copy(x + (last_row - num_left) * stride, num_left, stride, rest)
-    tiles.configure(CONFIGURATION.ctypes.data)
-    for chunk in range(first_row, last_row, CHUNK):
-        for block in range(first_block, last_block):
-            for begin in range(chunk, min(chunk + CHUNK, last_row), BLOCK):
-                num_here = min(BLOCK, last_row - begin)
-                rows = x + begin * stride if num_here == BLOCK else rest
-                if num_here > tiles.ROWS:
-                    _product_of_two(rows, stride, weight + block * weight_bytes, num_steps, sums)
-                else:
-                    _product_of_one(rows, stride, weight + block * weight_bytes, num_steps, sums)
-                for n in range(num_here):
-                    place = (begin + n) * out_stride + block * VECTOR_BYTES
-                    added = residual + place if residual else 0
-                    row = sums + 2 * n * VECTOR_BYTES
-                    _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
-    tiles.release()
-
-
 @cache
-def multiply() -> Any:
-    """Return the kernel, compiled for team.share. It writes activation(x W^T + bias) + residual into *out* [N, M].
+def multiply() -> Kernel:
+    """Return the kernel, compiled. It writes activation(x W^T + bias) + residual into *out* [N, M].
 
     Its arguments are (address of x [N, K], N, J, S, address of the tiles, address of the bias, activation, address of
     the residual [N, M] or 0 for none, address of out). All matrices are bfloat16 without gaps.
     """
-    return member(9, _multiply)
+    mine = sharing()
+
+    def run(data):
+        x, num_rows, num_blocks, num_steps, weight, bias, activation, residual, out = carray(data, 9, np.int64)
+        num_row_blocks = (num_rows + BLOCK - 1) // BLOCK
+        first_row, last_row, first_block, last_block = 0, num_rows, 0, num_blocks
+        # Of what there is more. Then the other is read by every thread.
+        if num_row_blocks > num_blocks:
+            first_row, last_row = mine(num_row_blocks)
+            first_row, last_row = first_row * BLOCK, min(last_row * BLOCK, num_rows)
+        else:
+            first_block, last_block = mine(num_blocks)
+        coefficients = exp2_coefficients()
+        stride, out_stride = num_steps * VECTOR_BYTES, num_blocks * VECTOR_BYTES
+        weight_bytes = num_steps * 2 * tiles.TILE_BYTES
+        # The sums of four tiles, and rows where they are no whole tiles: those are read as a whole.
+        scratch = np.empty(5 * tiles.TILE_BYTES + BLOCK * stride, np.uint8)
+        sums = scratch.ctypes.data + -scratch.ctypes.data % VECTOR_BYTES
+        rest = sums + 4 * tiles.TILE_BYTES
+        num_left = (last_row - first_row) % BLOCK
+        _copy(x + (last_row - num_left) * stride, num_left, stride, rest)
+        tiles.configure(CONFIGURATION.ctypes.data)
+        for chunk in range(first_row, last_row, CHUNK):
+            for block in range(first_block, last_block):
+                for begin in range(chunk, min(chunk + CHUNK, last_row), BLOCK):
+                    num_here = min(BLOCK, last_row - begin)
+                    rows = x + begin * stride if num_here == BLOCK else rest
+                    if num_here > tiles.ROWS:
+                        _product_of_two(rows, stride, weight + block * weight_bytes, num_steps, sums)
+                    else:
+                        _product_of_one(rows, stride, weight + block * weight_bytes, num_steps, sums)
+                    for n in range(num_here):
+                        place = (begin + n) * out_stride + block * VECTOR_BYTES
+                        added = residual + place if residual else 0
+                        row = sums + 2 * n * VECTOR_BYTES
+                        _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
+        tiles.release()
+
+    return Kernel(run)

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-WORDS: Mapping[torch.dtype, torch.dtype] = MappingProxyType({torch.bfloat16: torch.uint32, torch.float32: torch.uint64})
-"""The dtype of a tensor's words, by its own; there are kernels for no others."""
+WORDS: Mapping[torch.dtype, Any] = MappingProxyType({torch.bfloat16: np.uint32, torch.float32: np.uint64})
+"""The type of a tensor's words, by its dtype; there are kernels for no others."""
 
 FLOAT, BITS, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 UPPER = 0xFFFF0000
@@ -23,7 +24,7 @@ UPPER = 0xFFFF0000
 
 def words(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """Return a contiguous CPU tensor [..., 2 W] of bfloat16 or float32 as words [..., W], without a copy."""
-    return tensor.view(WORDS[tensor.dtype]).numpy()
+    return tensor.view(torch.uint8).numpy().view(WORDS[tensor.dtype])
 
 
 @intrinsic
