@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.nn.activation import IDENTITY
+from saccade.nn.backends.amx import TileProduct
 from saccade.nn.kernels import tiles
 from saccade.nn.kernels.compiled import compiled
 from saccade.nn.kernels.tile_attention import attend
@@ -87,6 +89,18 @@ def test_threads_change_no_bit(num_queries: int, num_keys: int, offset: int, num
     k, v = k[:, :2], v[:, :2]  # with gaps between tokens
     alone = attended(q, k, v, offset)
     torch.testing.assert_close(attended(q, k, v, offset, num_threads), alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_numbers_too_small_for_a_kernel_are_numbers_behind_it(num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    q, k, v = torch.randn(3, 64, 2, 32).bfloat16().unbind(0)
+    attended(q, k, v, 0, num_threads)
+    TileProduct(torch.randn(64, 64).bfloat16(), None).apply(torch.randn(64, 64).bfloat16(), IDENTITY)
+    # So many that every thread has some.
+    assert (torch.full((1 << 20,), 1e-40) * 2 > 0).all()
+    torch.set_num_threads(before)
 
 
 @compiled

@@ -210,7 +210,7 @@ def kernel() -> Kernel:
         sums = _room(4 * LANES, np.float32).reshape(2, 2, LANES)
         words = _room(2 * width * LANES, np.uint32).reshape(2, width, LANES)
         scales, coefficients = spread(np.float32((2 * width) ** -0.5) * LOG2_E), exp2_coefficients()
-        tiles.configure(CONFIGURATION.ctypes.data)
+        before = tiles.configure(CONFIGURATION.ctypes.data)
         laid_out = -1
         for item in range(first, last):
             head, begin = item // num_blocks, item % num_blocks * QUERIES
@@ -237,7 +237,7 @@ def kernel() -> Kernel:
                 column = values.ctypes.data + 2 * block
                 _mix(column, value_stride, shares.ctypes.data, num_here, mixed.ctypes.data, num_tiles)
             _write(mixed, sums, words, head, begin, out_NW)
-        tiles.release()
+        tiles.release(before)
 
     return Kernel(run)
 

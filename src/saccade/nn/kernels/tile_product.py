@@ -132,7 +132,7 @@ def multiply() -> Kernel:
         rest = sums + 4 * tiles.TILE_BYTES
         num_left = (last_row - first_row) % BLOCK
         _copy(x + (last_row - num_left) * stride, num_left, stride, rest)
-        tiles.configure(CONFIGURATION.ctypes.data)
+        before = tiles.configure(CONFIGURATION.ctypes.data)
         for chunk in range(first_row, last_row, CHUNK):
             for block in range(first_block, last_block):
                 for begin in range(chunk, min(chunk + CHUNK, last_row), BLOCK):
@@ -147,6 +147,6 @@ def multiply() -> Kernel:
                         added = residual + place if residual else 0
                         row = sums + 2 * n * VECTOR_BYTES
                         _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
-        tiles.release()
+        tiles.release(before)
 
     return Kernel(run)

@@ -1,7 +1,7 @@
 """AMX: registers of 16 rows of 64 bytes, and products of them.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TILELOADD, TDPBF16PS; Linux,
-Documentation/arch/x86/xstate.rst. Tiles are named by literal numbers from 0 to 7; addresses and strides are in bytes.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2,
+TILELOADD, TDPBF16PS; Linux, Documentation/arch/x86/xstate.rst. Tiles are named by literal numbers from 0 to 7; addresses and strides are in bytes.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import binding, ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from saccade.nn.kernels.vectors import at, call
@@ -25,7 +26,10 @@ NEEDED = ("amx-tile", "amx-bf16", "avx512f", "avx512dq")
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 """Linux lends a process these registers only when it asks."""
 
-BYTE = ir.IntType(8)
+SMALL_IS_ZERO = 0x8040
+"""Of the control and status register of vectors: results and operands."""
+
+BYTE, WORD = ir.IntType(8), ir.IntType(32)
 
 
 @cache
@@ -98,11 +102,34 @@ def dot(_: Any, total: Any, left: Any, right: Any) -> Any:
 
 @intrinsic
 def configure(_: Any, address: Any) -> Any:
-    """Begin to use tiles as the `configuration` at *address* says."""
-    return _instruction("ldtilecfg", 0, 1)(())
+    """Begin to use tiles as the `configuration` at *address* says; return what `release` takes.
+
+    From now on what is too small for a normal float32 counts as zero, in vectors as it does in tiles: an exponential or
+    a quotient that comes out so small takes a hundred times as long as another.
+    """
+
+    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), at(builder, arguments[0], BYTE))
+        room = cgutils.alloca_once(builder, WORD)
+        place = builder.bitcast(room, BYTE.as_pointer())
+        call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), place)
+        before = builder.load(room)
+        builder.store(builder.or_(before, WORD(SMALL_IS_ZERO)), room)
+        call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), place)
+        return before
+
+    return types.uint32(types.intp), generate
 
 
 @intrinsic
-def release(_: Any) -> Any:
-    """Use them no more."""
-    return _instruction("tilerelease", 0, 0)(())
+def release(_: Any, before: Any) -> Any:
+    """Use them no more, and let small numbers be what they are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        call(builder, "llvm.x86.tilerelease", ir.VoidType())
+        room = cgutils.alloca_once(builder, WORD)
+        builder.store(arguments[0], room)
+        call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), builder.bitcast(room, BYTE.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.uint32), generate
