@@ -5,6 +5,8 @@ Grids are (frames, rows, columns) in patches and live on the CPU. Patches come i
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +46,28 @@ def bilinear_taps(
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
 
 
-def bilinear_grid(grid: Grid, merge: int, side: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return indices [rows * columns, 4] into a side x side table, and weights, for one frame in merge-block order."""
+class FramePlaces(NamedTuple):
+    """Where the patches of one frame stand, in merge-block order: read, never written.
+
+    *coordinates* float32 [rows * columns, 2]; *taps* int64 [rows * columns, 4] are entries of a table, of which
+    *tap_weights* float32 of the same shape make a patch's own.
+    """
+
+    coordinates: npt.NDArray[np.float32]
+    taps: npt.NDArray[np.int64]
+    tap_weights: npt.NDArray[np.float32]
+
+
+@lru_cache(maxsize=32)
+def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
+    """Return the places of one frame, for a table of side x side. Pictures of one size follow one another."""
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = bilinear_taps(row, grid[1], side)
     columns, column_weights = bilinear_taps(column, grid[2], side)
     indices = rows[:, :, None] * side + columns[:, None, :]
     weights = row_weights[:, :, None] * column_weights[:, None, :]
-    return indices.reshape(-1, 4), weights.reshape(-1, 4)
+    coordinates = np.stack((row, column), 1).astype(np.float32)
+    return FramePlaces(coordinates, indices.reshape(-1, 4), weights.reshape(-1, 4))
 
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:

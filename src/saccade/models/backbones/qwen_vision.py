@@ -22,12 +22,12 @@ from saccade.nn.linear import Linear
 from saccade.nn.norm import LayerNorm
 from saccade.nn.rope import inverse_frequencies, pair_rotation
 from saccade.nn.vision import (
+    FramePlaces,
     Grid,
     PackedSelfAttention,
     PatchEmbedding,
-    bilinear_grid,
+    frame_places,
     packed_layout,
-    patch_coordinates,
 )
 
 NORM_EPS = 1e-6
@@ -181,15 +181,12 @@ class VisionTower(nn.Module):
 
     def prepare(self, grids: Sequence[Grid], backend: Backend) -> EncoderMetadata:
         """Return all that depends on *grids*, computed on the host and copied without waiting."""
-        device, merge = self.merger.linear_fc1.weight.device, self.config.merge_size
-        taps, weights, coordinates = [], [], []
+        device = self.merger.linear_fc1.weight.device
+        frames: list[FramePlaces] = []
         for grid in grids:
-            frame_taps, frame_weights = bilinear_grid(grid, merge, self.config.side)
-            taps += [frame_taps] * grid[0]
-            weights += [frame_weights] * grid[0]
-            coordinates += [np.stack(patch_coordinates(grid, merge), 1)] * grid[0]
-        host = (np.concatenate(taps), np.concatenate(weights), np.concatenate(coordinates).astype(np.float32))
-        taps_P4, weights_P4, place_P2 = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
+            frames += [frame_places(grid, self.config.merge_size, self.config.side)] * grid[0]
+        host = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
+        place_P2, taps_P4, weights_P4 = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
         frequencies = inverse_frequencies(ROPE_THETA, self.config.hidden_size // self.config.num_heads // 2, device)
         angles = (place_P2.unsqueeze(-1) * frequencies).flatten(1)
         return EncoderMetadata(packed_layout(grids, device), taps_P4, weights_P4, pair_rotation(angles), backend)

@@ -1,7 +1,8 @@
 """AMX: registers of 16 rows of 64 bytes, and products of them.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2,
-TILELOADD, TDPBF16PS; Linux, Documentation/arch/x86/xstate.rst. Tiles are named by literal numbers from 0 to 7; addresses and strides are in bytes.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2, TILELOADD,
+TDPBF16PS; Linux, Documentation/arch/x86/xstate.rst. Tiles are named by literal numbers from 0 to 7; addresses and
+strides are in bytes.
 """
 
 import ctypes
