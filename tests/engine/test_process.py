@@ -74,9 +74,14 @@ class Front:
             assert isinstance(message, EngineProgress), message
 
 
+def config_of(folder: Path) -> dict[str, str]:
+    """An engine's configuration, without kernels, which would have to be compiled first."""
+    return {"model_dir": str(folder), "model": "tiny", "device": "cpu", "attention_backend": "torch_sdpa"}
+
+
 @pytest.fixture(scope="module")
 def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
-    front = Front({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"}, through_stdin=True)
+    front = Front(config_of(tiny_qwen3_vl), through_stdin=True)
     description = front.until(EngineReady).description
     assert (description.model, description.block_size, description.dtype) == ("tiny", 16, "float32")
     assert "config.json" in description.files.files
@@ -151,7 +156,7 @@ def test_cannot_start(config: Any, words: str) -> None:
 
 
 def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
-    front = Front({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"})
+    front = Front(config_of(tiny_qwen3_vl))
     front.until(EngineReady)
     front.socket.close()
     assert front.process.wait(20) == 0
@@ -159,7 +164,7 @@ def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
 
 def test_dies_with_its_parent(tiny_qwen3_vl: Path) -> None:
     # The parent is a process between this one and the engine; the engine's socket stays open when it is killed.
-    config = json.dumps({"model_dir": str(tiny_qwen3_vl), "model": "tiny", "device": "cpu"})
+    config = json.dumps(config_of(tiny_qwen3_vl))
     ours, theirs = socket.socketpair()
     program = f"""
 import subprocess, sys

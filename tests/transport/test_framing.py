@@ -2,15 +2,17 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
 
 import msgspec
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.protocol.local import EngineMessage, EngineProgress
-from saccade.transport.framing import ChannelClosed, framed, take_payloads
+from saccade.protocol.local import EngineMessage, EngineProgress, Shutdown
+from saccade.transport.framing import UNREADABLE, ChannelClosed, framed, take_payloads
 from saccade.transport.local import FrontChannel
 
 
@@ -33,7 +35,8 @@ def test_what_comes_before_a_frame_that_is_too_large_is_taken() -> None:
         next(payloads)
 
 
-async def test_nothing_is_taken_after_a_message_of_another_world() -> None:
+@pytest.mark.parametrize("foreign", [b"\xc1", msgspec.msgpack.encode({"type": "ab"}).replace(b"ab", b"\xff\xfe")])
+async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes) -> None:
     taken: list[EngineMessage] = []
     channel = FrontChannel(taken.append)
     front, engine = socket.socketpair()
@@ -41,9 +44,24 @@ async def test_nothing_is_taken_after_a_message_of_another_world() -> None:
         await channel.open(front)
         message = EngineProgress("loading", 1, 2)
         sound = framed(msgspec.msgpack.encode(message))
-        engine.sendall(sound + framed(b"\xc1") + sound)
+        engine.sendall(sound + framed(foreign) + sound)
         async with asyncio.timeout(20):
-            with pytest.raises(msgspec.DecodeError):
+            with pytest.raises(UNREADABLE):
                 await channel.ended()
             channel.close()
     assert taken == [message]
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_what_is_sent_to_an_end_that_is_gone_is_nobodys(runner: Callable[[Coroutine[None, None, None]], None]) -> None:
+    async def send() -> None:
+        channel = FrontChannel(lambda _: None)
+        front, engine = socket.socketpair()
+        await channel.open(front)
+        engine.close()
+        async with asyncio.timeout(20):
+            await channel.ended()
+        channel.send(Shutdown())
+        channel.close()
+
+    runner(send())

@@ -20,6 +20,7 @@ from saccade.transport.server import WorkerServer
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
 FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
+NOT_TEXT = msgspec.msgpack.encode(StepFrame([TokenDelta("ab", [1])])).replace(b"ab", b"\xff\xfe")
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -42,8 +43,9 @@ class Parrot(Front):
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
 
-async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str) -> None:
-    front = Parrot([FOREIGN, None])
+@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT], ids=["foreign", "not text"])
+async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str, malformed: bytes) -> None:
+    front = Parrot([malformed, None])
     async with talking(bind, front) as client:
         with pytest.raises(WorkerFailed):
             await tokens(client, ask("r", [1]))  # and nothing of what came behind it

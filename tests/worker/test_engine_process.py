@@ -196,7 +196,12 @@ async def read_to_the_end(call: Any) -> None:
         pass
 
 
-async def test_malformed_frames_harm_nobody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"\x80\x04\x95 a pickle", msgspec.msgpack.encode({"type": "ab"}).replace(b"ab", b"\xff\xfe")],
+    ids=["foreign", "not text"],
+)
+async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
         async with grpc.aio.insecure_channel(worker.server.bind) as channel:
             media = [{"slot": {"name": "lent", "generation": "one"}}, "no item"]
@@ -211,7 +216,7 @@ async def test_malformed_frames_harm_nobody_else(tmp_path: Path) -> None:
             assert answer.released == ["lent"]  # at once, not when the stream ends
             assert answer.deltas[0].request_id == "half"
             assert answer.deltas[0].finish_reason is FinishReason.ERROR
-            await call.write(GatewayFrame(payload=b"\x80\x04\x95 a pickle"))
+            await call.write(GatewayFrame(payload=nonsense))
             async with asyncio.timeout(WAIT_SECONDS):
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:
                     await read_to_the_end(call)

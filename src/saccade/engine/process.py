@@ -27,7 +27,7 @@ from saccade.protocol.local import (
 )
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels
 from saccade.transport import malformed
-from saccade.transport.framing import ChannelClosed
+from saccade.transport.framing import UNREADABLE, ChannelClosed
 from saccade.transport.local import EngineChannel
 
 HEARTBEAT_SECONDS = 0.5
@@ -113,7 +113,7 @@ class Loop:
     def _command(self, connection: int, encoded: bytes) -> None:
         try:
             command = self._decoder.decode(encoded)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             request_id = malformed.salvage(encoded).request_id
             logger.warning("dropped a malformed command", request_id=request_id, connection=connection)
             if request_id is not None:

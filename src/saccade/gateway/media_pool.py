@@ -28,6 +28,7 @@ from saccade.gateway.media_queue import MediaQueue
 from saccade.gateway.media_server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import PictureLayout, SlotRef
+from saccade.transport.framing import UNREADABLE
 from saccade.transport.shared_memory import Slot, SlotPool, exists, sweep
 
 RETRY_SECONDS = 1.0
@@ -227,7 +228,7 @@ class MediaPool:
                 return await process.exchange(job)
         except TimeoutError:
             error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             error = ProcessDied()
         # Its slot may be used again only when it can write no more.
         await asyncio.to_thread(process.kill)

@@ -18,7 +18,7 @@ from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, Token
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels
 from saccade.transport import kv_feed, stream
 from saccade.transport.backoff import Backoff
-from saccade.transport.framing import ChannelClosed
+from saccade.transport.framing import UNREADABLE, ChannelClosed
 from saccade.transport.proto.worker_pb2 import DescribeRequest
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import CLIENT_OPTIONS, MAX_COMMAND_BYTES, target
@@ -256,7 +256,7 @@ class WorkerClient:
             return ENDED
         except grpc.aio.AioRpcError as error:
             return str(error.details())
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             logger.error("worker %s sent a frame that is not of this version of the wire: %s", self.url, error)
             return "malformed frame"
         finally:

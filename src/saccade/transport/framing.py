@@ -8,6 +8,9 @@ import msgspec
 
 PREFIX_BYTES = 4
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises of bytes that are no message. Where text in them is not UTF-8, that is no DecodeError."""
+
 
 class ChannelClosed(Exception):
     """The other end is gone, or says what is no frame."""
@@ -40,7 +43,7 @@ class Frames(asyncio.Protocol):
     """An end of a stream that hands each frame's payload on from within the read that completed it.
 
     No task stands between: each would have to be scheduled first, for every step of the engine. After a frame of more
-    than *limit* bytes, or one at which *on_payload* raises DecodeError, none is taken: answers would have a gap.
+    than *limit* bytes, or one at which *on_payload* raises UNREADABLE, none is taken: answers would have a gap.
     """
 
     def __init__(self, on_payload: Callable[[bytes], None], limit: int) -> None:
@@ -71,7 +74,7 @@ class Frames(asyncio.Protocol):
                 self._on_payload(payload)
         except ChannelClosed:
             self.abort()
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._ended.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -80,12 +83,13 @@ class Frames(asyncio.Protocol):
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until nothing more will come. Raises the DecodeError of a frame that could not be read."""
+        """Wait until nothing more will come. Raises what a frame that could not be read did."""
         await self._ended
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame; nothing is awaited, so frames keep their order."""
-        if self._transport is not None:
+        """Queue one frame; nothing is awaited, so frames keep their order. Nobody gets it once the stream has ended."""
+        # uvloop raises where asyncio only logs.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(payload))
 
     def close(self) -> None:

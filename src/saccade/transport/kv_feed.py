@@ -12,6 +12,7 @@ import msgspec
 from saccade.errors import WorkerUnavailable
 from saccade.protocol.kv_events import AllCleared, KvEvents, PictureRemoved, PictureStored
 from saccade.transport.backoff import Backoff
+from saccade.transport.framing import UNREADABLE
 from saccade.transport.proto.worker_pb2 import KvEventsRequest
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ async def follow(stub: Any, *, blocks: bool, pictures: bool) -> AsyncGenerator[K
         raise WorkerUnavailable("The worker ended its feed of cache events.")
     except grpc.aio.AioRpcError as error:
         raise WorkerUnavailable(f"The worker's feed of cache events ended: {error.code().name}.") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WorkerUnavailable("The worker's feed of cache events is not of this version of the wire.") from error
     finally:
         call.cancel()

@@ -80,7 +80,7 @@ class FrontChannel:
         self._frames.send(self._encoder.encode(message))
 
     async def ended(self) -> None:
-        """Wait until the engine is gone. Raises DecodeError where it said what no engine of this version says."""
+        """Wait until the engine is gone. Raises UNREADABLE where it said what no engine of this version says."""
         await self._frames.ended()
 
     def close(self) -> None:

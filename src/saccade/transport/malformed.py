@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from saccade.transport.framing import UNREADABLE
+
 
 @dataclass(frozen=True)
 class Remains:
@@ -18,7 +20,7 @@ def salvage(command: bytes) -> Remains:
     """Return what *command*, encoded and refused by the decoder of GatewayCommand, says nevertheless."""
     try:
         decoded = msgspec.msgpack.decode(command)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Remains()
     match decoded:
         case {"request_id": str(request_id)}:

@@ -24,7 +24,7 @@ async def converse(
 
     *on_open* is called once the worker has taken it, as its first, empty frame says. *stub* is the WorkerStub of a
     channel to *url*. Raises ChannelClosed or gRPC's error where the worker takes no stream or breaks it off, and the
-    DecodeError of *on_frame*.
+    error of a frame that *on_frame* could not read.
     """
 
     def take(payload: bytes) -> None:

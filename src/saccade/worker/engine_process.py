@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-import msgspec
-
 from saccade.errors import StartupError
 from saccade.protocol.description import Description
 from saccade.protocol.local import (
@@ -28,6 +26,7 @@ from saccade.protocol.local import (
 )
 from saccade.transport import lifeline
 from saccade.transport.backoff import Backoff
+from saccade.transport.framing import UNREADABLE
 from saccade.transport.local import FrontChannel
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class EngineProcess:
         try:
             await self._channel.open(front)
             await self._channel.ended()
-        except msgspec.DecodeError:
+        except UNREADABLE:
             self._failure = "The engine sent a message that is not of this version of Saccade."
         finally:
             watch.cancel()

@@ -25,6 +25,7 @@ from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport import malformed, shared_memory
 from saccade.transport.connection import Connection, Refused
+from saccade.transport.framing import UNREADABLE
 from saccade.transport.server import WorkerServer
 from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
 
@@ -99,7 +100,7 @@ class Relay:
         """Pass a command to the engine; answer it here where it is malformed. Raises Refused where it has no id."""
         try:
             decoded = self._commands.decode(command)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             connection.send(self._encoder.encode(self._refusal(connection, command)))
             return
         if self.draining and isinstance(decoded, EngineRequest):
