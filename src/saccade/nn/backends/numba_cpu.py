@@ -53,7 +53,7 @@ class Decodes:
 class Backend(torch_sdpa.Backend):
     """nn.context.Backend for bfloat16 and float32 on a CPU, heads of a multiple of four channels.
 
-    All tensors of a call are of one dtype.
+    All tensors of a call are of one dtype; weights, biases and turns lie without gaps, for kernels see addresses alone.
     """
 
     def __init__(self, num_threads: int = 1) -> None:
