@@ -11,8 +11,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.protocol.local import EngineMessage, EngineProgress, Shutdown
-from saccade.transport.framing import UNREADABLE, ChannelClosed, framed, take_payloads
+from saccade.protocol.local import EngineFailed, EngineMessage, EngineProgress, Shutdown
+from saccade.transport.framing import ChannelClosed, framed, take_payloads
 from saccade.transport.local import FrontChannel
 
 
@@ -35,8 +35,15 @@ def test_what_comes_before_a_frame_that_is_too_large_is_taken() -> None:
         next(payloads)
 
 
-@pytest.mark.parametrize("foreign", [b"\xc1", msgspec.msgpack.encode({"type": "ab"}).replace(b"ab", b"\xff\xfe")])
-async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes) -> None:
+@pytest.mark.parametrize(
+    ("foreign", "error"),
+    [
+        (b"\xc1", msgspec.DecodeError),
+        (msgspec.msgpack.encode(EngineFailed("ab")).replace(b"ab", b"\xff\xfe"), UnicodeDecodeError),
+    ],
+    ids=["no message", "not text"],
+)
+async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes, error: type[Exception]) -> None:
     taken: list[EngineMessage] = []
     channel = FrontChannel(taken.append)
     front, engine = socket.socketpair()
@@ -46,7 +53,7 @@ async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes)
         sound = framed(msgspec.msgpack.encode(message))
         engine.sendall(sound + framed(foreign) + sound)
         async with asyncio.timeout(20):
-            with pytest.raises(UNREADABLE):
+            with pytest.raises(error):
                 await channel.ended()
             channel.close()
     assert taken == [message]

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from saccade.errors import InvalidValue
+from saccade.transport.framing import UNREADABLE
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidValue("The body is not valid JSON.") from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error

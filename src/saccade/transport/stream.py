@@ -10,7 +10,7 @@ from typing import Any
 
 from saccade.transport.framing import ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import GatewayFrame
-from saccade.transport.wire import MAX_MESSAGE_BYTES, stream_path
+from saccade.transport.wire import MAX_MESSAGE_BYTES, TAKEN, stream_path
 
 
 async def converse(
@@ -28,10 +28,10 @@ async def converse(
     """
 
     def take(payload: bytes) -> None:
-        if payload:
-            on_frame(payload)
-        else:
+        if payload == TAKEN:
             on_open()
+        else:
+            on_frame(payload)
 
     path = stream_path(url)
     if path is None:

@@ -193,10 +193,8 @@ def kernel() -> Kernel:
         if first == last:
             return
         q_NW = carray(pointer(q), (num_queries, q_stride), np.uint32)
-        k_LW, v_LW = (
-            carray(pointer(k), (length, k_stride), np.uint32),
-            carray(pointer(v), (length, v_stride), np.uint32),
-        )
+        k_LW = carray(pointer(k), (length, k_stride), np.uint32)
+        v_LW = carray(pointer(v), (length, v_stride), np.uint32)
         out_NW = carray(pointer(out), (num_queries, num_heads * width), np.uint32)
         num_steps, num_keys = (width + LANES - 1) // LANES, (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
         num_tiles = 2 * num_steps
