@@ -262,10 +262,11 @@ async def test_jobs_wait_for_the_budget_of_decoded_bytes(narrow: MediaPool) -> N
     await asyncio.gather(*tasks)
 
 
-async def test_a_picture_may_not_take_all_memory(narrow: MediaPool) -> None:
+@pytest.mark.parametrize("encoded", [LARGE, pictures.bomb(7000, 7000)], ids=["patches do not fit", "pixels do not fit"])
+async def test_a_picture_may_not_take_all_memory(narrow: MediaPool, encoded: bytes) -> None:
     before = narrow.pids
     with pytest.raises(ImageTooLarge, match="memory"):
-        await _ask(narrow, LARGE)
+        await _ask(narrow, encoded)
     await _check(narrow)
     assert narrow.pids == before
 

@@ -66,6 +66,8 @@ def worst(kind: str, side: int) -> bytes:
             return pictures.encode(slope.convert("P"), "PNG", compress_level=1, transparency=3, exif=turned)
         case ["png", "16-bit"]:
             return pictures.encode(slope.convert("I;16"), "PNG", compress_level=1, exif=turned)
+        case ["png", mode, "upright"]:
+            return pictures.encode(Image.merge("RGBA", [slope] * 4).convert(mode), "PNG", compress_level=1)
         case ["png", mode]:
             return pictures.encode(Image.merge("RGBA", [slope] * 4).convert(mode), "PNG", compress_level=1, exif=turned)
         case ["jpeg", mode]:
@@ -84,7 +86,8 @@ def worst(kind: str, side: int) -> bytes:
 
 
 KINDS = [
-    *("png palette", "png 16-bit", "png RGBA", "png LA", "jpeg RGB", "jpeg CMYK"),
+    *("png palette", "png 16-bit", "png RGBA", "png LA", "png RGB upright", "png RGBA upright"),
+    *("jpeg RGB", "jpeg CMYK"),
     *("gif", "webp RGBA", "webp", "avif RGB", "avif RGBA"),
 ]
 

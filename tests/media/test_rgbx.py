@@ -10,7 +10,7 @@ from saccade.media.header import PictureLimits
 
 
 def test_a_decoded_picture_knows_its_memory() -> None:
-    picture = decode(pictures.encode(pictures.picture(33, 21)), PictureLimits())
+    picture = decode(pictures.encode(pictures.picture(33, 21), "WEBP", lossless=True), PictureLimits())
     memory = rgbx.words(picture)
     assert memory is not None
     assert np.shares_memory(memory, picture)

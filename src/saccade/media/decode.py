@@ -1,4 +1,4 @@
-"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow and libjpeg-turbo, no torch.
+"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow and faster decoders, no torch.
 
 Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
 transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
@@ -17,14 +17,16 @@ import PIL
 from PIL import Image
 
 from saccade.errors import ImageTooLarge, InvalidImage
-from saccade.media import jpeg, rgbx
+from saccade.media import jpeg, png, rgbx
 from saccade.media.header import PictureHeader, PictureLimits, read_header
 from saccade.media.metadata import without_metadata
 
-DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION}"
+DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION}"
 """Names and versions of the decoders: part of every picture's identity."""
 
+WITHOUT_PILLOW = {"JPEG": jpeg.decode, "PNG": png.decode}
 WHITE = (255, 255, 255, 255)
+OPAQUE = (255, 255)
 BAND_ROWS = 64
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -62,8 +64,8 @@ def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
 
 def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]:
     encoded = without_metadata(encoded, header.format)
-    if header.format == "JPEG" and header.orientation not in UPRIGHT:
-        plain = jpeg.decode(encoded, header.height, header.width)
+    if header.format in WITHOUT_PILLOW and header.orientation not in UPRIGHT:
+        plain = WITHOUT_PILLOW[header.format](encoded, header.height, header.width)
         if plain is not None:
             return plain
     rgb = _loaded(encoded, header)
@@ -74,6 +76,10 @@ def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]
 
 def _loaded(encoded: bytes, header: PictureHeader) -> Image.Image:
     """Return the picture as RGB; what else the decoder holds is let go of on the way out."""
+    if header.format == "PNG":
+        transparent = png.decode(encoded, header.height, header.width, "RGBA")
+        if transparent is not None:
+            return _on_white(Image.frombuffer("RGBA", (header.width, header.height), transparent, "raw", "RGBA", 0, 1))
     with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as picture:
         if picture.size != (header.width, header.height):
             raise ValueError("header and content disagree")
@@ -103,7 +109,9 @@ def _on_white(picture: Image.Image) -> Image.Image:
     for top in range(0, picture.height, BAND_ROWS):
         box = (0, top, picture.width, min(top + BAND_ROWS, picture.height))
         band = _as_mode(picture.crop(box), "RGBA")
-        rgb.paste(Image.alpha_composite(Image.new("RGBA", band.size, WHITE), band).convert("RGB"), box)
+        if band.getchannel("A").getextrema() != OPAQUE:
+            band = Image.alpha_composite(Image.new("RGBA", band.size, WHITE), band)
+        rgb.paste(band.convert("RGB"), box)
     return rgb
 
 

@@ -168,18 +168,24 @@ def _allocate(segment: _Segment) -> bool:
 def open_slot(ref: SlotRef) -> Iterator[memoryview]:
     """Lend the slot's ref.nbytes for writing. They count as written when the block ends without an exception.
 
-    Raises SlotError where there is no such segment or it is too short.
+    Raises SlotError where there is no such segment or it is too short, MemoryError where the process may not map it.
     """
     descriptor = _open(ref.name, os.O_RDWR)
     try:
         owner = _header(descriptor, ref)[2]
         os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, owner), 0)
-        # One call that maps all pages costs a tenth of a fault for each. The mapping goes with its last view.
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        yield memoryview(mmap.mmap(descriptor, HEADER_BYTES + ref.nbytes, flags))[HEADER_BYTES:]
+        yield _mapped(descriptor, HEADER_BYTES + ref.nbytes)[HEADER_BYTES:]
         os.pwrite(descriptor, HEADER.pack(MAGIC, ref.generation, ref.nbytes, owner), 0)
     finally:
         os.close(descriptor)
+
+
+def _mapped(descriptor: int, length: int) -> memoryview:
+    try:
+        # One call that maps all pages costs a tenth of a fault for each. The mapping goes with its last view.
+        return memoryview(mmap.mmap(descriptor, length, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+    except OSError as error:
+        raise MemoryError from error
 
 
 def read_slot(ref: SlotRef) -> bytes:
