@@ -25,6 +25,7 @@ from saccade.protocol.local import (
     Shutdown,
 )
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
+from saccade.transport.handover import Lender
 
 SOURCES = str(Path(engines.__file__).parents[1] / "src")
 
@@ -35,6 +36,7 @@ class Front:
     def __init__(self, config: Any, through_stdin: bool = False) -> None:
         self.socket, engine = socket.socketpair()
         self.socket.settimeout(60)
+        self.lender = Lender(self.socket)
         self.buffer = b""
         arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", json.dumps(config)])
         self.process = subprocess.Popen(
@@ -48,6 +50,10 @@ class Front:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(config).encode())
         self.process.stdin.close()
+
+    def close(self) -> None:
+        self.socket.close()
+        self.lender.close()
 
     def send(self, message: Any) -> None:
         payload = msgspec.msgpack.encode(message)
@@ -88,7 +94,7 @@ def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
     yield front
     front.process.kill()
     front.process.wait()
-    front.socket.close()
+    front.close()
 
 
 def deltas(front: Front, count: int) -> dict[str, list[TokenDelta]]:
@@ -152,13 +158,13 @@ def test_cannot_start(config: Any, words: str) -> None:
     front = Front(config)
     assert words in front.until(EngineFailed).message
     assert front.process.wait(20) == 1
-    front.socket.close()
+    front.close()
 
 
 def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     front = Front(config_of(tiny_qwen3_vl))
     front.until(EngineReady)
-    front.socket.close()
+    front.close()
     assert front.process.wait(20) == 0
 
 
@@ -175,6 +181,7 @@ subprocess.Popen(command, pass_fds=[{theirs.fileno()}], stderr=subprocess.DEVNUL
         [sys.executable, "-c", program, config], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": SOURCES}
     )
     theirs.close()
+    Lender(ours).close()
     ours.settimeout(60)
     received = b""
     while b"ready" not in received:

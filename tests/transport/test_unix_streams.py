@@ -49,6 +49,7 @@ async def taking(folder: Path) -> AsyncIterator[tuple[Listening, str]]:
         yield front, path
     finally:
         streams.stop()
+        front.close()
 
 
 async def read(reader: asyncio.StreamReader) -> bytes:
@@ -116,7 +117,7 @@ async def test_command_that_is_refused_ends_its_stream(tmp_path: Path) -> None:
 
 
 async def test_gateway_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.transport.unix_streams.MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr("saccade.transport.handover.MAX_UNSENT_BYTES", 1 << 20)
     async with taking(tmp_path) as (front, path), gateway(path) as (reader, _):
         async with gateway(path) as (silent, _):
             for _ in range(100):
@@ -132,7 +133,8 @@ async def test_socket_is_there_while_the_worker_is_and_only_the_owner_may_connec
     path = Path(str(stream_path(f"unix:{tmp_path}/w.sock")))
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as killed:
         killed.bind(str(path))  # what a worker leaves that could not clean up
-    server = WorkerServer(Front(), f"unix:{tmp_path}/w.sock")
+    front = Front()
+    server = WorkerServer(front, f"unix:{tmp_path}/w.sock")
     old_mask = os.umask(0o022)
     try:
         await server.start()
@@ -142,6 +144,7 @@ async def test_socket_is_there_while_the_worker_is_and_only_the_owner_may_connec
     async with gateway(str(path)) as (reader, _):
         await server.stop()
         assert await reader.read() == b""
+    front.close()
     assert os.listdir(tmp_path) == []
 
 

@@ -67,7 +67,7 @@ class EchoEngine:
                 self.take(message)
             iteration += 1
             frames = self.frames()
-            self.channel.send(EngineStep(iteration, frames, self.load()))
+            self.channel.step(EngineStep(iteration, frames, self.load()))
 
     def load(self) -> Load | None:
         """What is to be told of the load: whenever it has changed, and now and then."""

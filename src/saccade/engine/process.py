@@ -85,7 +85,7 @@ class Loop:
             self.iteration += 1
             frames = self.engine.step() if self.engine.has_work else {}
             encoded = [(connection, self._encoder.encode(frame)) for connection, frame in frames.items()]
-            self.channel.send(EngineStep(self.iteration, encoded, self._load(bool(frames))))
+            self.channel.step(EngineStep(self.iteration, encoded, self._load(bool(frames))))
             for events in self.engine.feed.take():
                 self.channel.send(events)
 

@@ -13,6 +13,13 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
     command: bytes
 
 
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """Send *frame*, an encoded StepFrame of the front's, over a stream that it has lent."""
+
+    connection: int
+    frame: bytes
+
+
 class Hangup(msgspec.Struct, frozen=True, array_like=True, tag="hangup"):
     """A gateway's stream ended: abort all its requests."""
 
@@ -41,7 +48,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Finish nothing more; release everything and exit."""
 
 
-FrontMessage = Forward | Hangup | Watch | Unwatch | Drain | Shutdown
+FrontMessage = Forward | Reply | Hangup | Watch | Unwatch | Drain | Shutdown
 """Front to engine."""
 
 
@@ -66,7 +73,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """After every step, and at least once a second when idle (the heartbeat): encoded StepFrames by connection.
+    """What a step has to say: encoded StepFrames by connection. The front hears at least once a second, idle or not.
 
     *iteration* grows by one per loop iteration, idle ones too; a front that sees it stand still knows the engine hangs.
     """

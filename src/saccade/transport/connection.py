@@ -88,5 +88,11 @@ class Front(Protocol):
     def watch(self, blocks: bool, pictures: bool) -> Connection:
         """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
 
+    def lend(self, connection: Connection, descriptor: int) -> None:
+        """Have whoever makes the frames of *connection* write them to a stream. Raises OSError where none is taken."""
+
+    def reply(self, connection: Connection, frame: bytes) -> None:
+        """Have a frame written to a stream that was lent."""
+
     def hang_up(self, connection: Connection) -> None:
         """Note that the stream of a connection has ended, in whatever way."""

@@ -1,7 +1,7 @@
 """Frames on a byte stream: a little-endian u32 length, then so many bytes."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import msgspec
@@ -53,11 +53,6 @@ class Frames(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
-    @property
-    def num_unsent_bytes(self) -> int:
-        """What the other end has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast(asyncio.Transport, transport)
@@ -66,9 +61,8 @@ class Frames(asyncio.Protocol):
         """Hand on what has become whole, until somebody closes."""
         if self._ended.done():
             return
-        self._buffer += data
         try:
-            for payload in take_payloads(self._buffer, self._limit):
+            for payload in self._payloads(data):
                 if self._transport is None or self._transport.is_closing():
                     break
                 self._on_payload(payload)
@@ -76,6 +70,15 @@ class Frames(asyncio.Protocol):
             self.abort()
         except UNREADABLE as error:
             self._ended.set_exception(error)
+
+    def _payloads(self, data: bytes) -> Iterable[bytes]:
+        """Return the payloads that *data* completes."""
+        length = int.from_bytes(data[:PREFIX_BYTES], "little")
+        if not self._buffer and PREFIX_BYTES + length == len(data) and length <= self._limit:
+            # So a step's frames come, whole and alone.
+            return (data[PREFIX_BYTES:],)
+        self._buffer += data
+        return take_payloads(self._buffer, self._limit)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""

@@ -1,18 +1,17 @@
 """The worker's end of streams over a Unix socket, for gateways on its host: see saccade.transport.stream.
 
-Frames carry what the messages of gRPC's stream do. Either side ends the stream by closing it.
+Frames carry what the messages of gRPC's stream do. Either side ends the stream by closing it. Commands are read here;
+frames are written by the engine, to which the stream is lent: see saccade.transport.handover.
 """
 
 import asyncio
 import contextlib
 import os
+import socket
 
 from saccade.transport.connection import Connection, Front, Refused
 from saccade.transport.framing import Frames
-from saccade.transport.wire import MAX_MESSAGE_BYTES, TAKEN
-
-MAX_UNSENT_BYTES = 64 << 20
-"""Who is so far behind has stopped reading; the stream is ended, so that memory stays bounded."""
+from saccade.transport.wire import MAX_MESSAGE_BYTES
 
 
 class _Stream(Frames):
@@ -23,33 +22,34 @@ class _Stream(Frames):
         self._front = front
         self._opened = opened
         self._connection: Connection | None = None
+        self._socket: socket.socket | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Be taken by the front, or closed."""
+        """Be taken by the front and lent to its engine, or closed."""
         super().connection_made(transport)
         self._opened.add(self)
         try:
             self._connection = self._front.open()
-        except Refused:
-            self.close()
-        else:
-            super().send(TAKEN)
             self._connection.attach(self)
+            self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._front.lend(self._connection, self._socket.fileno())
+        except (Refused, OSError):
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End, for the gateway too: the engine has the stream open still."""
         super().connection_lost(exc)
         self._opened.discard(self)
+        if self._socket is not None:
+            with self._socket, contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         if self._connection is not None:
             self._front.hang_up(self._connection)
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame, or end the stream of who does not read."""
-        if self.num_unsent_bytes <= MAX_UNSENT_BYTES:
-            super().send(payload)
-        elif self._connection is not None:
-            self.abort()
-            self._connection.end()
+        """Have a frame of the front's written."""
+        if self._connection is not None:
+            self._front.reply(self._connection, payload)
 
     def _receive(self, command: bytes) -> None:
         if self._connection is not None:

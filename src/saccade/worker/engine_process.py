@@ -111,6 +111,11 @@ class EngineProcess:
         if self._channel is not None and self._ready:
             self._channel.send(message)
 
+    def lend(self, number: int, descriptor: int) -> None:
+        """Have the engine write to a stream by itself. Raises OSError where it can take none."""
+        if self._channel is not None and self._ready:
+            self._channel.lend(number, descriptor)
+
     async def _live(self) -> str:
         """Start one engine and relay what it says until it ends; return the sentence that tells why it did."""
         front, engine = socket.socketpair()

@@ -18,6 +18,7 @@ from saccade.protocol.local import (
     EngineStep,
     Forward,
     Hangup,
+    Reply,
     Unwatch,
     Watch,
 )
@@ -126,6 +127,14 @@ class Relay:
         self._watchers[watcher.number] = watcher
         self.engine.send(Watch(watcher.number, blocks, pictures))
         return watcher
+
+    def lend(self, connection: Connection, descriptor: int) -> None:
+        """Have the engine write to the stream of *connection* by itself. Raises OSError where it can take none."""
+        self.engine.lend(connection.number, descriptor)
+
+    def reply(self, connection: Connection, frame: bytes) -> None:
+        """Have the engine send a frame over a stream that it was lent."""
+        self.engine.send(Reply(connection.number, frame))
 
     def hang_up(self, connection: Connection) -> None:
         """Have the engine abort whatever came over *connection*, or tell it nothing more."""
