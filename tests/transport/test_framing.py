@@ -59,11 +59,16 @@ async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes,
     assert taken == [message]
 
 
+@pytest.mark.parametrize("gone", ["before", "after"])
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_what_is_sent_to_an_end_that_is_gone_is_nobodys(runner: Callable[[Coroutine[None, None, None]], None]) -> None:
+def test_what_is_sent_to_an_end_that_is_gone_is_nobodys(
+    runner: Callable[[Coroutine[None, None, None]], None], gone: str
+) -> None:
     async def send() -> None:
         channel = FrontChannel(lambda _: None)
         front, engine = socket.socketpair()
+        if gone == "before":
+            engine.close()
         await channel.open(front)
         engine.close()
         async with asyncio.timeout(20):

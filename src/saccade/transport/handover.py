@@ -25,7 +25,8 @@ class Lender:
         """Give the other end to the engine behind *connection*, as the first that is sent there."""
         self._socket, engines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        with engines:
+        # Of an engine that is gone already its channel tells.
+        with engines, contextlib.suppress(OSError):
             socket.send_fds(connection, [b"\0"], [engines.fileno()])
 
     def lend(self, number: int, descriptor: int) -> None:
