@@ -1,15 +1,17 @@
 """What every test may use: tiny checkpoints, made once."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Kernels are compiled once for all processes of all runs, and nothing is left in the user's own folder.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".cache")
 
 import warnings
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import hypothesis
 import pytest

@@ -20,9 +20,6 @@ import psutil
 READY_SECONDS = 60
 SHARED_MEMORY = Path("/dev/shm")
 
-PLAIN = ("--attention-backend", "torch_sdpa")
-"""Flags for tests of processes rather than of the model: kernels are compiled for seconds at every start."""
-
 
 @dataclass(frozen=True)
 class Server:

@@ -14,7 +14,7 @@ from typing import Any
 import attacks
 import pytest
 from chats import data_url, openai_messages, picture
-from server import PLAIN, Server, serving, slots
+from server import Server, serving, slots
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -79,7 +79,7 @@ def post(server: Server, body: dict[str, Any] | bytes, key: str | None = None) -
 @pytest.fixture(scope="module")
 def keyed_server(tiny_qwen3_vl: Path) -> Iterator[Server]:
     """A server under another name, with two keys."""
-    flags = ("--served-model-name", "tiny", "--max-model-len", "2048", *PLAIN, "--api-key", "one", "--api-key", "two")
+    flags = ("--served-model-name", "tiny", "--max-model-len", "2048", "--api-key", "one", "--api-key", "two")
     with serving(str(tiny_qwen3_vl), *flags, key="one") as server:
         yield server
 
@@ -129,7 +129,7 @@ def test_no_slot_stays_in_use(keyed_server: Server) -> None:
 
 def test_shared_memory_is_empty_after_the_server(tiny_qwen3_vl: Path) -> None:
     good = {"model": "tiny", "messages": openai_messages(picture(64, 64, 3), "hi"), "max_tokens": 2}
-    with serving(str(tiny_qwen3_vl), "--served-model-name", "tiny", *PLAIN) as server:
+    with serving(str(tiny_qwen3_vl), "--served-model-name", "tiny") as server:
         assert post(server, good)[0] == 200
         tree = server.tree()
         assert slots(tree)

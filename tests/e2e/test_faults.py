@@ -12,7 +12,7 @@ import psutil
 import pytest
 from chats import openai_messages, picture
 from faults import RIGHT, Ask, Quiet, strike, wait_for
-from server import PLAIN, Server, serving, slots
+from server import Server, serving, slots
 
 SILENCE_SECONDS = 5
 KV_BYTES = faults.NUM_BLOCKS * (32 << 10)
@@ -22,7 +22,7 @@ KV_BYTES = faults.NUM_BLOCKS * (32 << 10)
 def server(tiny_qwen3_vl: Path) -> Iterator[Server]:
     """One server for all faults but those that end it: after each it must be as good as before."""
     flags = ("--kv-cache-memory-bytes", str(KV_BYTES), "--engine-silence", str(SILENCE_SECONDS))
-    with serving(str(tiny_qwen3_vl), *faults.FLAGS, *flags, *PLAIN) as running:
+    with serving(str(tiny_qwen3_vl), *faults.FLAGS, *flags) as running:
         pid = running.process.pid
         yield running
         assert (running.process.poll(), running.process.pid) == (None, pid)  # the supervisor has lived through it all
@@ -37,7 +37,7 @@ def quiet(server: Server) -> Quiet:
 @pytest.fixture
 def short_lived(tiny_qwen3_vl: Path) -> Iterator[Server]:
     """A server of its own for a test that ends it."""
-    with serving(str(tiny_qwen3_vl), "--served-model-name", "tiny", "--max-model-len", "4096", *PLAIN) as running:
+    with serving(str(tiny_qwen3_vl), "--served-model-name", "tiny", "--max-model-len", "4096") as running:
         yield running
 
 
@@ -88,7 +88,7 @@ def test_full_shared_memory_is_slower_and_not_wrong(
 ) -> None:  # [eng] 19
     # What the other server answered is the measure; its slots were never full.
     quiet.learn(*faults.MANY_PICTURES)
-    with serving(str(tiny_qwen3_vl), *faults.FLAGS, *PLAIN, before=faults.IN_SMALL_SHARED_MEMORY) as full:
+    with serving(str(tiny_qwen3_vl), *faults.FLAGS, before=faults.IN_SMALL_SHARED_MEMORY) as full:
         faults.fill(full, quiet.of(full))
 
 

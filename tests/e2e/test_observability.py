@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from chats import data_url, picture
 from faults import wait_for
-from server import PLAIN, Server, serving
+from server import Server, serving
 from test_bad_input import post
 
 MARK = "zq7marker"
@@ -58,7 +58,7 @@ def served(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory, web_po
     """A server that logs what it logs to a file and has been sent the mark in every way."""
     log = tmp_path_factory.mktemp("logs") / "stderr"
     flags = ("--served-model-name", "tiny", "--max-model-len", "512", "--log-level", "INFO")
-    with serving(str(tiny_qwen3_vl), *flags, *PLAIN, "--allowed-media-networks", "127.0.0.1/32", log=log) as server:
+    with serving(str(tiny_qwen3_vl), *flags, "--allowed-media-networks", "127.0.0.1/32", log=log) as server:
         for body in bodies(f"http://127.0.0.1:{web_port}/{MARK}.png?{MARK}"):
             post(server, body)
         yield server

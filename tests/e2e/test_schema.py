@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server import PLAIN, serving
+from server import serving
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -12,7 +12,7 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 def test_schemathesis(tiny_qwen3_vl: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     # A short context: most of what is sent generates until it is full.
-    with serving(str(tiny_qwen3_vl), "--max-model-len", "64", *PLAIN) as server:
+    with serving(str(tiny_qwen3_vl), "--max-model-len", "64") as server:
         command = [str(program), "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--max-examples", "10"]
         done = subprocess.run(
             [*command, "--seed", "1", "--no-color"],

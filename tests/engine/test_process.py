@@ -38,7 +38,8 @@ class Front:
         self.socket.settimeout(60)
         self.lender = Lender(self.socket)
         self.buffer = b""
-        arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", json.dumps(config)])
+        content = config if isinstance(config, bytes) else json.dumps(config).encode()
+        arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", os.fsdecode(content)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "saccade.engine", *arguments],
             pass_fds=[engine.fileno()],
@@ -48,7 +49,7 @@ class Front:
         )
         engine.close()
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(config).encode())
+        self.process.stdin.write(content)
         self.process.stdin.close()
 
     def close(self) -> None:
@@ -81,8 +82,8 @@ class Front:
 
 
 def config_of(folder: Path) -> dict[str, str]:
-    """An engine's configuration, without kernels, which would have to be compiled first."""
-    return {"model_dir": str(folder), "model": "tiny", "device": "cpu", "attention_backend": "torch_sdpa"}
+    """An engine's configuration."""
+    return {"model_dir": str(folder), "model": "tiny", "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,11 @@ def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: P
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [({"model_dir": "/nonexistent", "model": "x"}, "config.json"), ({"model_dir": 3}, "EngineConfig")],
+    [
+        ({"model_dir": "/nonexistent", "model": "x"}, "config.json"),
+        ({"model_dir": 3}, "EngineConfig"),
+        (b'{"model_dir": "\xff", "model": "x"}', "EngineConfig"),
+    ],
 )
 def test_cannot_start(config: Any, words: str) -> None:
     front = Front(config)
@@ -166,6 +171,17 @@ def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     front.until(EngineReady)
     front.close()
     assert front.process.wait(20) == 0
+
+
+def test_ends_quietly_where_there_is_no_front() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    command = [sys.executable, "-m", "saccade.engine", "--fd", str(theirs.fileno()), "--config", "{}"]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    ended = subprocess.run(command, pass_fds=[theirs.fileno()], env=environment, capture_output=True, timeout=60)
+    theirs.close()
+    assert ended.returncode == 0
+    assert b"Traceback" not in ended.stderr
 
 
 def test_dies_with_its_parent(tiny_qwen3_vl: Path) -> None:

@@ -16,7 +16,7 @@ def test_no_kernel_is_compiled_for_a_request(tiny_qwen3_vl: Path, monkeypatch: p
     passes = [rows.normalise, rows.layer_norm, rows.rms_norm, rows.norm_rotate, rows.rotate_pairs, rows.gate]
     kernels = [paged_attention.attend, *passes]
     if dtype == "bfloat16" and tiles.available():
-        kernels += [tile_attention.kernel, tile_product.multiply]
+        kernels += [tile_attention.attention, tile_product.multiply]
     for made in kernels:
         made.cache_clear()
     before = torch.get_num_threads()

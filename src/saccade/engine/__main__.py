@@ -2,18 +2,23 @@
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
 
 import msgspec
+import structlog
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.process import run
 from saccade.protocol.local import EngineFailed
 from saccade.telemetry import configure_logging
+from saccade.transport.framing import UNREADABLE, ChannelClosed
 from saccade.transport.lifeline import tie_to_parent
 from saccade.transport.local import EngineChannel
+
+logger = structlog.get_logger(__name__)
 
 
 def main() -> int:
@@ -27,14 +32,19 @@ def main() -> int:
     tie_to_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole terminal; the front decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = EngineChannel(socket.socket(fileno=arguments.fd))
-    content = sys.stdin.buffer.read() if arguments.config is None else arguments.config.encode()
+    content = sys.stdin.buffer.read() if arguments.config is None else os.fsencode(arguments.config)
     try:
-        config = msgspec.json.decode(content, type=EngineConfig)
-    except msgspec.DecodeError:
-        channel.send(EngineFailed("The engine's configuration is not valid JSON of EngineConfig."))
-        return 1
-    return run(config, channel)
+        channel = EngineChannel(socket.socket(fileno=arguments.fd))
+        try:
+            config = msgspec.json.decode(content, type=EngineConfig)
+        except UNREADABLE:
+            channel.send(EngineFailed("The engine's configuration is not valid JSON of EngineConfig."))
+            return 1
+        return run(config, channel)
+    except ChannelClosed:
+        # Slots belong to gateways, who free them when their worker goes; nothing else outlives this process.
+        logger.info("the front is gone; the engine ends")
+        return 0
 
 
 if __name__ == "__main__":

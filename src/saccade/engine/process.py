@@ -27,7 +27,7 @@ from saccade.protocol.local import (
 )
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels
 from saccade.transport import malformed
-from saccade.transport.framing import UNREADABLE, ChannelClosed
+from saccade.transport.framing import UNREADABLE
 from saccade.transport.local import EngineChannel
 
 HEARTBEAT_SECONDS = 0.5
@@ -37,7 +37,7 @@ logger = structlog.get_logger(__name__)
 
 
 def run(config: EngineConfig, channel: EngineChannel) -> int:
-    """Load the model, then serve until the front says so or is gone. Returns the process's exit status."""
+    """Load the model, then serve until the front says so. Returns the process's exit status; raises ChannelClosed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(EngineProgress(stage, done, total))
@@ -45,20 +45,16 @@ def run(config: EngineConfig, channel: EngineChannel) -> int:
     # Compiling kernels makes millions of objects; looking for cycles among them takes a fifth of the start.
     gc.disable()
     try:
-        try:
-            engine = start(config, progress)
-        except StartupError as error:
-            channel.send(EngineFailed(error.message))
-            return 1
-        # What lives now lives until the end: the collector need not look at it again, which would show as a slow step.
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        channel.send(EngineReady(engine.description))
-        Loop(engine, channel).run()
-    except ChannelClosed:
-        # Slots belong to gateways, who free them when their worker goes; nothing else outlives this process.
-        logger.info("the front is gone; the engine ends")
+        engine = start(config, progress)
+    except StartupError as error:
+        channel.send(EngineFailed(error.message))
+        return 1
+    # What lives now lives until the end: the collector need not look at it again, which would show as a slow step.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    channel.send(EngineReady(engine.description))
+    Loop(engine, channel).run()
     return 0
 
 

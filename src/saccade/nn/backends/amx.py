@@ -37,6 +37,7 @@ class TileProduct:
         bias = weight_OI.new_zeros(weight_OI.shape[0]) if bias_O is None else bias_O
         self._bias = tile_product.lay_out_bias(bias.float().numpy())
         self._layer = (*self._tiles.shape[:2], self._tiles.ctypes.data, self._bias.ctypes.data)
+        self._room_bytes = tile_product.room_bytes(self._tiles.shape[1])
         self._num_outputs, self._num_weights = len(weight_OI), weight_OI.numel()
 
     def apply(self, x_NI: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -54,7 +55,7 @@ class TileProduct:
         residual = 0 if residual_NO is None else residual_NO.data_ptr()
         arguments = (x_NI.data_ptr(), num_rows, *self._layer, kind, residual, output_NO.data_ptr())
         worth = max(num_rows * self._num_weights // PART_PRODUCTS, self._num_weights // PART_WEIGHTS)
-        tile_product.multiply()(arguments, min(torch.get_num_threads(), worth))
+        tile_product.multiply()(arguments, min(torch.get_num_threads(), worth), self._room_bytes)
         return output_NO
 
 

@@ -16,7 +16,7 @@ import torch
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Turn
 from saccade.nn.kernels import rows
-from saccade.nn.kernels.paged_attention import attend
+from saccade.nn.kernels.paged_attention import attend, room_bytes
 from saccade.nn.kernels.team import float_bits
 from saccade.nn.kernels.words import WORDS
 
@@ -94,7 +94,9 @@ class Backend(torch_sdpa.Backend):
             float_bits(head_dim**-0.5), decodes.parts.ctypes.data, len(decodes.parts),
         )  # fmt: skip
         kernel = attend(WORDS[q_SQD.dtype], decodes.part_heads, *shape)
-        kernel(arguments, min(decodes.num_threads, len(decodes.parts)))
+        num_tokens = decodes.tables.shape[1] * block_size
+        room = room_bytes(decodes.part_heads * shape[0], head_dim // 2, num_tokens)
+        kernel(arguments, min(decodes.num_threads, len(decodes.parts)), room)
         return output.flatten(1)
 
     def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:

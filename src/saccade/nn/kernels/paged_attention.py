@@ -5,7 +5,6 @@ of a head (saccade.nn.kernels.words).
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ from numba import carray
 
 from saccade.nn.kernels.compiled import inlined
 from saccade.nn.kernels.exponential import exponential
-from saccade.nn.kernels.team import Kernel, pointer, sharing
+from saccade.nn.kernels.machine_code import Body
+from saccade.nn.kernels.team import kernel, own_share, pointer, room
 from saccade.nn.kernels.words import first, pack, second
 
 ZERO = np.float32(0)
@@ -62,8 +62,8 @@ def _mixture(num_kv_heads: int, group: int, width: int) -> Callable[..., None]:
     return mixture
 
 
-@cache
-def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int) -> Kernel:
+@kernel()
+def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int) -> Body:
     """Return the kernel for a type of words, K, G, B and W: loops of known length take half the time.
 
     Its arguments are q [S, Q, W], S, out [S, Q, W], keys [blocks, B, all K, W], values, blocks, all K, tables
@@ -72,12 +72,12 @@ def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int
     """
     num_heads = num_kv_heads * group
     score, mix = _scores(num_kv_heads, group, width), _mixture(num_kv_heads, group, width)
-    mine = sharing()
 
     def run(data):
         (
             q, num_rows, out, keys, values, num_blocks, all_heads, tables, longest, lengths, scale_bits, parts, count,
-        ) = carray(data, 13, np.int64)  # fmt: skip
+            room_start, room_bytes,
+        ) = carray(data, 15, np.int64)  # fmt: skip
         q_SQW = carray(pointer(q), (num_rows, all_heads * group, width), word)
         out_SQW = carray(pointer(out), (num_rows, all_heads * group, width), word)
         cache_shape = (num_blocks, block_size, all_heads, width)
@@ -86,10 +86,12 @@ def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int
         lengths_S = carray(pointer(lengths), num_rows, np.int64)
         parts_P4 = carray(pointer(parts), (count, 4), np.int64)
         scale = first(np.uint64(scale_bits))
-        lower, upper = np.empty((num_heads, width), np.float32), np.empty((num_heads, width), np.float32)
-        scores = np.empty((num_heads, longest * block_size), np.float32)
-        largest = np.empty(num_heads, np.float32)
-        first_part, last_part = mine(count)
+        start = room(room_start, room_bytes)
+        lower = carray(pointer(start), (num_heads, width), np.float32)
+        upper = carray(pointer(start + 4 * num_heads * width), (num_heads, width), np.float32)
+        scores = carray(pointer(start + 8 * num_heads * width), (num_heads, longest * block_size), np.float32)
+        largest = carray(pointer(start + 4 * num_heads * (2 * width + longest * block_size)), num_heads, np.float32)
+        first_part, last_part = own_share(count)
         for p in range(first_part, last_part):
             head = parts_P4[p, 2]
             for s in range(parts_P4[p, 0], parts_P4[p, 1]):
@@ -114,4 +116,9 @@ def attend(word: Any, num_kv_heads: int, group: int, block_size: int, width: int
                         both = q_SQW[s, head * group + h, i]
                         out_SQW[s, head * group + h, i] = pack(both, lower[h, i], upper[h, i])
 
-    return Kernel(run)
+    return run
+
+
+def room_bytes(num_heads: int, width: int, num_tokens: int) -> int:
+    """Return what `attend` needs for so many query heads of a part, and tokens of the longest table."""
+    return 4 * num_heads * (2 * width + num_tokens + 1)

@@ -4,7 +4,6 @@ Arrays are of words (saccade.nn.kernels.words), without gaps: x [N, W] is N rows
 float32 and rounded once. What is public here takes a type of words and returns the kernel for it, compiled.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from numba import carray
 
 from saccade.nn.kernels.compiled import inlined
 from saccade.nn.kernels.exponential import exponential
-from saccade.nn.kernels.team import Kernel, pointer, sharing
+from saccade.nn.kernels.machine_code import Body
+from saccade.nn.kernels.team import kernel, own_share, pointer
 from saccade.nn.kernels.words import first, pack, second
 
 ONE = np.float32(1)
@@ -27,39 +27,37 @@ def _inverse_rms(x_W, eps):
     return ONE / np.sqrt(total / np.float32(2 * x_W.shape[0]) + eps)
 
 
-@cache
-def rms_norm(word: Any) -> Kernel:
+@kernel()
+def rms_norm(word: Any) -> Body:
     """out = x / sqrt(mean(x^2) + eps) * weight, row by row; arguments x [N, W], N, W, weight [W], eps, out [N, W]."""
-    mine = sharing()
 
     def run(data):
         x, num_rows, width, weight, eps, out = carray(data, 6, np.int64)
         x_NW, out_NW = carray(pointer(x), (num_rows, width), word), carray(pointer(out), (num_rows, width), word)
         weight_W = carray(pointer(weight), width, word)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             scale = _inverse_rms(x_NW[n], first(np.uint64(eps)))
             for i in range(width):
                 both, w = x_NW[n, i], weight_W[i]
                 out_NW[n, i] = pack(both, first(both) * scale * first(w), second(both) * scale * second(w))
 
-    return Kernel(run)
+    return run
 
 
-@cache
-def layer_norm(word: Any) -> Kernel:
+@kernel()
+def layer_norm(word: Any) -> Body:
     """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row.
 
     Arguments x [N, W], N, W, weight [W], bias [W], eps, out [N, W].
     """
-    mine = sharing()
 
     def run(data):
         x, num_rows, width, weight, bias, eps, out = carray(data, 7, np.int64)
         x_NW, out_NW = carray(pointer(x), (num_rows, width), word), carray(pointer(out), (num_rows, width), word)
         weight_W, bias_W = carray(pointer(weight), width, word), carray(pointer(bias), width, word)
         count = np.float32(2 * width)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             total = squares = np.float32(0)
             for i in range(width):
@@ -74,23 +72,22 @@ def layer_norm(word: Any) -> Kernel:
                 a, b = (first(both) - mean) * scale * first(w), (second(both) - mean) * scale * second(w)
                 out_NW[n, i] = pack(both, a + first(c), b + second(c))
 
-    return Kernel(run)
+    return run
 
 
-@cache
-def normalise(word: Any) -> Kernel:
+@kernel(exact=True)
+def normalise(word: Any) -> Body:
     """out = (x - mean) / std of bytes, channel by channel, every operation rounded as it is written.
 
     Arguments x uint8 [N, C, 2 W], N, C, W, mean float32 [C], std float32 [C], out [N, C, W].
     """
-    mine = sharing()
 
     def run(data):
         x, num_rows, num_channels, width, mean, std, out = carray(data, 7, np.int64)
         x_NCV = carray(pointer(x), (num_rows, num_channels, 2 * width), np.uint8)
         out_NCW = carray(pointer(out), (num_rows, num_channels, width), word)
         mean_C, std_C = carray(pointer(mean), num_channels, np.float32), carray(pointer(std), num_channels, np.float32)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             for c in range(num_channels):
                 centre, spread = mean_C[c], std_C[c]
@@ -98,7 +95,7 @@ def normalise(word: Any) -> Kernel:
                     a, b = np.float32(x_NCV[n, c, 2 * i]), np.float32(x_NCV[n, c, 2 * i + 1])
                     out_NCW[n, c, i] = pack(out_NCW[n, c, i], (a - centre) / spread, (b - centre) / spread)
 
-    return Kernel(run, exact=True)
+    return run
 
 
 @inlined
@@ -114,14 +111,13 @@ def _norm_rotate(x_W, weight_W, eps, cos_W, sin_W, out_W):
         out_W[j] = pack(cos, b * first(cos) + a * first(sin), d * second(cos) + c * second(sin))
 
 
-@cache
-def norm_rotate(word: Any) -> Kernel:
+@kernel()
+def norm_rotate(word: Any) -> Body:
     """Norm the first M = Q + K heads of each row, and turn channels i and i + W: out = x * cos + swapped x * sin.
 
     Arguments x [N, H, W], N, H, W, weight [M, W], eps, cos [N, W], sin [N, W], q [N, Q, W], Q, k [N, K, W], K. Half of
     the sine is negated, as saccade.nn.rope.rotation gives it.
     """
-    mine = sharing()
 
     def run(data):
         x, num_rows, num_heads, width, weight, eps, cos, sin, q, num_q, k, num_k = carray(data, 12, np.int64)
@@ -130,13 +126,13 @@ def norm_rotate(word: Any) -> Kernel:
         cos_NW, sin_NW = carray(pointer(cos), (num_rows, width), word), carray(pointer(sin), (num_rows, width), word)
         q_NQW = carray(pointer(q), (num_rows, num_q, width), word)
         k_NKW = carray(pointer(k), (num_rows, num_k, width), word)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             for m in range(num_q + num_k):
                 out_W = q_NQW[n, m] if m < num_q else k_NKW[n, m - num_q]
                 _norm_rotate(x_NHW[n, m], weight_MW[m], first(np.uint64(eps)), cos_NW[n], sin_NW[n], out_W)
 
-    return Kernel(run)
+    return run
 
 
 @inlined
@@ -146,13 +142,12 @@ def _rotate_pairs(x_W, turn_W, out_W):
         out_W[i] = pack(x_W[i], a * cos - b * sin, a * sin + b * cos)
 
 
-@cache
-def rotate_pairs(word: Any) -> Kernel:
+@kernel()
+def rotate_pairs(word: Any) -> Body:
     """Turn the first 2 Q heads of each row: a word is a complex number, and so is its turn, always of two float32.
 
     Arguments x [N, H, W], N, H, W, turn complex64 [N, W], q [N, Q, W], k [N, Q, W], Q.
     """
-    mine = sharing()
 
     def run(data):
         x, num_rows, num_heads, width, turn, q, k, num_q = carray(data, 8, np.int64)
@@ -160,12 +155,12 @@ def rotate_pairs(word: Any) -> Kernel:
         turn_NW = carray(pointer(turn), (num_rows, width), np.uint64)
         q_NQW = carray(pointer(q), (num_rows, num_q, width), word)
         k_NQW = carray(pointer(k), (num_rows, num_q, width), word)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             for h in range(2 * num_q):
                 _rotate_pairs(x_NHW[n, h], turn_NW[n], q_NQW[n, h] if h < num_q else k_NQW[n, h - num_q])
 
-    return Kernel(run)
+    return run
 
 
 @inlined
@@ -174,18 +169,17 @@ def _silu(x):
     return x * (ONE if x >= 0 else power) / (ONE + power)
 
 
-@cache
-def gate(word: Any) -> Kernel:
+@kernel()
+def gate(word: Any) -> Body:
     """out = silu(gate) * up of rows that hold W gates and then as many ups; arguments x [N, 2 W], N, W, out [N, W]."""
-    mine = sharing()
 
     def run(data):
         x, num_rows, width, out = carray(data, 4, np.int64)
         x_NV, out_NW = carray(pointer(x), (num_rows, 2 * width), word), carray(pointer(out), (num_rows, width), word)
-        begin, end = mine(num_rows)
+        begin, end = own_share(num_rows)
         for n in range(begin, end):
             for i in range(width):
                 g, up = x_NV[n, i], x_NV[n, i + width]
                 out_NW[n, i] = pack(g, _silu(first(g)) * first(up), _silu(second(g)) * second(up))
 
-    return Kernel(run)
+    return run

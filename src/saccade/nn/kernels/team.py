@@ -7,20 +7,26 @@ manual, "Implementing PARALLEL construct"); the runtimes of LLVM and Intel have 
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import cfunc, njit, types
+from llvmlite import binding, ir
+from numba import types
 from numba.extending import intrinsic
 
-from saccade.nn.kernels.compiled import MATH
+from saccade.nn.kernels.compiled import MATH, compiled
+from saccade.nn.kernels.machine_code import Body, MachineCode, machine_code
 
 RUNTIME = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*\.so\S*")
+LINE_BYTES = 64
+NUMBER, TOTAL = "saccade_thread_number", "saccade_num_threads"
+"""Names by which kernels know the runtime's functions, whatever file they are in."""
+
+P = ParamSpec("P")
 
 
 @cache
@@ -33,6 +39,20 @@ def _runtime() -> ctypes.CDLL | None:
     return ctypes.CDLL(loaded[0]) if loaded else None
 
 
+@cache
+def _link_runtime() -> Sequence[Any]:
+    """Let code that is linked from now on find NUMBER and TOTAL; return what must live as long as it."""
+    runtime = _runtime()
+    if runtime is None:
+        one_thread = ctypes.CFUNCTYPE(ctypes.c_int)
+        functions: list[Any] = [one_thread(lambda: 0), one_thread(lambda: 1)]
+    else:
+        functions = [runtime.omp_get_thread_num, runtime.omp_get_num_threads]
+    for name, function in zip((NUMBER, TOTAL), functions, strict=True):
+        binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return functions
+
+
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
     """An address as a pointer, for numba.carray."""
@@ -43,44 +63,72 @@ def pointer(_: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@cache
-def sharing() -> Any:
-    """Return a function for kernels: of *size* pieces of work, this thread has those from (begin, up to end)."""
-    runtime = _runtime()
-    if runtime is None:
-        return njit(lambda size: (0, size))
-    number, total = runtime.omp_get_thread_num, runtime.omp_get_num_threads
-    for function in (number, total):
-        function.argtypes, function.restype = [], ctypes.c_int
+_number = types.ExternalFunction(NUMBER, types.int32())
+_total = types.ExternalFunction(TOTAL, types.int32())
 
-    def mine(size: Any) -> Any:
-        part, count = number(), total()
-        return size * part // count, size * (part + 1) // count
 
-    return njit(mine)
+@compiled
+def own_share(size):
+    """Of *size* pieces of work, this thread has those from (begin, up to end)."""
+    part, count = _number(), _total()
+    return size * part // count, size * (part + 1) // count
+
+
+@compiled
+def room(address, nbytes):
+    """Where this thread's memory begins, of all at *address*, *nbytes* for each."""
+    return address + _number() * nbytes
 
 
 class Kernel:
     """A function of ours that one thread runs alone, or several share.
 
-    Each calls it with the address of the arguments, int64: a float as `float_bits`, an array by its address.
+    Each calls it with the address of the arguments, int64: a float as `float_bits`, an array by its address. It must
+    neither ask for memory nor fail, for it could not say so.
     """
 
-    def __init__(self, function: Any, exact: bool = False) -> None:
-        """Compile it, which takes a second. In an *exact* one every operation is rounded as it is written."""
-        options = {} if exact else {"fastmath": set(MATH)}
-        self._entry = cfunc(types.void(types.voidptr), error_model="numpy", **options)(function)
-        self._alone = self._entry.ctypes
-        self._address = ctypes.c_void_p(self._entry.address)
+    def __init__(self, code: MachineCode) -> None:
+        self._code = code
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+        self._address = ctypes.c_void_p(code.address)
         self._runtime = _runtime()
 
-    def __call__(self, arguments: Sequence[int], num_threads: int = 1) -> None:
-        """Have up to *num_threads* threads call it, each once, and wait for them."""
+    def __call__(self, arguments: Sequence[int], num_threads: int = 1, room_bytes: int = 0) -> None:
+        """Have up to *num_threads* threads call it, each once, and wait for them.
+
+        With *room_bytes*, each thread is lent so many of its own, zeros, that begin with a cache line: two more
+        arguments say where, and how many, as `room` wants to know. Raises MemoryError where there are no more.
+        """
+        num_threads = 1 if self._runtime is None else max(1, num_threads)
+        if room_bytes:
+            room_bytes += -room_bytes % LINE_BYTES
+            lent = bytearray(num_threads * room_bytes + LINE_BYTES)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(lent))
+            arguments = (*arguments, start + -start % LINE_BYTES, room_bytes)
         block = (ctypes.c_int64 * len(arguments))(*arguments)
-        if self._runtime is None or num_threads <= 1:
+        if self._runtime is None or num_threads == 1:
             self._alone(block)
         else:
             self._runtime.GOMP_parallel(self._address, block, num_threads, 0)
+
+
+def kernel(*, exact: bool = False) -> Callable[[Callable[P, Body]], Callable[P, Kernel]]:
+    """Turn a function that defines a kernel into one that returns it, compiled, once for each choice of parameters.
+
+    The definition may depend on them, its file and this package alone. In an *exact* kernel every operation is rounded
+    as it is written.
+    """
+    math = frozenset() if exact else frozenset(MATH)
+
+    def decorate(define: Callable[P, Body]) -> Callable[P, Kernel]:
+        @cache
+        def made(*parameters: Any) -> Kernel:
+            _link_runtime()
+            return Kernel(machine_code(define, parameters, math))
+
+        return cast("Callable[P, Kernel]", made)
+
+    return decorate
 
 
 def float_bits(value: float) -> int:

@@ -7,15 +7,15 @@ Shapes: N query tokens, L key tokens, Q query heads, K key/value heads, W words 
 two tiles of C = 16 queries. Keys stand in rows of S whole tiles, values with D channels for rows.
 """
 
-from functools import cache
-
 import numpy as np
 import torch
 from numba import carray
+from numba.extending import register_jitable
 
 from saccade.nn.kernels import tiles
 from saccade.nn.kernels.compiled import compiled
-from saccade.nn.kernels.team import Kernel, pointer, sharing
+from saccade.nn.kernels.machine_code import Body
+from saccade.nn.kernels.team import kernel, own_share, pointer, room
 from saccade.nn.kernels.vector_math import LOG2_E, exp2, exp2_coefficients
 from saccade.nn.kernels.vectors import (
     LANES,
@@ -171,42 +171,57 @@ def _write(mixed_D2RC, sums_22C, words_2WC, head, begin, out_NW):
             out_NW[n, head * width + w] = words_2WC[tile, w, lane]
 
 
-@compiled
-def _room(count, like):
-    """Zeros that begin with a cache line: what straddles two loads half as fast."""
-    room = np.zeros(count + VECTOR_BYTES // 4, like)
-    begin = -room.ctypes.data % VECTOR_BYTES // 4
-    return room[begin : begin + count]
+@register_jitable
+def _places(num_keys, num_steps, width):
+    """Return where keys, values, queries, what is mixed, scores, shares, sums and words lie, and the size of all."""
+    keys = num_keys * num_steps * VECTOR_BYTES
+    values = keys + num_keys * num_steps * VECTOR_BYTES
+    queries = values + num_steps * 2 * tiles.TILE_BYTES
+    mixed = queries + num_steps * 4 * tiles.TILE_BYTES
+    scores = mixed + 2 * SCORES_BYTES
+    shares = scores + 2 * SHARES_BYTES
+    sums = shares + 4 * VECTOR_BYTES
+    return 0, keys, values, queries, mixed, scores, shares, sums, sums + 2 * width * VECTOR_BYTES
 
 
-@cache
-def kernel() -> Kernel:
-    """Return it compiled."""
-    mine = sharing()
+@register_jitable
+def _sizes(length, width):
+    """Return how many keys of whole tiles there are, and how many tiles of words a head has."""
+    return (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS, (width + LANES - 1) // LANES
+
+
+@kernel()
+def attention() -> Body:
+    """Return the kernel; its arguments are as `attend` has them, strides in words."""
 
     def run(data):
-        q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, group, width, offset = carray(
-            data, 13, np.int64
-        )
+        (
+            q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, group, width, offset,
+            room_start, room_bytes,
+        ) = carray(data, 15, np.int64)  # fmt: skip
         num_blocks = (num_queries + QUERIES - 1) // QUERIES
-        first, last = mine(num_heads * num_blocks)
+        first, last = own_share(num_heads * num_blocks)
         if first == last:
             return
         q_NW = carray(pointer(q), (num_queries, q_stride), np.uint32)
         k_LW = carray(pointer(k), (length, k_stride), np.uint32)
         v_LW = carray(pointer(v), (length, v_stride), np.uint32)
         out_NW = carray(pointer(out), (num_queries, num_heads * width), np.uint32)
-        num_steps, num_keys = (width + LANES - 1) // LANES, (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
+        num_keys, num_steps = _sizes(length, width)
         num_tiles = 2 * num_steps
         key_stride, value_stride = num_steps * VECTOR_BYTES, 2 * num_keys
-        keys = _room(num_keys * num_steps * LANES, np.uint32).reshape(num_keys, num_steps * LANES)
-        values = _room(num_tiles * LANES * num_keys // 2, np.uint32).reshape(num_tiles * LANES, num_keys // 2)
-        queries = _room(num_steps * 2 * LANES * LANES, np.uint32).reshape(num_steps, 2, LANES, LANES)
-        mixed = _room(num_tiles * 2 * LANES * LANES, np.float32).reshape(num_tiles, 2, LANES, LANES)
-        scores = _room(2 * KEYS * LANES, np.float32).reshape(2, KEYS, LANES)
-        shares = _room(KEYS * LANES, np.uint32).reshape(2, KEYS // 2, LANES)
-        sums = _room(4 * LANES, np.float32).reshape(2, 2, LANES)
-        words = _room(2 * width * LANES, np.uint32).reshape(2, width, LANES)
+        start = room(room_start, room_bytes)
+        at_keys, at_values, at_queries, at_mixed, at_scores, at_shares, at_sums, at_words, _ = _places(
+            num_keys, num_steps, width
+        )
+        keys = carray(pointer(start + at_keys), (num_keys, num_steps * LANES), np.uint32)
+        values = carray(pointer(start + at_values), (num_tiles * LANES, num_keys // 2), np.uint32)
+        queries = carray(pointer(start + at_queries), (num_steps, 2, LANES, LANES), np.uint32)
+        mixed = carray(pointer(start + at_mixed), (num_tiles, 2, LANES, LANES), np.float32)
+        scores = carray(pointer(start + at_scores), (2, KEYS, LANES), np.float32)
+        shares = start + at_shares
+        sums = carray(pointer(start + at_sums), (2, 2, LANES), np.float32)
+        words = carray(pointer(start + at_words), (2, width, LANES), np.uint32)
         scales, coefficients = spread(np.float32((2 * width) ** -0.5) * LOG2_E), exp2_coefficients()
         before = tiles.configure(CONFIGURATION.ctypes.data)
         laid_out = -1
@@ -228,16 +243,16 @@ def kernel() -> Kernel:
                 _hide(scores, begin + offset + 1 - block, length - block, num_here)
                 for tile in range(2):
                     _softmax(
-                        scores.ctypes.data + tile * SCORES_BYTES, shares.ctypes.data + tile * SHARES_BYTES, num_here,
+                        scores.ctypes.data + tile * SCORES_BYTES, shares + tile * SHARES_BYTES, num_here,
                         scales, coefficients, sums.ctypes.data + 2 * tile * VECTOR_BYTES,
                         mixed.ctypes.data + tile * tiles.TILE_BYTES, num_tiles,
                     )  # fmt: skip
                 column = values.ctypes.data + 2 * block
-                _mix(column, value_stride, shares.ctypes.data, num_here, mixed.ctypes.data, num_tiles)
+                _mix(column, value_stride, shares, num_here, mixed.ctypes.data, num_tiles)
             _write(mixed, sums, words, head, begin, out_NW)
         tiles.release(before)
 
-    return Kernel(run)
+    return run
 
 
 def attend(
@@ -259,4 +274,5 @@ def attend(
     addresses = [array.data_ptr() for array in (*arrays, out_NQD)]
     strides = [array.stride(0) // 2 for array in arrays]
     sizes = (num_queries, length, num_heads, num_heads // num_kv_heads, head_dim // 2, offset)
-    kernel()((*addresses, *strides, *sizes), num_threads)
+    room_bytes = _places(*_sizes(length, head_dim // 2), head_dim // 2)[-1]
+    attention()((*addresses, *strides, *sizes), num_threads, room_bytes)

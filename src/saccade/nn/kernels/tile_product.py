@@ -4,15 +4,14 @@ A row's result does not depend on the rows beside it, nor on how many there are.
 J = M / 32 blocks of outputs, S = K / 32 steps.
 """
 
-from functools import cache
-
 import numpy as np
 import numpy.typing as npt
 from numba import carray
 
 from saccade.nn.kernels import tiles
 from saccade.nn.kernels.compiled import compiled
-from saccade.nn.kernels.team import Kernel, sharing
+from saccade.nn.kernels.machine_code import Body
+from saccade.nn.kernels.team import kernel, own_share, room
 from saccade.nn.kernels.vector_math import exp2_coefficients, gelu, gelu_tanh, silu
 from saccade.nn.kernels.vectors import LANES, VECTOR_BYTES, add, load, load_lower, load_upper, store, store_pairs
 
@@ -104,31 +103,31 @@ def _copy(source, num_rows, stride, target):
         store(target + offset, load(source + offset))
 
 
-@cache
-def multiply() -> Kernel:
+@kernel()
+def multiply() -> Body:
     """Return the kernel, compiled. It writes activation(x W^T + bias) + residual into *out* [N, M].
 
     Its arguments are (address of x [N, K], N, J, S, address of the tiles, address of the bias, activation, address of
     the residual [N, M] or 0 for none, address of out). All matrices are bfloat16 without gaps.
     """
-    mine = sharing()
 
     def run(data):
-        x, num_rows, num_blocks, num_steps, weight, bias, activation, residual, out = carray(data, 9, np.int64)
+        x, num_rows, num_blocks, num_steps, weight, bias, activation, residual, out, room_start, room_bytes = carray(
+            data, 11, np.int64
+        )
         num_row_blocks = (num_rows + BLOCK - 1) // BLOCK
         first_row, last_row, first_block, last_block = 0, num_rows, 0, num_blocks
         # Of what there is more. Then the other is read by every thread.
         if num_row_blocks > num_blocks:
-            first_row, last_row = mine(num_row_blocks)
+            first_row, last_row = own_share(num_row_blocks)
             first_row, last_row = first_row * BLOCK, min(last_row * BLOCK, num_rows)
         else:
-            first_block, last_block = mine(num_blocks)
+            first_block, last_block = own_share(num_blocks)
         coefficients = exp2_coefficients()
         stride, out_stride = num_steps * VECTOR_BYTES, num_blocks * VECTOR_BYTES
         weight_bytes = num_steps * 2 * tiles.TILE_BYTES
         # The sums of four tiles, and rows where they are no whole tiles: those are read as a whole.
-        scratch = np.empty(5 * tiles.TILE_BYTES + BLOCK * stride, np.uint8)
-        sums = scratch.ctypes.data + -scratch.ctypes.data % VECTOR_BYTES
+        sums = room(room_start, room_bytes)
         rest = sums + 4 * tiles.TILE_BYTES
         num_left = (last_row - first_row) % BLOCK
         _copy(x + (last_row - num_left) * stride, num_left, stride, rest)
@@ -149,4 +148,9 @@ def multiply() -> Kernel:
                         _finish(row, bias + 2 * block * VECTOR_BYTES, activation, added, out + place, coefficients)
         tiles.release(before)
 
-    return Kernel(run)
+    return run
+
+
+def room_bytes(num_steps: int) -> int:
+    """Return what `multiply` needs: sums of four tiles, and a block of rows."""
+    return 4 * tiles.TILE_BYTES + BLOCK * num_steps * VECTOR_BYTES

@@ -1,0 +1,165 @@
+"""Kernels' machine code: what Numba made of them once, kept in the user's cache folder, where later processes find it.
+
+Compiling all of them takes from six to twenty seconds, finding them a twentieth of one. Numba can keep code, too, but
+as pickles. A file here is a digest and the object file that it is of: code, and nothing to be evaluated.
+"""
+
+import hashlib
+import os
+import platform
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+import structlog
+from llvmlite import binding
+from numba import njit, types
+
+ENTRY = "saccade_kernel"
+ENTRY_CODE = """
+declare i32 @"{function}"(ptr, ptr, ptr)
+define void @{entry}(ptr %arguments) {{
+  %result = alloca ptr
+  %exception = alloca ptr
+  %status = call i32 @"{function}"(ptr %result, ptr %exception, ptr %arguments)
+  ret void
+}}
+"""
+"""A C function around one of Numba's, whose convention asks for places of a result and an exception."""
+
+DIGEST_BYTES = 32
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+Body = Callable[[Any], None]
+"""What Numba compiles; it takes an address."""
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """Code in memory, as long as this lives: *address* is a C function's, void (void *)."""
+
+    address: int
+    engine: Any
+
+
+def machine_code(define: Callable[..., Body], parameters: Sequence[object], math: frozenset[str]) -> MachineCode:
+    """Return the code of the kernel that *define* gives for *parameters*, with *math* as its fastmath.
+
+    Their repr must say all that matters of them. What the kernel calls outside of its file and this package must be
+    known to llvmlite.binding.add_symbol.
+    """
+    name = f"{define.__module__}.{define.__qualname__}{parameters!r}"
+    key = "\0".join((*_surroundings(Path(define.__code__.co_filename)), name, *sorted(math)))
+    folder = _folder()
+    path = folder and folder / f"{define.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
+    code = path and _read(path)
+    if not code:
+        code = _compile(define(*parameters), math)
+        if path:
+            _write(path, code)
+    return _link(code)
+
+
+@cache
+def _surroundings(file: Path) -> tuple[str, ...]:
+    """Return what the code of kernels in *file* depends on: sources, those who compile them, and the processor."""
+    sources = hashlib.sha256(file.read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(path.read_bytes())
+    versions = (platform.python_version(), np.__version__, numba.__version__, llvmlite.__version__)
+    features = binding.get_host_cpu_features().flatten()
+    return (sources.hexdigest(), *versions, binding.get_process_triple(), binding.get_host_cpu_name(), features)
+
+
+@cache
+def _folder() -> Path | None:
+    """Return where code is kept, made where missing; None where there is no place that is the user's own."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "saccade" / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = _is_own(folder.stat())
+    except (OSError, RuntimeError) as error:
+        logger.warning("kernels are compiled at each start: there is no folder for them", cause=str(error))
+        return None
+    if not own:
+        logger.warning("kernels are compiled at each start: others may write to their folder", folder=str(folder))
+    return folder if own else None
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_MAY_WRITE
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the code in *path*; None where there is none, or it is not as we wrote it."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            content = file.read() if _is_own(os.fstat(file.fileno())) else b""
+    except OSError:
+        return None
+    code = content[DIGEST_BYTES:]
+    return code if code and hashlib.sha256(code).digest() == content[:DIGEST_BYTES] else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keep *code*, whole or not at all; other processes may do the same at this moment."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        logger.warning("a kernel could not be kept and will be compiled again", path=str(path), cause=error.strerror)
+
+
+def _compile(body: Body, math: frozenset[str]) -> bytes:
+    """Return the object file of *body*, whose entry is ENTRY. Raises TypeError where it can fail, or needs memory."""
+    options = {"error_model": "numpy", "fastmath": set(math), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    (text,) = njit(types.void(types.voidptr), **options)(body).inspect_llvm().values()
+    module = binding.parse_assembly(text)
+    functions = [function for function in module.functions if not function.is_declaration]
+    (numba_entry,) = (function.name for function in functions if function.linkage == binding.Linkage.external)
+    module.link_in(binding.parse_assembly(ENTRY_CODE.format(entry=ENTRY, function=numba_entry)))
+    for function in functions:
+        function.linkage = binding.Linkage.internal
+    machine = _target_machine()
+    passes = binding.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options()))
+    needed = [function.name for function in module.functions if function.is_declaration]
+    interpreter = [name for name in needed if name.startswith(("NRT_", "Py", "numba_"))]
+    if interpreter:
+        raise TypeError(f"The kernel {body.__qualname__} could need memory or fail: it calls {', '.join(interpreter)}.")
+    code: bytes = machine.emit_object(module)
+    return code
+
+
+def _link(code: bytes) -> MachineCode:
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return MachineCode(engine.get_function_address(ENTRY), engine)
+
+
+def _target_machine() -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features().flatten()
+    target = binding.Target.from_triple(binding.get_process_triple())
+    return target.create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=features, opt=3, codemodel="jitdefault", jit=True
+    )
