@@ -34,6 +34,17 @@ def asking() -> Body:
     return ask
 
 
+@kernel()
+def refusing() -> Body:
+    """Raise where the argument is not 0."""
+
+    def refuse(data):  # type: ignore[no-untyped-def]
+        if carray(data, 1, np.int64)[0]:
+            raise ValueError
+
+    return refuse
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder that is empty yet; kernels are not."""
@@ -177,7 +188,14 @@ def test_a_full_disk_costs_time_alone(cache: Path, compiled: list[str], monkeypa
     assert not list(cache.iterdir())
 
 
-def test_a_kernel_that_could_fail_is_refused() -> None:
-    """Nobody would hear of it: it runs without the interpreter, and its caller would take what it left as the result."""
-    with pytest.raises(TypeError, match="could need memory or fail"):
+def test_a_kernel_that_asks_for_memory_is_refused() -> None:
+    """Where there is none it would go on with nothing, or end the process."""
+    with pytest.raises(TypeError, match="NRT_"):
         asking()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_kernel_that_fails_is_heard(num_threads: int) -> None:
+    refusing()((0,), num_threads)
+    with pytest.raises(RuntimeError, match="kernel"):
+        refusing()((1,), num_threads)

@@ -25,27 +25,37 @@ from numba import njit, types
 ENTRY = "saccade_kernel"
 ENTRY_CODE = """
 declare i32 @"{function}"(ptr, ptr, ptr)
-define void @{entry}(ptr %arguments) {{
+define void @{entry}(ptr %block) {{
   %result = alloca ptr
   %exception = alloca ptr
+  %arguments = getelementptr i64, ptr %block, i64 1
   %status = call i32 @"{function}"(ptr %result, ptr %exception, ptr %arguments)
+  %good = icmp eq i32 %status, 0
+  br i1 %good, label %done, label %failed
+failed:
+  store i64 1, ptr %block
+  br label %done
+done:
   ret void
 }}
 """
-"""A C function around one of Numba's, whose convention asks for places of a result and an exception."""
+"""A C function around one of Numba's, which wants places for a result and an exception."""
 
 DIGEST_BYTES = 32
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Body = Callable[[Any], None]
-"""What Numba compiles; it takes an address."""
+"""What Numba compiles; it takes the address of arguments."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """Code in memory, as long as this lives: *address* is a C function's, void (void *)."""
+    """Code in memory, as long as this lives: *address* is a C function's, void (int64_t *).
+
+    What it is given begins with a place where it writes 1 where it raised something, and the arguments are behind that.
+    """
 
     address: int
     engine: Any
@@ -127,7 +137,7 @@ def _write(path: Path, code: bytes) -> None:
 
 
 def _compile(body: Body, math: frozenset[str]) -> bytes:
-    """Return the object file of *body*, whose entry is ENTRY. Raises TypeError where it can fail, or needs memory."""
+    """Return the object file of *body*, whose entry is ENTRY. Raises TypeError where it needs more than a processor."""
     options = {"error_model": "numpy", "fastmath": set(math), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     (text,) = njit(types.void(types.voidptr), **options)(body).inspect_llvm().values()
     module = binding.parse_assembly(text)
@@ -141,9 +151,9 @@ def _compile(body: Body, math: frozenset[str]) -> bytes:
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, binding.create_pass_builder(machine, binding.create_pipeline_tuning_options()))
     needed = [function.name for function in module.functions if function.is_declaration]
-    interpreter = [name for name in needed if name.startswith(("NRT_", "Py", "numba_"))]
-    if interpreter:
-        raise TypeError(f"The kernel {body.__qualname__} could need memory or fail: it calls {', '.join(interpreter)}.")
+    refused = [name for name in needed if name.startswith(("NRT_", "Py", "numba_"))]
+    if refused:
+        raise TypeError(f"The kernel {body.__qualname__} needs memory or the interpreter: {', '.join(refused)}.")
     code: bytes = machine.emit_object(module)
     return code
 

@@ -83,8 +83,8 @@ def room(address, nbytes):
 class Kernel:
     """A function of ours that one thread runs alone, or several share.
 
-    Each calls it with the address of the arguments, int64: a float as `float_bits`, an array by its address. It must
-    neither ask for memory nor fail, for it could not say so.
+    Each calls it with the address of the arguments, int64: a float as `float_bits`, an array by its address. It cannot
+    ask for memory.
     """
 
     def __init__(self, code: MachineCode) -> None:
@@ -105,11 +105,13 @@ class Kernel:
             lent = bytearray(num_threads * room_bytes + LINE_BYTES)
             start = ctypes.addressof(ctypes.c_char.from_buffer(lent))
             arguments = (*arguments, start + -start % LINE_BYTES, room_bytes)
-        block = (ctypes.c_int64 * len(arguments))(*arguments)
+        block = (ctypes.c_int64 * (1 + len(arguments)))(0, *arguments)
         if self._runtime is None or num_threads == 1:
             self._alone(block)
         else:
             self._runtime.GOMP_parallel(self._address, block, num_threads, 0)
+        if block[0]:
+            raise RuntimeError("A kernel failed.")
 
 
 def kernel(*, exact: bool = False) -> Callable[[Callable[P, Body]], Callable[P, Kernel]]:
