@@ -73,6 +73,16 @@ def test_keys_that_a_query_may_not_see_change_no_bit() -> None:
     torch.testing.assert_close(attended(q, k, v, 0)[:100], before[:100], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_what_an_earlier_call_left_is_in_nobodys_answer(num_threads: int) -> None:
+    """The room that a kernel works in is kept, and is wider than heads and keys of this size."""
+    nothing = torch.full((160, 4, 64), float("nan")).bfloat16()
+    attended(nothing, nothing, nothing, 160, num_threads)
+    q, k, v = torch.randn(3, 35, 4, 24, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)
+    answer = attended(q, k, v, 0, num_threads).double()
+    torch.testing.assert_close(answer, reference(q, k, v, 0), rtol=2**-7, atol=2**-8)
+
+
 def test_a_token_is_attended_to_alike_in_every_chunk() -> None:
     """How a prompt is cut changes no bit of it."""
     q, k, v = torch.randn(3, 150, 2, 16, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)

@@ -7,6 +7,7 @@ manual, "Implementing PARALLEL construct"); the runtimes of LLVM and Intel have 
 
 import ctypes
 import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -80,6 +81,22 @@ def room(address, nbytes):
     return address + _number() * nbytes
 
 
+class _Room(threading.local):
+    """Memory for a kernel to work in, of its own for whoever calls it. It grows, and is kept: new memory is cold."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self._start = self._size = 0
+
+    def of(self, nbytes: int) -> int:
+        """Return where *nbytes* begin. Raises MemoryError."""
+        if nbytes > self._size:
+            self._memory = bytearray(nbytes + LINE_BYTES)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+            self._start, self._size = start + -start % LINE_BYTES, nbytes
+        return self._start
+
+
 class Kernel:
     """A function of ours that one thread runs alone, or several share.
 
@@ -92,19 +109,19 @@ class Kernel:
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
         self._address = ctypes.c_void_p(code.address)
         self._runtime = _runtime()
+        self._room = _Room()
 
     def __call__(self, arguments: Sequence[int], num_threads: int = 1, room_bytes: int = 0) -> None:
         """Have up to *num_threads* threads call it, each once, and wait for them.
 
-        With *room_bytes*, each thread is lent so many of its own, zeros, that begin with a cache line: two more
-        arguments say where, and how many, as `room` wants to know. Raises MemoryError where there are no more.
+        With *room_bytes*, each is lent so many of its own, with whatever is in them, that begin with a cache line: two
+        more arguments say where, and how many, as `room` wants to know. Raises MemoryError where there are no more, and
+        RuntimeError where the kernel raised anything.
         """
         num_threads = 1 if self._runtime is None else max(1, num_threads)
         if room_bytes:
             room_bytes += -room_bytes % LINE_BYTES
-            lent = bytearray(num_threads * room_bytes + LINE_BYTES)
-            start = ctypes.addressof(ctypes.c_char.from_buffer(lent))
-            arguments = (*arguments, start + -start % LINE_BYTES, room_bytes)
+            arguments = (*arguments, self._room.of(num_threads * room_bytes), room_bytes)
         block = (ctypes.c_int64 * (1 + len(arguments)))(0, *arguments)
         if self._runtime is None or num_threads == 1:
             self._alone(block)

@@ -171,6 +171,13 @@ def _write(mixed_D2RC, sums_22C, words_2WC, head, begin, out_NW):
             out_NW[n, head * width + w] = words_2WC[tile, w, lane]
 
 
+@compiled
+def _clear(start, nbytes):
+    """What is read beyond a head's width, or beyond the last key, must be numbers."""
+    for place in range(start, start + nbytes, VECTOR_BYTES):
+        store(place, spread(ZERO))
+
+
 @register_jitable
 def _places(num_keys, num_steps, width):
     """Return where keys, values, queries, what is mixed, scores, shares, sums and words lie, and the size of all."""
@@ -211,6 +218,7 @@ def attention() -> Body:
         num_tiles = 2 * num_steps
         key_stride, value_stride = num_steps * VECTOR_BYTES, 2 * num_keys
         start = room(room_start, room_bytes)
+        _clear(start, room_bytes)
         at_keys, at_values, at_queries, at_mixed, at_scores, at_shares, at_sums, at_words, _ = _places(
             num_keys, num_steps, width
         )
