@@ -7,6 +7,7 @@ import platform
 import signal
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,11 @@ ROOT = Path(__file__).parents[1]
 MODEL = "tiny-vlm"
 MIB = 1 << 20
 STOP_SECONDS = 30.0
+
+
+def end_with_what_was_started() -> None:
+    """Leave every block when this program is told to end, so that what it started ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @contextlib.contextmanager

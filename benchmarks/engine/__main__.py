@@ -8,7 +8,6 @@ Its guide preloads tcmalloc: `apt-get download libtcmalloc-minimal4 && dpkg -x *
 import argparse
 import json
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from benchmarks.engine import report
 from benchmarks.engine.cases import CASES, SYSTEMS, VLLM, Case
 from benchmarks.engine.rows import Numbers, measure
 from benchmarks.engine.systems import Setup, preloads
-from benchmarks.measured import ROOT, commit, machine
+from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
 
 
 def arguments() -> argparse.Namespace:
@@ -42,8 +41,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print every row as it comes, and write JSON and Markdown."""
     given = arguments()
-    # Ended from outside, it still ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_with_what_was_started()
     given.work.mkdir(parents=True, exist_ok=True)
     setup = Setup(
         given.model.absolute(), given.vllm, given.tcmalloc, given.work, given.threads, tuple(given.saccade_argument)

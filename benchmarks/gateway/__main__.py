@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from benchmarks.gateway.cases import CASES, Case
 from benchmarks.gateway.model_folder import write_model
 from benchmarks.gateway.rows import measure
 from benchmarks.gateway.systems import SMG, SYSTEMS, Setup, running
-from benchmarks.measured import ROOT, commit, machine
+from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
 
 
 def arguments() -> argparse.Namespace:
@@ -43,8 +42,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print every row as it comes, and write JSON and Markdown."""
     given = arguments()
-    # Ended from outside, it still ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_with_what_was_started()
     systems = [system for system in given.systems if system != SMG or given.smg]
     cases = [case for case in CASES if given.only in case.name]
     given.work.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import faults
 from faults import Observation, Quiet
 from server import Server, serving
 
-from benchmarks.measured import ROOT
+from benchmarks.measured import ROOT, end_with_what_was_started
 from benchmarks.reliability.processes import provenance
 
 SILENCE_SECONDS = 15
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/faults.md")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/reliability.md")
     arguments = parser.parse_args()
+    end_with_what_was_started()
     table = [*HEAD, *(row.line(name) for name, row in measure(arguments.repeats).items())]
     where = [*provenance(), f"- server: `saccade serve {' '.join(FLAGS)}`, {arguments.repeats} times each fault"]
     arguments.out.write_text("\n".join(["# Faults", "", *where, "", *table]) + "\n")

@@ -24,7 +24,7 @@ import openai
 from chats import openai_messages, picture
 from server import Server, serving
 
-from benchmarks.measured import MIB, ROOT
+from benchmarks.measured import MIB, ROOT, end_with_what_was_started
 from benchmarks.reliability import soak_report
 from benchmarks.reliability.processes import Holdings, holdings, provenance
 
@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/soak.md")
     arguments = parser.parse_args()
+    end_with_what_was_started()
     with serving(*SERVER_FLAGS) as server:
         tally, looks = asyncio.run(run(server, 60 * arguments.minutes, arguments.seed))
         metrics = {name: server.settled(name) for name in soak_report.METRICS}
