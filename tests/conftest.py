@@ -15,6 +15,7 @@ from functools import cache
 
 import hypothesis
 import pytest
+import structlog
 import torch
 from torchvision_schemas import import_torchvision
 
@@ -22,6 +23,9 @@ torch.set_num_threads(1)
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+# Structlog's own choice shows the values of all variables: many seconds for a traceback through a network.
+plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 import_torchvision()  # before anything imports transformers, which would fail on the first try and remember it
 
 

@@ -15,7 +15,7 @@ from saccade.worker.service import Worker, WorkerConfig
 
 ECHO_ENGINE = Path(__file__).parent / "worker" / "echo_engine.py"
 FAIL, STALL = 666, 777
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 def command(**settings: object) -> list[str]:

@@ -27,7 +27,7 @@ open(journal, "a").write(f"start {name}\\n")
 while True:
     time.sleep(60)
 """
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 def spec(name: str, journal: Path, obeys: str = "obeys", stop_seconds: float = 10.0) -> ChildSpec:
