@@ -102,7 +102,7 @@ def _folder() -> Path | None:
         logger.warning("kernels are compiled at each start: there is no folder for them", cause=str(error))
         return None
     if not own:
-        logger.warning("kernels are compiled at each start: others may write to their folder", folder=str(folder))
+        logger.warning("kernels are compiled at each start: their folder is not this user's alone", folder=str(folder))
     return folder if own else None
 
 
