@@ -1,6 +1,7 @@
 """Kernels' code in the user's cache folder."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def refusing() -> Body:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder that is empty yet; kernels are not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
@@ -67,9 +68,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     compile_body = machine_code._compile
 
-    def counted(body: Any, math: Any) -> bytes:
+    def counted(body: Any, exact: bool) -> bytes:
         names.append(body.__name__)
-        return compile_body(body, math)
+        return compile_body(body, exact)
 
     monkeypatch.setattr(machine_code, "_compile", counted)
     return names

@@ -22,6 +22,8 @@ import structlog
 from llvmlite import binding
 from numba import njit, types
 
+from saccade.nn.kernels.compiled import MATH
+
 ENTRY = "saccade_kernel"
 ENTRY_CODE = """
 declare i32 @"{function}"(ptr, ptr, ptr)
@@ -61,28 +63,33 @@ class MachineCode:
     engine: Any
 
 
-def machine_code(define: Callable[..., Body], parameters: Sequence[object], math: frozenset[str]) -> MachineCode:
-    """Return the code of the kernel that *define* gives for *parameters*, with *math* as its fastmath.
+def machine_code(define: Callable[..., Body], parameters: Sequence[object], exact: bool) -> MachineCode:
+    """Return the code of the kernel that *define* gives for *parameters*; see `team.kernel` for *exact*.
 
     Their repr must say all that matters of them. What the kernel calls outside of its file and this package must be
     known to llvmlite.binding.add_symbol.
     """
-    name = f"{define.__module__}.{define.__qualname__}{parameters!r}"
-    key = "\0".join((*_surroundings(Path(define.__code__.co_filename)), name, *sorted(math)))
     folder = _folder()
-    path = folder and folder / f"{define.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
-    code = path and _read(path)
-    if not code:
-        code = _compile(define(*parameters), math)
-        if path:
-            _write(path, code)
+    if folder is None:
+        return _link(_compile(define(*parameters), exact))
+    path = folder / f"{define.__name__}-{_digest(define, parameters)}.o"
+    code = _read(path)
+    if code is None:
+        code = _compile(define(*parameters), exact)
+        _write(path, code)
     return _link(code)
 
 
+def _digest(define: Callable[..., Body], parameters: Sequence[object]) -> str:
+    name = f"{define.__module__}.{define.__qualname__}{parameters!r}"
+    source = hashlib.sha256(Path(define.__code__.co_filename).read_bytes()).hexdigest()
+    return hashlib.sha256("\0".join((*_surroundings(), source, name)).encode()).hexdigest()[:32]
+
+
 @cache
-def _surroundings(file: Path) -> tuple[str, ...]:
-    """Return what the code of kernels in *file* depends on: sources, those who compile them, and the processor."""
-    sources = hashlib.sha256(file.read_bytes())
+def _surroundings() -> tuple[str, ...]:
+    """Return what the code of every kernel depends on: sources, those who compile them, and the processor."""
+    sources = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         sources.update(path.read_bytes())
     versions = (platform.python_version(), np.__version__, numba.__version__, llvmlite.__version__)
@@ -136,9 +143,10 @@ def _write(path: Path, code: bytes) -> None:
         logger.warning("a kernel could not be kept and will be compiled again", path=str(path), cause=error.strerror)
 
 
-def _compile(body: Body, math: frozenset[str]) -> bytes:
+def _compile(body: Body, exact: bool) -> bytes:
     """Return the object file of *body*, whose entry is ENTRY. Raises TypeError where it needs more than a processor."""
-    options = {"error_model": "numpy", "fastmath": set(math), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    math = set() if exact else set(MATH)
+    options = {"error_model": "numpy", "fastmath": math, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     (text,) = njit(types.void(types.voidptr), **options)(body).inspect_llvm().values()
     module = binding.parse_assembly(text)
     functions = [function for function in module.functions if not function.is_declaration]

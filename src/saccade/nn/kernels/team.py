@@ -19,7 +19,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from saccade.nn.kernels.compiled import MATH, compiled
+from saccade.nn.kernels import tiles
+from saccade.nn.kernels.compiled import compiled
 from saccade.nn.kernels.machine_code import Body, MachineCode, machine_code
 
 RUNTIME = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*\.so\S*")
@@ -85,15 +86,14 @@ class _Room(threading.local):
     """Memory for a kernel to work in, of its own for whoever calls it. It grows, and is kept: new memory is cold."""
 
     def __init__(self) -> None:
-        self._memory = bytearray()
-        self._start = self._size = 0
+        self._memory = tiles.empty(np.uint32, 0)
+        self._start = 0
 
     def of(self, nbytes: int) -> int:
-        """Return where *nbytes* begin. Raises MemoryError."""
-        if nbytes > self._size:
-            self._memory = bytearray(nbytes + LINE_BYTES)
-            start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-            self._start, self._size = start + -start % LINE_BYTES, nbytes
+        """Return where *nbytes* begin, whole cache lines. Raises MemoryError."""
+        if nbytes > self._memory.nbytes:
+            self._memory = tiles.empty(np.uint32, nbytes // 4)
+            self._start = self._memory.ctypes.data
         return self._start
 
 
@@ -137,13 +137,12 @@ def kernel(*, exact: bool = False) -> Callable[[Callable[P, Body]], Callable[P, 
     The definition may depend on them, its file and this package alone. In an *exact* kernel every operation is rounded
     as it is written.
     """
-    math = frozenset() if exact else frozenset(MATH)
 
     def decorate(define: Callable[P, Body]) -> Callable[P, Kernel]:
         @cache
         def made(*parameters: Any) -> Kernel:
             _link_runtime()
-            return Kernel(machine_code(define, parameters, math))
+            return Kernel(machine_code(define, parameters, exact))
 
         return cast("Callable[P, Kernel]", made)
 
