@@ -2,8 +2,7 @@
 
 Prints one line per budget and exits 1 where one is passed. Counted like this:
 function lines run from `def` to the last line, docstring included; branches are if, for, while, except, conditional
-expressions and match cases; parameters leave out self and cls; fan-out is the number of distinct saccade modules a file
-imports, deferred imports included. Generated files (*_pb2*) are left out.
+expressions and match cases; parameters leave out self and cls. Generated files (*_pb2*) are left out.
 """
 
 import ast
@@ -22,15 +21,11 @@ class Shape:
     """Figures of a codebase, each with the place it was found."""
 
     file_lines: list[tuple[float, str]] = field(default_factory=list)
-    fan_out: list[tuple[float, str]] = field(default_factory=list)
     function_lines: list[tuple[float, str]] = field(default_factory=list)
     branches: list[tuple[float, str]] = field(default_factory=list)
     parameters: list[tuple[float, str]] = field(default_factory=list)
-    fields: list[tuple[float, str]] = field(default_factory=list)
     undocumented: list[tuple[float, str]] = field(default_factory=list)
     asserts: list[tuple[float, str]] = field(default_factory=list)
-    public_functions: int = 0
-    documented_functions: int = 0
 
 
 def _functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, FunctionNode]]:
@@ -46,34 +41,25 @@ def _lines(node: FunctionNode) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def _measure_function(shape: Shape, place: str, name: str, node: FunctionNode) -> None:
+def _measure_function(shape: Shape, place: str, node: FunctionNode) -> None:
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     shape.function_lines.append((_lines(node), place))
     shape.branches.append((sum(isinstance(child, BRANCHES) for child in ast.walk(node)), place))
     shape.parameters.append((sum(argument.arg not in ("self", "cls") for argument in arguments), place))
-    if not any(part.startswith("_") for part in name.split(".")):
-        shape.public_functions += 1
-        shape.documented_functions += ast.get_docstring(node) is not None
 
 
 def _measure_file(shape: Shape, path: Path) -> None:
     source = path.read_text()
     tree = ast.parse(source)
     shape.file_lines.append((source.count("\n"), str(path)))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    shape.fan_out.append((sum(name.split(".")[0] == "saccade" for name in imported), str(path)))
     shape.asserts += [(1, f"{path}:{node.lineno}") for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     if ast.get_docstring(tree) is None:
         shape.undocumented.append((1, str(path)))
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            place = f"{path}:{node.name}"
-            shape.fields.append((sum(isinstance(item, ast.AnnAssign) for item in node.body), place))
-            if ast.get_docstring(node) is None:
-                shape.undocumented.append((1, place))
+        if isinstance(node, ast.ClassDef) and ast.get_docstring(node) is None:
+            shape.undocumented.append((1, f"{path}:{node.name}"))
     for name, function in _functions(tree):
-        _measure_function(shape, f"{path}:{function.lineno} {name}", name, function)
+        _measure_function(shape, f"{path}:{function.lineno} {name}", function)
 
 
 def _percentile(values: list[tuple[float, str]], share: float) -> tuple[float, str]:
@@ -82,7 +68,6 @@ def _percentile(values: list[tuple[float, str]], share: float) -> tuple[float, s
 
 
 def _report(shape: Shape) -> bool:
-    documented = 100 * shape.documented_functions / max(1, shape.public_functions)
     rows = [
         ("file lines p90", *_percentile(shape.file_lines, 0.9), 300),
         ("file lines max", *max(shape.file_lines), 500),
@@ -90,11 +75,8 @@ def _report(shape: Shape) -> bool:
         ("function lines max", *max(shape.function_lines), 80),
         ("branches max", *max(shape.branches), 15),
         ("parameters max", *max(shape.parameters), 8),
-        ("fields max", *max(shape.fields), 20),
-        ("fan-out max", *max(shape.fan_out), 12),
         ("undocumented modules and classes", len(shape.undocumented), " ".join(p for _, p in shape.undocumented), 0),
         ("assert statements", len(shape.asserts), " ".join(p for _, p in shape.asserts), 0),
-        ("public functions without docstring, %", round(100 - documented, 1), "", 40),
     ]
     passed = True
     for name, value, place, budget in rows:
