@@ -15,6 +15,7 @@
     │   ├── ModelNotFound           404
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
+    │   ├── RequestTimeout          408, the request arrives too slowly
     │   ├── BodyTooLarge            413
     │   └── QueueFull               429
     ├── ServiceError                ours, 5xx
@@ -135,6 +136,13 @@ class MethodNotAllowed(RequestError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    """The request arrives too slowly."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLarge(RequestError):

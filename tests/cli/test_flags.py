@@ -18,6 +18,7 @@ WORDS: dict[str, Any] = {
     "on": True,
     "off": False,
     "up to 4, one a core": MediaFlags.decode_processes,
+    "an eighth of the memory, 256 MiB to 4 GiB": ServerFlags.max_request_memory,
 }
 
 

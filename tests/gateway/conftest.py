@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import scripted
 
-from saccade.protocol.output import FinishReason, TokenDelta
-
 
 @pytest.fixture(scope="session")
 def shared_gateway(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
@@ -19,7 +17,7 @@ def shared_gateway(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 def gateway(shared_gateway: scripted.Gateway) -> scripted.Gateway:
     """The gateway, its worker set to answer two tokens and stop."""
     worker = shared_gateway.worker
-    worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, shared_gateway.eos], FinishReason.STOP)]
+    shared_gateway.answer_two_tokens()
     worker.requests.clear()
     worker.aborted_samples.clear()
     worker.num_aborted = 0

@@ -16,12 +16,13 @@ import uvloop
 
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.connection import Connections
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.workers import Fleet
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
 from saccade.protocol.load import Load
-from saccade.protocol.output import TokenDelta
+from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply, slots_of
@@ -124,9 +125,25 @@ class Gateway:
         messages = [{"role": "user", "content": content}]
         return self.ask("POST", "/v1/chat/completions", {"model": "tiny", "messages": messages, **fields})
 
+    def chat_as(self, key: str) -> Answer:
+        """Ask the scripted model with an API key."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        return self.ask("POST", "/v1/chat/completions", body, Authorization=f"Bearer {key}")
+
     def client(self, **options: Any) -> openai.OpenAI:
         """An openai client that does not retry."""
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, **options)
+
+    @property
+    def connections(self) -> Connections:
+        """What counts the connections of clients."""
+        made = self.server.config.http
+        assert isinstance(made, Connections)
+        return made
+
+    def answer_two_tokens(self) -> None:
+        """Have the worker answer two tokens and stop."""
+        self.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, self.eos], FinishReason.STOP)]
 
     @property
     def eos(self) -> int:
@@ -172,7 +189,7 @@ def running(folder: Path, config: GatewayConfig | None = None, described: bool =
         listener = app.listen("127.0.0.1", 0)
         application = app.create_app(config, fleet, pool)
         await application.start()
-        server = app._DrainingServer(application, config.shutdown_timeout_seconds)
+        server = app._DrainingServer(application, config)
         port = listener.getsockname()[1]
         started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop()))
         ready.set()

@@ -79,7 +79,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
     fleet = Fleet([worker.server.bind], pool.release)
     application = app.create_app(config, fleet, pool)
     listener = app.listen("127.0.0.1", 0)
-    server = app._DrainingServer(application, 0)
+    server = app._DrainingServer(application, GatewayConfig(shutdown_timeout_seconds=0))
     async with contextlib.AsyncExitStack() as stack:
         work = asyncio.create_task(worker.run())
         stack.push_async_callback(lambda: work)
@@ -120,7 +120,7 @@ async def test_pictures_go_by_hash_while_the_worker_holds_them(tiny_qwen3_vl: Pa
         assert stack.counts == (2, 1, 3)
 
         await evict()
-        object.__setattr__(stack.application._preparation.preparer, "bring_seconds", 0)
+        object.__setattr__(stack.application._preparation.preparer.limits, "bring_seconds", 0)
         status, body = await stack.ask("What is it?", A)
         assert (status, body["error"]["code"]) == (503, "worker_unavailable")
         await until(lambda: stack.client.load and stack.client.load.num_waiting == 0)

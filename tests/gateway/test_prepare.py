@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.gateway.admission import Admission
+from saccade.gateway.byte_budget import ByteBudget
+from saccade.gateway.config import GatewayConfig
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
 from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart
-from saccade.gateway.picture_cache import PictureCache
-from saccade.gateway.prepare import Preparer, expand
+from saccade.gateway.preparation import Preparation
+from saccade.gateway.prepare import expand
 from saccade.gateway.served_model import ServedModel
-from saccade.gateway.sources import Sources
-from saccade.gateway.url_cache import UrlCache
-from saccade.media.fetch import FetchConfig, Fetcher
-from saccade.media.header import PictureLimits
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics
 
@@ -55,11 +54,16 @@ def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # 
 async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage], tiny_qwen3_vl: Path) -> None:
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
-    pool, metrics = MediaPool(MediaPoolConfig()), Metrics()
-    sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
-    preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, PictureLimits(), 1, 30.0)
+    config = GatewayConfig()
+    pool, admission = MediaPool(MediaPoolConfig()), Admission(config.max_requests, config.max_pixel_bytes)
+    preparer = Preparation(config, pool, admission, ByteBudget(1 << 30), Metrics()).preparer
     asked = ChatRequest(model="tiny", messages=messages)
-    drafting = asyncio.create_task(preparer.draft(served, asked, b""))
+
+    async def draft() -> None:
+        chat = await preparer.read(served, asked, 0)
+        await preparer.draft(served, chat, [])
+
+    drafting = asyncio.create_task(draft())
     num_rounds = 0
     while not drafting.done():
         await asyncio.sleep(0.001)

@@ -10,7 +10,8 @@ import pytest
 from web import PICTURE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
-from saccade.gateway.sources import Sources
+from saccade.gateway.byte_budget import ByteBudget
+from saccade.gateway.sources import Sources, decode_data_url, is_data_url
 from saccade.gateway.url_cache import UrlCache
 from saccade.telemetry import Metrics
 
@@ -21,7 +22,11 @@ FRESH = {"Cache_Control": "max-age=600"}
 @contextlib.asynccontextmanager
 async def reading(**settings: Any) -> AsyncIterator[Sources]:
     async with fetching(Resolver(["127.0.0.1"]), **{"allowed_networks": HERE, **settings}) as fetcher:
-        yield Sources(fetcher, UrlCache(1 << 20), Metrics())
+        yield Sources(fetcher, UrlCache(1 << 20), ByteBudget(1 << 30), Metrics())
+
+
+async def read(sources: Sources, url: str, salt: bytes) -> bytes:
+    return await sources.fetch(url, salt, ByteBudget(1 << 30).reservation())
 
 
 class Gate:
@@ -40,9 +45,10 @@ class Gate:
 
 @pytest.mark.parametrize("payload", [b"", PICTURE, bytes(range(256)) * 2000])
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "DATA:;base64,", "data:text/html;charset=x;BASE64,"])
-async def test_data_url(head: str, payload: bytes) -> None:
-    async with reading() as sources:
-        assert await sources.read(head + base64.b64encode(payload).decode(), b"") == payload
+def test_data_url(head: str, payload: bytes) -> None:
+    url = head + base64.b64encode(payload).decode()
+    assert is_data_url(url)
+    assert decode_data_url(url) == payload
 
 
 @pytest.mark.parametrize(
@@ -57,34 +63,39 @@ async def test_data_url(head: str, payload: bytes) -> None:
         ("data:;base64,AA-_", InvalidBase64),
         ("data:;base64,ÄÄÄÄ", InvalidBase64),
         ("data:;base64," + "A" * 400_001, InvalidBase64),
-        ("", InvalidImageUrl),
-        ("picture.png", InvalidImageUrl),
     ],
 )
-async def test_url_that_is_no_picture(url: str, kind: type[SaccadeError]) -> None:
+def test_data_url_that_is_no_picture(url: str, kind: type[SaccadeError]) -> None:
+    with pytest.raises(SaccadeError) as caught:
+        decode_data_url(url)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("url", ["", "picture.png"])
+async def test_url_that_is_no_picture(url: str) -> None:
     async with reading() as sources:
-        with pytest.raises(SaccadeError) as caught:
-            await sources.read(url, b"")
-        assert type(caught.value) is kind
+        assert not is_data_url(url)
+        with pytest.raises(InvalidImageUrl):
+            await read(sources, url, b"")
 
 
 async def test_those_who_ask_at_a_time_share_a_fetch_but_tenants_do_not() -> None:
     gate = Gate()
     async with serving(gate) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
-        readers = [asyncio.create_task(sources.read(url, salt)) for salt in (b"a", b"a", b"b", b"a")]
+        readers = [asyncio.create_task(read(sources, url, salt)) for salt in (b"a", b"a", b"b", b"a")]
         await gate.entered.wait()
         gate.is_open.set()
         assert await asyncio.gather(*readers) == [PICTURE] * 4
         assert web.num_connects == 2
-        await sources.read(url, b"a")  # no lifetime was given, so it is fetched anew
+        await read(sources, url, b"a")  # no lifetime was given, so it is fetched anew
         assert web.num_connects == 3
 
 
 async def test_those_who_share_a_fetch_share_its_error() -> None:
     gate = Gate(answer(b"", 404))
     async with serving(gate) as web, reading() as sources:
-        readers = [asyncio.create_task(sources.read(f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2)]
+        readers = [asyncio.create_task(read(sources, f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2)]
         await gate.entered.wait()
         gate.is_open.set()
         ends = await asyncio.gather(*readers, return_exceptions=True)
@@ -94,7 +105,7 @@ async def test_those_who_share_a_fetch_share_its_error() -> None:
 async def test_one_who_leaves_does_not_take_the_others_fetch_along() -> None:
     gate = Gate()
     async with serving(gate) as web, reading() as sources:
-        first, second = (asyncio.create_task(sources.read(f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2))
+        first, second = (asyncio.create_task(read(sources, f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2))
         await gate.entered.wait()
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -118,7 +129,7 @@ async def test_last_one_who_leaves_ends_the_fetch() -> None:
 
     async with serving(send_until_left) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
-        readers = [asyncio.create_task(sources.read(url, b"")) for _ in range(2)]
+        readers = [asyncio.create_task(read(sources, url, b"")) for _ in range(2)]
         await entered.wait()
         for reader in readers:
             reader.cancel()
@@ -126,7 +137,7 @@ async def test_last_one_who_leaves_ends_the_fetch() -> None:
             asyncio.CancelledError
         ] * 2
         web.reply = answer()
-        assert await sources.read(url, b"") == PICTURE  # one who comes now does not wait for the cancelled one
+        assert await read(sources, url, b"") == PICTURE  # one who comes now does not wait for the cancelled one
         await ended.wait()
 
 
@@ -134,38 +145,38 @@ async def test_fresh_picture_is_not_asked_for_again_except_by_another_tenant() -
     async with serving(answer(**FRESH)) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
         for salt, num_connects in ((b"a", 1), (b"a", 1), (b"b", 2), (b"a", 2)):
-            assert await sources.read(url, salt) == PICTURE
+            assert await read(sources, url, salt) == PICTURE
             assert web.num_connects == num_connects
 
 
 async def test_stale_picture_is_asked_for_by_its_tag_and_kept_if_it_still_holds() -> None:
     async with serving(answer(ETag='"a"', Last_Modified="then")) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
-        await sources.read(url, b"")
+        await read(sources, url, b"")
         web.reply = answer(b"", 304, **FRESH)
-        assert await sources.read(url, b"") == PICTURE
+        assert await read(sources, url, b"") == PICTURE
         assert (web.headers()["if-none-match"], web.headers()["if-modified-since"]) == ('"a"', "then")
-        assert await sources.read(url, b"") == PICTURE
+        assert await read(sources, url, b"") == PICTURE
         assert web.num_connects == 2
 
 
 async def test_stale_picture_that_has_changed_is_replaced() -> None:
     async with serving(answer(ETag='"a"')) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
-        await sources.read(url, b"")
+        await read(sources, url, b"")
         web.reply = answer(b"another picture", ETag='"b"')
-        assert await sources.read(url, b"") == b"another picture"
+        assert await read(sources, url, b"") == b"another picture"
         web.reply = answer(b"", 304)
-        assert await sources.read(url, b"") == b"another picture"
+        assert await read(sources, url, b"") == b"another picture"
 
 
 async def test_stale_picture_whose_server_fails_is_not_shown() -> None:
     async with serving(answer(ETag='"a"')) as web, reading() as sources:
         url = f"http://127.0.0.1:{web.port}/"
-        await sources.read(url, b"")
+        await read(sources, url, b"")
         web.reply = answer(b"", 500)
         with pytest.raises(InvalidImageUrl):
-            await sources.read(url, b"")
+            await read(sources, url, b"")
 
 
 async def test_tag_of_one_server_is_not_shown_to_another() -> None:
@@ -176,9 +187,9 @@ async def test_tag_of_one_server_is_not_shown_to_another() -> None:
             "/b": answer(b"b", ETag='"1"'),
         }
         url = f"http://127.0.0.1:{web.port}/"
-        assert await sources.read(url, b"") == b"a"
+        assert await read(sources, url, b"") == b"a"
         web.reply = {**web.reply, "/": answer(b"", 302, Location="/b")}
-        assert await sources.read(url, b"") == b"b"
+        assert await read(sources, url, b"") == b"b"
         assert all("if-none-match" not in web.headers(index) for index in range(len(web.requests)))
 
 
@@ -186,7 +197,7 @@ async def test_temporary_redirect_to_a_fresh_picture_is_followed_again() -> None
     async with serving() as web, reading() as sources:
         web.reply = {"/": answer(b"", 302, Location="/a"), "/a": answer(**FRESH)}
         for _ in range(2):
-            assert await sources.read(f"http://127.0.0.1:{web.port}/", b"") == PICTURE
+            assert await read(sources, f"http://127.0.0.1:{web.port}/", b"") == PICTURE
         assert web.paths == ["/", "/a"] * 2
 
 
@@ -194,17 +205,17 @@ async def test_permanent_redirect_to_a_fresh_picture_is_not() -> None:
     async with serving() as web, reading() as sources:
         web.reply = {"/": answer(b"", 301, Location="/a"), "/a": answer(**FRESH)}
         for _ in range(2):
-            assert await sources.read(f"http://127.0.0.1:{web.port}/", b"") == PICTURE
+            assert await read(sources, f"http://127.0.0.1:{web.port}/", b"") == PICTURE
         assert web.paths == ["/", "/a"]
 
 
 async def test_metrics() -> None:
     metrics = Metrics()
     async with serving() as web, fetching(allowed_networks=HERE) as fetcher:
-        sources = Sources(fetcher, UrlCache(0), metrics)
-        await sources.read(f"http://127.0.0.1:{web.port}/", b"")
+        sources = Sources(fetcher, UrlCache(0), ByteBudget(1 << 30), metrics)
+        await read(sources, f"http://127.0.0.1:{web.port}/", b"")
         with pytest.raises(InvalidImageUrl):
-            await sources.read("http://127.0.0.2/", b"")
+            await read(sources, "http://127.0.0.2/", b"")
     lines = metrics.render().decode().splitlines()
     assert 'saccade_fetches_total{outcome="ok"} 1.0' in lines
     assert 'saccade_fetches_total{outcome="invalid_image_url"} 1.0' in lines

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.connection import ConnectionLimits
 from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
@@ -63,6 +64,14 @@ class ServerFlags:
     "Requests served at a time; more get 429."
     max_body_bytes: Count = DEFAULTS.max_body_bytes
     "The largest request body."
+    max_request_memory: Count = DEFAULTS.max_request_memory_bytes
+    "Bytes that request bodies and encoded pictures take together; by default an eighth of the memory there is."
+    max_connections: Count = DEFAULTS.connections.max_connections
+    "Connections that are open at a time."
+    max_connections_per_address: Count = DEFAULTS.connections.max_per_address
+    "Of these, connections from one address over which no valid API key has come; an IPv6 address counts by its /64."
+    trusted_proxies: Many = ()
+    "A network of proxies whose X-Forwarded-For is believed, as 10.1.0.0/16; may be given many times."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
 
@@ -192,6 +201,11 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         max_picture_pixels=media.max_image_pixels,
         max_requests=server.max_requests,
         max_body_bytes=server.max_body_bytes,
+        max_request_memory_bytes=server.max_request_memory,
+        connections=ConnectionLimits(
+            max_connections=server.max_connections, max_per_address=server.max_connections_per_address
+        ),
+        trusted_proxies=server.trusted_proxies,
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,
         decode_timeout_seconds=media.decode_timeout,

@@ -8,6 +8,8 @@ import numpy.typing as npt
 import pybase64
 
 from saccade import models
+from saccade.gateway.admission import Admission
+from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
@@ -36,11 +38,15 @@ class Stopwatch:
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> Draft:
     """Return the prompt of one turn: the pictures, then the question. Raises RequestError."""
     config = GatewayConfig(limit_images=len(encoded))
-    preparer = Preparation(config, MediaPool(config.media), Metrics()).preparer
+    admission = Admission(config.max_requests, config.max_pixel_bytes)
+    memory = ByteBudget(config.max_request_memory_bytes)
+    preparer = Preparation(config, MediaPool(config.media), admission, memory, Metrics()).preparer
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])
-    return await preparer.draft(served, ChatRequest(model=served.name, messages=[asked]), b"")
+    chat = await preparer.read(served, ChatRequest(model=served.name, messages=[asked]), 0)
+    with memory.reservation() as reserved:
+        return await preparer.draft(served, chat, await preparer.collect(chat, b"", reserved))
 
 
 def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 from saccade.errors import Draining, QueueFull
@@ -12,21 +13,58 @@ TURNS = 2
 LARGE_BODY_BYTES = 64 << 10
 """Requests with longer bodies have turns of their own, so that nobody who sends text waits for pictures."""
 
-READING_SECONDS = 0.1
-"""How long a large body may hold its turn to be read; a slower sender's goes on without."""
+READING_SECONDS = 0.005
+"""How long a large body that is being read may pause and keep its turn; a slower one is read without."""
 
 PIXELS_WAIT_SECONDS = 10.0
 """How long a request waits for others' pixels to go."""
 
 
+class ReadingTurn:
+    """A large body's turn to be read, which it loses where its client pauses."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns = turns
+        self._heard = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def acquire(self) -> None:
+        """Wait for the turn."""
+        await self._turns.acquire()
+        self._watch()
+
+    def heard(self) -> None:
+        """Note that a piece of the body came."""
+        self._heard = True
+
+    def release(self) -> None:
+        """Give the turn back, where it was not lost already."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._turns.release()
+
+    def _watch(self) -> None:
+        self._heard = False
+        self._timer = asyncio.get_running_loop().call_later(READING_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._heard:
+            self._watch()
+        else:
+            self.release()
+
+
 class Admission:
     """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
-    Pixels of all of them together, in shared memory and out of it, take at most *max_pixel_bytes*.
+    One tenant holds at most *max_tenant_requests* of these places. Pixels of all requests together, in shared memory
+    and out of it, take at most *max_pixel_bytes*.
     """
 
-    def __init__(self, max_requests: int, max_pixel_bytes: int) -> None:
+    def __init__(self, max_requests: int, max_pixel_bytes: int, max_tenant_requests: int | None = None) -> None:
         self._max_requests = max_requests
+        self._max_tenant_requests = max_requests if max_tenant_requests is None else max_tenant_requests
         self._max_pixel_bytes = max_pixel_bytes
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -35,29 +73,46 @@ class Admission:
         self._large_turns = asyncio.Semaphore(TURNS)
         self._starts = asyncio.Semaphore(TURNS)
         self._readers = asyncio.Semaphore(TURNS)
+        self._of_tenants: Counter[bytes] = Counter()
         self.num_requests = 0
         self.num_pixel_bytes = 0
         self.draining = False
 
-    @contextlib.contextmanager
-    def admit(self) -> Iterator[None]:
-        """Hold a place while the block runs. Raises Draining and QueueFull."""
+    def check(self, tenant: bytes) -> None:
+        """Raise Draining or QueueFull where admit() would: what cannot be served need not be read."""
         if self.draining:
             raise Draining("The server is shutting down; send the request to another one.")
         if self.num_requests >= self._max_requests:
             raise QueueFull(f"{self._max_requests} requests are being served already; try again shortly.")
+        if self._of_tenants[tenant] >= self._max_tenant_requests:
+            raise QueueFull(
+                f"{self._max_tenant_requests} requests with this API key are being served already, which is its "
+                "share; try again shortly."
+            )
+
+    @contextlib.contextmanager
+    def admit(self, tenant: bytes = b"") -> Iterator[None]:
+        """Hold a place while the block runs. Raises Draining and QueueFull."""
+        self.check(tenant)
         self.num_requests += 1
+        self._of_tenants[tenant] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self.num_requests -= 1
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
             if not self.num_requests:
                 self._idle.set()
 
     @contextlib.asynccontextmanager
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
-        """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop."""
+        """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop.
+
+        The block works on the event loop and waits for nothing: what waits in it would hold up everybody.
+        """
         async with self._large_turns if _is_large(num_body_bytes) else self._turns:
             yield
             # Without a round of the loop in between, all that wait would run in one.
@@ -70,29 +125,18 @@ class Admission:
                 await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
-    async def reading(self, num_body_bytes: int | None) -> AsyncIterator[None]:
+    async def reading(self, num_body_bytes: int | None) -> AsyncIterator[ReadingTurn]:
         """Hold the block back, which reads a body of so many bytes, None where nobody knows, while others read theirs.
 
-        Small ones do not wait. Large ones take turns; one that arrives slowly passes its turn on and is read beside.
+        Small ones do not wait. Large ones take turns; one that pauses loses its turn and is read beside the others.
         """
-        if not _is_large(num_body_bytes):
-            yield
-            return
-        await self._readers.acquire()
-        is_passed_on = False
-
-        def pass_on() -> None:
-            nonlocal is_passed_on
-            if not is_passed_on:
-                is_passed_on = True
-                self._readers.release()
-
-        timer = asyncio.get_running_loop().call_later(READING_SECONDS, pass_on)
+        turn = ReadingTurn(self._readers)
+        if _is_large(num_body_bytes):
+            await turn.acquire()
         try:
-            yield
+            yield turn
         finally:
-            timer.cancel()
-            pass_on()
+            turn.release()
 
     @contextlib.asynccontextmanager
     async def pixels(self, nbytes: int, wait_seconds: float = PIXELS_WAIT_SECONDS) -> AsyncIterator[None]:

@@ -1,6 +1,7 @@
 """The gateway's way in: create_app() for an ASGI server, serve() for a whole process."""
 
 import asyncio
+import dataclasses
 import gc
 import socket
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import uvicorn
 
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import Connections
+from saccade.gateway.connection import Connections, allow_descriptors
 from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.routes import Application
@@ -21,6 +22,9 @@ from saccade.protocol.description import ModelFiles
 
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 256 << 10
+"""What the kernel keeps of an answer that a client is slow to read; by itself it would keep megabytes."""
+
 ABORT_SECONDS = 2
 """What requests that outlived the drain get to clean up after themselves."""
 
@@ -59,7 +63,7 @@ async def serve(config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_G
     try:
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
-        await _DrainingServer(app, config.shutdown_timeout_seconds).serve([listener])
+        await _DrainingServer(app, config).serve([listener])
     finally:
         lag.cancel()
         await fleet.close()
@@ -71,21 +75,25 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise StartupError(
             f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
         ) from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listener
 
 
 class _DrainingServer(uvicorn.Server):
     """uvicorn, but a signal drains first: the port stays open meanwhile, to answer 503."""
 
-    def __init__(self, app: Application, shutdown_timeout_seconds: float) -> None:
+    def __init__(self, app: Application, config: GatewayConfig) -> None:
+        num_connections = allow_descriptors(config.connections.max_connections)
+        limits = dataclasses.replace(config.connections, max_connections=num_connections)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connections(),  # type: ignore[arg-type]
+                http=Connections(limits, app.proxies.is_trusted),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -96,7 +104,7 @@ class _DrainingServer(uvicorn.Server):
             )
         )
         self._admission = app.admission
-        self._shutdown_timeout_seconds = shutdown_timeout_seconds
+        self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
 

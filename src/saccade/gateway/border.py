@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import (
-    BodyTooLarge,
     Draining,
     InternalError,
     InvalidApiKey,
@@ -29,8 +28,8 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
-from saccade.gateway.admission import Admission
 from saccade.gateway.auth import Keys
+from saccade.gateway.body_reader import ClientDisconnected
 from saccade.gateway.openai_answers import ErrorAnswer, ErrorDetail
 from saccade.telemetry import Metrics
 
@@ -44,14 +43,8 @@ RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED = 499
 """Logged where a client left before its answer began; never sent."""
 
-BODILESS = ("GET", "HEAD")
-
 _REQUEST_ID_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
 _logger = structlog.get_logger(__name__)
-
-
-class ClientDisconnected(Exception):
-    """The client went away before the request was whole."""
 
 
 class Identified:
@@ -142,43 +135,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, 
     encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
-
-
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, admission: Admission) -> bytes:
-    """Return the request's body. Raises BodyTooLarge, before reading it where its length is announced."""
-    announced = announced_bytes(scope)
-    if announced is not None and announced > max_bytes:
-        raise _too_large(max_bytes)
-    async with admission.reading(announced):
-        return await _read(receive, max_bytes)
-
-
-async def _read(receive: Receive, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    num_bytes = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        chunks.append(message.get("body", b""))
-        num_bytes += len(chunks[-1])
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        more = message.get("more_body", False)
-    return b"".join(chunks)
-
-
-def announced_bytes(scope: Scope) -> int | None:
-    """Return the length of the body where the request's head tells it: 0 for one that cannot have a body."""
-    if scope["method"] in BODILESS:
-        return 0
-    announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return int(announced) if announced.isdigit() else None
-
-
-def _too_large(max_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The request's body is over the limit of {max_bytes} bytes.")
 
 
 def _request_id(scope: Scope) -> str:

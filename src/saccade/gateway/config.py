@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from saccade.gateway.connection import ConnectionLimits
 from saccade.gateway.media_pool import MediaPoolConfig
+from saccade.gateway.memory import default_request_memory_bytes
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
 
@@ -17,7 +19,9 @@ class GatewayConfig:
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
-    *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures.
+    *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
+    pictures while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
+    for its part. X-Forwarded-For is believed of *trusted_proxies*.
     """
 
     host: str = "127.0.0.1"
@@ -29,6 +33,10 @@ class GatewayConfig:
     max_picture_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256
     max_body_bytes: int = 64 << 20
+    max_request_memory_bytes: int = field(default_factory=default_request_memory_bytes)
+    memory_wait_seconds: float = 5.0
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    trusted_proxies: tuple[str, ...] = ()
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0
     num_decode_processes: int = POOL.num_processes
@@ -39,6 +47,11 @@ class GatewayConfig:
     picture_cache_bytes: int = POOL.slot_bytes // 2
     url_cache_bytes: int = 256 << 20
     fetch: FetchConfig = field(default_factory=FetchConfig)
+
+    @property
+    def max_tenant_requests(self) -> int:
+        """Requests of one API key at a time, where there are several: the others get a place, too."""
+        return max(1, self.max_requests * 3 // 4) if len(self.api_keys) > 1 else self.max_requests
 
     @property
     def max_pixel_bytes(self) -> int:

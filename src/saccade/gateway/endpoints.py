@@ -9,10 +9,13 @@ from starlette.responses import Response
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.admission import Admission
 from saccade.gateway.body import parse
-from saccade.gateway.border import SALT, read_body
+from saccade.gateway.body_reader import COPIES, BodyReader
+from saccade.gateway.border import SALT
+from saccade.gateway.byte_budget import ByteBudget, Reservation
 from saccade.gateway.catalogue import Catalogue
+from saccade.gateway.clients import TrustedProxies
 from saccade.gateway.openai_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
-from saccade.gateway.openai_requests import DetokenizeRequest, parse_tokenize
+from saccade.gateway.openai_requests import DetokenizeRequest, TokenizeRequest, parse_tokenize
 from saccade.gateway.openapi import describe, server_version
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.served_model import ServedModel
@@ -27,7 +30,9 @@ class Endpoints:
     catalogue: Catalogue
     preparer: Preparer
     metrics: Metrics
-    max_body_bytes: int
+    bodies: BodyReader
+    memory: ByteBudget
+    proxies: TrustedProxies
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -39,23 +44,28 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
-        with self.admission.admit():
-            asked = parse_tokenize(await self._body(request))
+        with self._reservation(request) as memory:
+            body = await self.bodies.read(request.scope, request.receive, memory)
+            async with self.admission.turn(len(body)):
+                asked = parse_tokenize(body)
             served = self._served(asked.model)
             if (asked.prompt is None) == (asked.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
             if asked.messages is None:
-                token_ids = await self.preparer.token_ids(served, asked.prompt or "")
+                with self.admission.admit(request.scope[SALT]):
+                    token_ids = await self.preparer.token_ids(served, asked.prompt or "")
             else:
-                draft = await self.preparer.draft(served, asked, request.scope[SALT])
-                token_ids = draft.token_ids
+                token_ids = await self._chat_token_ids(request, served, asked, memory)
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, special tokens as they are written."""
-        with self.admission.admit():
-            asked = parse(await self._body(request), DetokenizeRequest)
-            return _json(DetokenizeAnswer(await self.preparer.text_of(self._served(asked.model), asked.tokens)))
+        with self._reservation(request) as memory:
+            body = await self.bodies.read(request.scope, request.receive, memory)
+            async with self.admission.turn(len(body)):
+                asked = parse(body, DetokenizeRequest)
+            with self.admission.admit(request.scope[SALT]):
+                return _json(DetokenizeAnswer(await self.preparer.text_of(self._served(asked.model), asked.tokens)))
 
     async def live(self, request: Request) -> Response:
         """GET /live: the process runs and its event loop turns."""
@@ -81,8 +91,21 @@ class Endpoints:
         """GET /openapi.json."""
         return _json(describe([served.name for served in self.catalogue.models()]))
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self.max_body_bytes, self.admission)
+    async def _chat_token_ids(
+        self, request: Request, served: ServedModel, asked: TokenizeRequest, memory: Reservation
+    ) -> list[int]:
+        salt: bytes = request.scope[SALT]
+        chat = await self.preparer.read(served, asked, memory.num_bytes)
+        memory.keep(memory.num_bytes // COPIES)
+        encoded = await self.preparer.collect(chat, salt, memory)
+        with self.admission.admit(salt):
+            return (await self.preparer.draft(served, chat, encoded)).token_ids
+
+    def _reservation(self, request: Request) -> Reservation:
+        """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""
+        salt: bytes = request.scope[SALT]
+        self.admission.check(salt)
+        return self.memory.reservation(salt or self.proxies.client_of(request.scope))
 
     def _served(self, name: str | None) -> ServedModel:
         """Return the model *name*; None means the only one there is."""

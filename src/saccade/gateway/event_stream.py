@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 import structlog
 from starlette.types import Send
@@ -18,34 +18,83 @@ EVENT_STREAM = [
 ]
 PING = b": ping\n\n"
 
+BACKLOG_BYTES = 256 << 10
+"""What an answer may be ahead of its client before generation waits for the client."""
+
 _logger = structlog.get_logger(__name__)
 
 
 class EventStream:
-    """An answer in events. The headers wait for the first one, so that an error before it has its own HTTP status."""
+    """An answer in events. The headers wait for the first one, so that an error before it has its own HTTP status.
 
-    def __init__(self, send: Send, ping_interval_seconds: float) -> None:
+    While *is_writable* says that the client does not keep up, events wait in a backlog, so that an answer can end
+    before its client has read it. A context manager: at its end nothing more is sent.
+    """
+
+    def __init__(self, send: Send, ping_interval_seconds: float, is_writable: Callable[[], bool]) -> None:
         self._send = send
         self._ping_interval_seconds = ping_interval_seconds
+        self._is_writable = is_writable
         self._last = time.monotonic()
+        self._backlog = bytearray()
+        self._more = True
+        self._sending: asyncio.Task[None] | None = None
+        self._has_sent_headers = False
         self.started = False
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
     async def write(self, event: bytes, more: bool = True) -> None:
-        """Send *event* as it is; the first one sends the headers too."""
+        """Send *event* as it is, or soon; the first one sends the headers too."""
         self._last = time.monotonic()
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
-        await self._send({"type": "http.response.body", "body": event, "more_body": more})
+        self.started = True
+        self._more = more
+        if self._sending is None and self._is_writable():
+            await self._emit(event)
+            return
+        self._backlog += event
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
+        if len(self._backlog) > BACKLOG_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Return when the client's connection has taken all events."""
+        if self._sending is not None:
+            await asyncio.shield(self._sending)
 
     async def keep_alive(self) -> None:
         """Send a comment after every silence, so that proxies keep the connection; for ever."""
         while True:
             silence = time.monotonic() - self._last
             if silence >= self._ping_interval_seconds:
-                await self.write(PING)
+                # An answer that is whole, or that waits for its client, needs no comment.
+                if self._more and self._sending is None:
+                    await self.write(PING)
                 silence = 0.0
             await asyncio.sleep(self._ping_interval_seconds - silence)
+
+    async def _send_backlog(self) -> None:
+        try:
+            while self._backlog:
+                events = bytes(self._backlog)
+                self._backlog.clear()
+                await self._emit(events)
+        finally:
+            self._sending = None
+
+    async def _emit(self, events: bytes) -> None:
+        if not self._has_sent_headers:
+            self._has_sent_headers = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
+        more = self._more or bool(self._backlog)
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
 
 async def report_errors(stream: EventStream, work: Coroutine[Any, Any, None]) -> None:

@@ -8,9 +8,11 @@ from functools import partial
 from saccade.gateway.admission import Admission
 from saccade.gateway.answer import Answer
 from saccade.gateway.auth import request_salt
+from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.dispatch import Dispatcher
+from saccade.gateway.messages import Chat
 from saccade.gateway.openai_requests import ChatRequest
-from saccade.gateway.pixel_supply import PixelSupply
+from saccade.gateway.pixel_supply import PixelSupply, Room
 from saccade.gateway.prepare import Preparer, on_wire
 from saccade.gateway.sampling import sampling_params
 from saccade.gateway.served_model import ServedModel
@@ -21,12 +23,16 @@ from saccade.telemetry import Metrics
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, the model that it names, and the salt of the tenant who sent it."""
+    """A request: its parameters, the chat in it, the model that it names, the salt of its tenant, the bytes it holds.
+
+    *request* holds no messages any more: their pictures go as soon as they are decoded.
+    """
 
     request: ChatRequest
+    chat: Chat
     served: ServedModel
     tenant_salt: bytes
-    num_body_bytes: int
+    memory: Reservation
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,11 @@ class Generation:
             # Its clock starts here, so that its ttft includes the way of the pixels.
             answer = held.enter_context(Answer(request, served, self.metrics))
             with self.metrics.stage("prepare"):
-                async with self.admission.turn(asked.num_body_bytes):
-                    draft = await self.preparer.draft(served, request, salt)
+                # A request that waits for others' servers holds no place.
+                encoded = await self.preparer.collect(asked.chat, salt, asked.memory)
+                held.enter_context(self.admission.admit(asked.tenant_salt))
+                draft = await self.preparer.draft(served, asked.chat, encoded)
+                del encoded
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
                 with self.metrics.stage("route"):
@@ -62,11 +71,13 @@ class Generation:
                 unsent = held.enter_context(contextlib.ExitStack())
                 unsent.callback(self.preparer.give_back, prompt)
                 # A picture that many waited for is ready for all of them at once.
-                async with self.admission.turn(asked.num_body_bytes):
+                async with self.admission.turn(draft.num_encoded_bytes):
                     pass
-            supply = PixelSupply(self.preparer, self.admission, held, served, draft, salt)
-            # From here on the supply alone keeps the pictures, until the first token.
-            del draft
+                # The worker may ask for pictures that go by their hash; the others are with it.
+                supply = PixelSupply(
+                    self.preparer, Room(self.admission, held, asked.memory), served, draft.by_hash(), salt
+                )
+                del draft
             engine_request = EngineRequest(
                 request_id=answer.id,
                 token_ids=prompt.token_ids,

@@ -1,6 +1,8 @@
 """Messages to Prompt: template, media, placeholders. Counts tokens from header dimensions.
 
-draft    messages -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
+read     request -> chat, with the pictures that it names
+collect  chat -> encoded bytes of its pictures, from the request itself or fetched, all at once
+draft    chat and encoded bytes -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
 on_wire  draft -> the same with pixels in the form that the chosen worker takes, and none of pictures that it holds
 prompt   draft -> the same with the pixels' whereabouts, prepared by decode processes all at once
 bring    draft of pictures that the worker lacks after all -> prompt of these
@@ -9,7 +11,9 @@ bring    draft of pictures that the worker lacks after all -> prompt of these
 import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,16 +26,20 @@ from saccade.errors import (
     TooManyImages,
     WorkerUnavailable,
 )
+from saccade.gateway.admission import Admission
+from saccade.gateway.all_or_none import all_or_none
+from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
-from saccade.gateway.messages import PictureSource, read_chat
+from saccade.gateway.messages import Chat, PictureSource, read_chat
 from saccade.gateway.openai_requests import ChatMessage, ChatRequest, TokenizeRequest
 from saccade.gateway.picture_cache import PictureCache
 from saccade.gateway.served_model import ServedModel
-from saccade.gateway.sources import Sources
+from saccade.gateway.sources import Sources, decode_data_url, is_data_url
 from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
+from saccade.tokenization.chat_template import Message
 
 THREAD_FROM_BYTES = 1 << 20
 """Longer input is worked on in a thread; shorter takes less time than a thread would hold it up."""
@@ -70,6 +78,11 @@ class Draft:
     held: frozenset[bytes] = frozenset()
 
     @property
+    def num_encoded_bytes(self) -> int:
+        """Encoded bytes that are held."""
+        return sum(len(picture.encoded) for picture in self.pictures)
+
+    @property
     def num_pixel_bytes(self) -> int:
         """Bytes of the patches to come; a picture that is there twice counts once."""
         return sum(picture.layout.num_pixel_bytes for picture in self.to_prepare().values())
@@ -81,6 +94,18 @@ class Draft:
             if picture.content_hash not in self.held:
                 wanted.setdefault(picture.content_hash, picture)
         return wanted
+
+    def is_by_hash(self, index: int) -> bool:
+        """Whether the picture of *index* is there and goes by its hash."""
+        return 0 <= index < len(self.pictures) and self.pictures[index].content_hash in self.held
+
+    def by_hash(self) -> "Draft":
+        """Return the same with encoded bytes only of the pictures that go by their hash."""
+        pictures = (
+            picture if self.is_by_hash(index) else dataclasses.replace(picture, encoded=b"")
+            for index, picture in enumerate(self.pictures)
+        )
+        return dataclasses.replace(self, pictures=tuple(pictures))
 
     def of(self, media: Sequence[int]) -> "Draft":
         """Return the same with only the pictures of these indices, all with pixels."""
@@ -97,30 +122,83 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Preparer:
-    """Prepares requests of one gateway."""
+class RequestLimits:
+    """What one request may cost: its pictures, each of them, and seconds to bring pixels that a worker lacks."""
 
+    picture: PictureLimits
+    num_images: int
+    max_encoded_bytes: int
+    bring_seconds: float
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The bytes of a picture of a chat, and what the chat says of it."""
+
+    source: PictureSource
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Prepares requests of one gateway. *threads* work on what would hold up the event loop."""
+
+    admission: Admission
     pool: MediaPool
     cache: PictureCache
     sources: Sources
     metrics: Metrics
-    limits: PictureLimits
-    limit_images: int
-    bring_seconds: float
+    limits: RequestLimits
+    threads: Executor
 
-    async def draft(self, served: ServedModel, request: ChatRequest | TokenizeRequest, salt: bytes) -> Draft:
-        """Return the token ids of a chat with their pictures' spans. Raises RequestError, naming the field."""
+    async def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest, num_body_bytes: int) -> Chat:
+        """Return the chat in *request*. Raises RequestError, naming the field."""
         is_long = sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
-        chat = await _maybe_in_thread(is_long, lambda: read_chat(request, served.declaration))
-        if len(chat.pictures) > self.limit_images:
+        chat = await self._work(is_long, num_body_bytes, lambda: read_chat(request, served.declaration))
+        if len(chat.pictures) > self.limits.num_images:
             raise TooManyImages(
-                f"The messages hold {len(chat.pictures)} images; at most {self.limit_images} are served per request.",
+                f"The messages hold {len(chat.pictures)} images; at most {self.limits.num_images} are served per "
+                "request.",
                 "messages",
             )
-        pictures = await self._pictures(served, chat.pictures, salt)
+        return chat
+
+    async def collect(self, chat: Chat, salt: bytes, memory: Reservation) -> list[Encoded]:
+        """Return the bytes of the pictures of *chat*, which *memory* counts; a URL that is there twice is fetched once.
+
+        Takes the pictures out of *chat*, so that each data: URL goes when it is decoded. Where one fails, the others
+        are given up. Raises RequestError, naming the field.
+        """
+        sources = list(chat.pictures)
+        chat.pictures.clear()
+        contents = [b""] * len(sources)
+
+        async def read(position: int) -> None:
+            source = sources[position]
+            try:
+                contents[position] = await self._content(source.url, salt, memory)
+            except RequestError as error:
+                raise _at(error, source.field) from error
+            sources[position] = dataclasses.replace(source, url="")
+            if sum(map(len, contents)) > self.limits.max_encoded_bytes:
+                raise ImageTooLarge(
+                    f"The images have more than {self.limits.max_encoded_bytes} bytes together; send fewer or smaller.",
+                    "messages",
+                )
+
+        await all_or_none(read(position) for position in range(len(sources)))
+        memory.keep(sum(map(len, contents)))
+        return [Encoded(source, content) for source, content in zip(sources, contents, strict=True)]
+
+    async def draft(self, served: ServedModel, chat: Chat, encoded: Sequence[Encoded]) -> Draft:
+        """Return the token ids of *chat* with the spans of its pictures. Raises RequestError, naming the field."""
+        pictures = await self._pictures(served, encoded)
+        is_long = sum(map(_num_text_characters, chat.messages)) > THREAD_FROM_CHARACTERS
+        num_bytes = sum(len(one.content) for one in encoded)
         with self.metrics.stage("tokenize"):
-            token_ids = await _encode(
+            token_ids = await self._encode(
                 is_long,
+                num_bytes,
                 lambda: served.tokenizer.encode(
                     served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
                 ),
@@ -136,12 +214,13 @@ class Preparer:
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:
         """Return the token ids of plain *text*. Raises InvalidValue."""
-        return await _encode(len(text) > THREAD_FROM_CHARACTERS, lambda: served.tokenizer.encode_text(text), "prompt")
+        is_long = len(text) > THREAD_FROM_CHARACTERS
+        return await self._encode(is_long, len(text), lambda: served.tokenizer.encode_text(text), "prompt")
 
     async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
         """Return the text of *token_ids*, special tokens as they are written."""
         is_long = len(token_ids) > THREAD_FROM_CHARACTERS
-        return await _maybe_in_thread(is_long, lambda: served.tokenizer.decode(token_ids))
+        return await self._work(is_long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
     async def prompt(self, served: ServedModel, draft: Draft, salt: bytes) -> Prompt:
         """Return *draft* with its pixels where a worker can read them.
@@ -151,60 +230,66 @@ class Preparer:
         none.
         """
         self.metrics.pictures_by_hash.inc(sum(picture.content_hash in draft.held for picture in draft.pictures))
+        pixels: dict[bytes, PreparedPicture] = {}
+
+        async def prepare(key: bytes, picture: Picture) -> None:
+            pixels[key] = await self._pixels(served, picture, salt)
+
         with self.metrics.stage("media"):
-            tasks = {
-                key: asyncio.create_task(self._pixels(served, picture, salt), name="picture")
-                for key, picture in draft.to_prepare().items()
-            }
             try:
-                await asyncio.gather(*tasks.values())
+                await all_or_none(prepare(key, picture) for key, picture in draft.to_prepare().items())
             except BaseException:
-                await self._abandon(tasks.values())
+                self.pool.release(done.slot.name for done in pixels.values() if done.slot is not None)
                 raise
-        return Prompt(draft.token_ids, tuple(self._media(draft, {key: task.result() for key, task in tasks.items()})))
+        return Prompt(draft.token_ids, tuple(self._media(draft, pixels)))
 
     def give_back(self, prompt: Prompt) -> None:
         """Give back the slots of a prompt that will not be sent."""
         self.pool.release(item.slot.name for item in prompt.media if item.slot is not None)
 
     async def bring(self, served: ServedModel, draft: Draft, salt: bytes) -> Prompt:
-        """Return what prompt() does, for a worker that waits for it. Raises WorkerUnavailable after *bring_seconds*."""
+        """Return what prompt() does, for a worker that waits for it. Raises WorkerUnavailable after its deadline."""
         self.metrics.pixels_wanted.inc(len(draft.pictures))
         try:
-            async with asyncio.timeout(self.bring_seconds):
+            async with asyncio.timeout(self.limits.bring_seconds):
                 return await self.prompt(served, draft, salt)
         except TimeoutError as error:
             raise WorkerUnavailable(
                 "The worker no longer held a picture, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _pictures(
-        self, served: ServedModel, sources: Sequence[PictureSource], salt: bytes
-    ) -> tuple[Picture, ...]:
-        """Return the picture of each source, all at once; a URL that is there twice is fetched once."""
-        found = tuple(await asyncio.gather(*(self._picture(served, source, salt) for source in sources)))
-        if sum(picture.num_pixels for picture in found) > self.limits.max_request_pixels:
+    async def _content(self, url: str, salt: bytes, memory: Reservation) -> bytes:
+        if not is_data_url(url):
+            return await self.sources.fetch(url, salt, memory)
+        return await self._work(len(url) > THREAD_FROM_BYTES, len(url), partial(decode_data_url, url))
+
+    async def _pictures(self, served: ServedModel, encoded: Sequence[Encoded]) -> tuple[Picture, ...]:
+        """Return what the headers of *encoded* say. Raises RequestError, naming the field."""
+
+        def read(one: Encoded) -> Picture:
+            try:
+                header = read_header(one.content)
+                self.limits.picture.check(header, len(one.content))
+                settings = served.layout.settings_for(one.source.options)
+                layout = served.layout.picture(*header.upright, settings)
+                with self.metrics.stage("hash"):
+                    known_as = content_hash(one.content, served.fingerprint(settings))
+            except RequestError as error:
+                raise _at(error, one.source.field) from error
+            num_pixels = header.width * header.height
+            return Picture(one.source.field, one.content, num_pixels, known_as, layout, settings)
+
+        found: list[Picture] = []
+        for one in encoded:
+            num_bytes = len(one.content)
+            found.append(await self._work(num_bytes > THREAD_FROM_BYTES, num_bytes, partial(read, one)))
+        if sum(picture.num_pixels for picture in found) > self.limits.picture.max_request_pixels:
             raise ImageTooLarge(
-                f"The images have more than {self.limits.max_request_pixels} pixels together; send fewer or smaller.",
+                f"The images have more than {self.limits.picture.max_request_pixels} pixels together; send fewer or "
+                "smaller.",
                 "messages",
             )
-        return found
-
-    async def _picture(self, served: ServedModel, source: PictureSource, salt: bytes) -> Picture:
-        def read() -> Picture:
-            header = read_header(encoded)
-            self.limits.check(header, len(encoded))
-            settings = served.layout.settings_for(source.options)
-            layout = served.layout.picture(*header.upright, settings)
-            with self.metrics.stage("hash"):
-                known_as = content_hash(encoded, served.fingerprint(settings))
-            return Picture(source.field, encoded, header.width * header.height, known_as, layout, settings)
-
-        try:
-            encoded = await self.sources.read(source.url, salt)
-            return await _maybe_in_thread(len(encoded) > THREAD_FROM_BYTES, read)
-        except RequestError as error:
-            raise _at(error, source.field) from error
+        return tuple(found)
 
     async def _pixels(self, served: ServedModel, picture: Picture, salt: bytes) -> PreparedPicture:
         async def prepare() -> PreparedPicture:
@@ -228,13 +313,18 @@ class Preparer:
             seen.add(picture.content_hash)
             yield _media_item(picture, span, prepared)
 
-    async def _abandon(self, tasks: Iterable[asyncio.Task[PreparedPicture]]) -> None:
-        """Give back the slots of a request that will not be sent."""
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, PreparedPicture) and outcome.slot is not None:
-                self.pool.release([outcome.slot.name])
+    async def _encode(self, is_long: bool, num_bytes: int, encode: Callable[[], list[int]], field: str) -> list[int]:
+        try:
+            return await self._work(is_long, num_bytes, encode)
+        except RequestError as error:
+            raise _at(error, field) from error
+
+    async def _work(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
+        """Return what *work* does: in a thread where it takes long, else on the event loop when its turn comes."""
+        if is_long:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        async with self.admission.turn(num_bytes):
+            return work()
 
 
 def on_wire(
@@ -304,17 +394,15 @@ def _num_characters(message: ChatMessage) -> int:
     return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
 
 
+def _num_text_characters(message: Message) -> int:
+    """Return the same of *message* as a template takes it."""
+    content = message["content"]
+    num_characters = len(message.get("name", "")) + len(message.get("reasoning_content", "")) + PART_CHARACTERS
+    if isinstance(content, str):
+        return num_characters + len(content)
+    return num_characters + sum(len(part.get("text", "")) + PART_CHARACTERS for part in content)
+
+
 def _at(error: RequestError, field: str) -> RequestError:
     """Return *error* with the request's field, which those who know only bytes could not name."""
     return type(error)(error.message, error.param or field)
-
-
-async def _encode(is_long: bool, encode: Callable[[], list[int]], field: str) -> list[int]:
-    try:
-        return await _maybe_in_thread(is_long, encode)
-    except RequestError as error:
-        raise _at(error, field) from error
-
-
-async def _maybe_in_thread(is_long: bool, work: Callable[[], T]) -> T:
-    return await asyncio.to_thread(work) if is_long else work()

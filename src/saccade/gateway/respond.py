@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec import UNSET
-from starlette.types import Send
 
 from saccade.gateway.answer import Answer
-from saccade.gateway.border import send_json
 from saccade.gateway.event_stream import EventStream
 from saccade.gateway.logprobs import prompt_logprobs
 from saccade.gateway.openai_answers import (
@@ -25,8 +23,8 @@ from saccade.protocol.output import TokenDelta
 DONE = b"data: [DONE]\n\n"
 
 
-async def send_whole(send: Send, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-    """Send *answer* as one chat.completion object."""
+async def whole(answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
+    """Return *answer* as one chat.completion object, in JSON."""
     pieces: list[list[Piece]] = [[] for _ in answer.samples]
     async for piece in answer.pieces(deltas):
         pieces[piece.sample.index].append(piece)
@@ -44,7 +42,7 @@ async def send_whole(send: Send, answer: Answer, deltas: AsyncIterator[TokenDelt
         prompt_logprobs=UNSET if ranked is None else ranked,
         prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
     )
-    await send_json(send, 200, msgspec.json.encode(completion))
+    return msgspec.json.encode(completion)
 
 
 async def send_stream(stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:

@@ -9,10 +9,14 @@ from starlette.routing import Route, Router, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
-from saccade.gateway.border import ROUTE, Guarded, Identified, announced_bytes
+from saccade.gateway.body_reader import COPIES, BodyReader
+from saccade.gateway.border import ROUTE, SALT, Guarded, Identified
+from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.chat import ChatCompletions
+from saccade.gateway.clients import TrustedProxies
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.connection import CONNECTION
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.endpoints import Endpoints
 from saccade.gateway.media_pool import MediaPool
@@ -29,19 +33,26 @@ class Application:
 
     def __init__(self, config: GatewayConfig, fleet: Fleet, pool: MediaPool, models: Mapping[str, ModelFiles]) -> None:
         self.metrics = Metrics()
-        self.admission = Admission(config.max_requests, config.max_pixel_bytes)
+        self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
+        self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
+        self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         catalogue = Catalogue(fleet, models)
-        self._preparation = Preparation(config, pool, self.metrics)
+        self._preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         preparer = self._preparation.preparer
-        endpoints = Endpoints(self.admission, catalogue, preparer, self.metrics, config.max_body_bytes)
+        bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
+        endpoints = Endpoints(
+            self.admission, catalogue, preparer, self.metrics, bodies, memory=self.memory, proxies=self.proxies
+        )
         chat = ChatCompletions(
             admission=self.admission,
+            bodies=bodies,
+            memory=self.memory,
+            proxies=self.proxies,
             catalogue=catalogue,
             preparer=preparer,
             dispatcher=Dispatcher(fleet),
             metrics=self.metrics,
-            max_body_bytes=config.max_body_bytes,
             ping_interval_seconds=config.ping_interval_seconds,
         )
         guarded: ASGIApp = Guarded(Router(_routes(chat, endpoints), redirect_slashes=False), config.api_keys)
@@ -65,13 +76,14 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http":
-            await self.admission.start(announced_bytes(scope))
         await self._app(scope, receive, send)
 
 
 class _Named:
-    """Notes which route was taken: metrics and logs name it rather than the path that a client wrote."""
+    """Notes which route was taken, and over which connection a valid key came.
+
+    Metrics and logs name the route rather than the path that a client wrote.
+    """
 
     def __init__(self, path: str, app: ASGIApp) -> None:
         self._path = path
@@ -79,6 +91,8 @@ class _Named:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
+        if scope[SALT] and CONNECTION in scope:
+            scope[CONNECTION].vouch()
         await self._app(scope, receive, send)
 
 

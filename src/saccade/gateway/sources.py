@@ -1,48 +1,46 @@
 """A picture's URL to its encoded bytes: in the request itself, fetched, or fetched before."""
 
-import asyncio
 import binascii
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import pybase64
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from saccade.errors import InvalidBase64, InvalidImageUrl
+from saccade.gateway.byte_budget import ByteBudget, Reservation
 from saccade.gateway.single_flight import SingleFlight
 from saccade.gateway.url_cache import UrlCache
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
-THREAD_FROM_CHARACTERS = 1 << 20
-"""A longer data: URL is decoded in a thread; a shorter one takes less time than a thread would hold it up."""
-
 
 class Sources:
-    """Reads pictures for one gateway: one that is asked for twice at a time, by one tenant, is fetched once."""
+    """Fetches pictures for one gateway: one that is asked for twice at a time, by one tenant, is fetched once."""
 
-    def __init__(self, fetcher: Fetcher, url_cache: UrlCache, metrics: Metrics) -> None:
+    def __init__(self, fetcher: Fetcher, url_cache: UrlCache, budget: ByteBudget, metrics: Metrics) -> None:
         self._fetcher = fetcher
         self._cache = url_cache
+        self._budget = budget
         self._metrics = metrics
         self._flights = SingleFlight[tuple[bytes, str], bytes]()
         metrics.registry.register(FetchCollector(fetcher))
 
-    async def read(self, url: str, salt: bytes) -> bytes:
-        """Return the encoded picture at *url*, for the tenant of *salt*.
+    async def fetch(self, url: str, salt: bytes, memory: Reservation) -> bytes:
+        """Return the encoded picture at *url*, for the tenant of *salt*; *memory* counts it.
 
-        Raises InvalidImageUrl, InvalidBase64, ImageTooLarge and QueueFull.
+        Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """
-        if url[:5].lower() == "data:":
-            is_long = len(url) > THREAD_FROM_CHARACTERS
-            return await asyncio.to_thread(decode_data_url, url) if is_long else decode_data_url(url)
-        return await self._flights.join((salt, url), lambda: self._fetch(salt, url))
+        encoded = await self._flights.join((salt, url), lambda: self._fetch(salt, url, memory.client))
+        memory.take(len(encoded))
+        return encoded
 
-    async def _fetch(self, salt: bytes, url: str) -> bytes:
+    async def _fetch(self, salt: bytes, url: str, client: Hashable) -> bytes:
         kept = self._cache.get(salt, url)
         if kept is not None and kept.is_fresh:
             return kept.encoded
-        with self._metrics.stage("fetch"):
+        # What is under way belongs to no request in particular: the first that asked may leave before the others.
+        with self._metrics.stage("fetch"), self._budget.reservation(client):
             fetched = await self._fetcher.fetch(url, kept.reuse if kept is not None else None)
         encoded = kept.encoded if kept is not None and fetched.not_modified else fetched.encoded
         self._cache.put(salt, url, encoded, fetched.reuse)
@@ -67,6 +65,11 @@ class FetchCollector(Collector):
         )
         for name, words, value in counters:
             yield CounterMetricFamily(name, words, value=value)
+
+
+def is_data_url(url: str) -> bool:
+    """Whether *url* holds the picture itself."""
+    return url[:5].lower() == "data:"
 
 
 def decode_data_url(url: str) -> bytes:

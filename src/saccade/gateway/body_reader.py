@@ -1,0 +1,71 @@
+"""A request's body, read within the budget of bytes; what is too long is refused before it is read."""
+
+from starlette.types import Receive, Scope
+
+from saccade.errors import BodyTooLarge
+from saccade.gateway.admission import LARGE_BODY_BYTES, Admission
+from saccade.gateway.byte_budget import Reservation
+
+COPIES = 2
+"""A body, and the strings that parsing makes of it, until the body is let go."""
+
+STEP_BYTES = 1 << 20
+"""What a body of unknown length reserves at a time."""
+
+BODILESS = ("GET", "HEAD")
+
+
+class ClientDisconnected(Exception):
+    """The client went away before the request was whole."""
+
+
+class BodyReader:
+    """Reads bodies of at most *max_bytes*."""
+
+    def __init__(self, admission: Admission, max_bytes: int) -> None:
+        self._admission = admission
+        self._max_bytes = max_bytes
+
+    async def read(self, scope: Scope, receive: Receive, memory: Reservation) -> bytes:
+        """Return the request's body, for which *memory* grows; one of LARGE_BODY_BYTES or less needs no reservation.
+
+        Raises BodyTooLarge, QueueFull and ClientDisconnected.
+        """
+        announced = announced_bytes(scope)
+        if announced is not None and announced > self._max_bytes:
+            raise self._too_large()
+        await self._admission.start(announced)
+        if announced is not None and announced > LARGE_BODY_BYTES:
+            await memory.grow(COPIES * announced)
+        # Waiting for the first bytes must not hold a turn that reads.
+        piece, more = await self._next(receive)
+        body = bytearray(piece)
+        async with self._admission.reading(announced if more else 0) as turn:
+            while more:
+                piece, more = await self._next(receive)
+                turn.heard()
+                body += piece
+                if len(body) > self._max_bytes:
+                    raise self._too_large()
+                if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
+                    await memory.grow(COPIES * STEP_BYTES)
+        if len(body) > self._max_bytes:
+            raise self._too_large()
+        return bytes(body)
+
+    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        return message.get("body", b""), message.get("more_body", False)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The request's body is over the limit of {self._max_bytes} bytes.")
+
+
+def announced_bytes(scope: Scope) -> int | None:
+    """Return the length of the body where the request's head tells it: 0 for one that cannot have a body."""
+    if scope["method"] in BODILESS:
+        return 0
+    announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(announced) if announced.isdigit() else None

@@ -1,0 +1,41 @@
+"""The budget of request bodies follows what the machine, or the control group, allows."""
+
+from pathlib import Path
+
+import pytest
+
+from saccade.gateway import memory
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "max\n"}, 16 * GIB),
+        ("0::/\n", {"memory.max": f"{4 * GIB}\n"}, 4 * GIB),
+        (
+            "0::/a/b\n",
+            {"memory.max": "max\n", "a/memory.max": f"{2 * GIB}\n", "a/b/memory.max": f"{3 * GIB}\n"},
+            2 * GIB,
+        ),
+        ("4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{GIB}\n"}, GIB),
+        ("9:cpu,cpuacct:/\n", {"cpu,cpuacct/memory.limit_in_bytes": "1\n"}, 16 * GIB),
+        ("", {}, 16 * GIB),
+    ],
+    ids=["no limit", "limit", "limit above", "version 1", "another controller", "nothing known"],
+)
+def test_the_least_limit_counts(
+    own: str, files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").write_text(own)
+    (tmp_path / "meminfo").write_text(f"MemTotal: {16 * GIB // 1024} kB\nMemFree: 1 kB\n")
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
+    assert memory.allowed_bytes() == expected
+    assert memory.default_request_memory_bytes() == max(GIB // 4, expected // 8)
