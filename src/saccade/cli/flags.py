@@ -63,6 +63,8 @@ class ServerFlags:
     "Requests served at a time; more get 429."
     max_body_bytes: Count = DEFAULTS.max_body_bytes
     "The largest request body."
+    strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
+    "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
 
@@ -192,6 +194,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         max_picture_pixels=media.max_image_pixels,
         max_requests=server.max_requests,
         max_body_bytes=server.max_body_bytes,
+        strict_parameters=server.strict_parameters,
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,
         decode_timeout_seconds=media.decode_timeout,

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
-from saccade.gateway.border import SALT, read_body
+from saccade.gateway.border import SALT, WARNINGS, read_body
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.disconnect import unless_disconnected
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.event_stream import EventStream, report_errors
 from saccade.gateway.generation import Asked, Generation
-from saccade.gateway.openai_requests import parse_chat
+from saccade.gateway.parameters import parse_chat
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.respond import send_stream, send_whole
 from saccade.telemetry import Metrics
@@ -28,13 +28,14 @@ class ChatCompletions:
     metrics: Metrics
     max_body_bytes: int
     ping_interval_seconds: float
+    strict_parameters: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         with self.admission.admit():
             body = await read_body(scope, receive, self.max_body_bytes, self.admission)
             async with self.admission.turn(len(body)):
-                request = parse_chat(body)
+                request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
             asked = Asked(request, self.catalogue.get(request.model), scope[SALT], len(body))
             if request.stream:
                 stream = EventStream(send, self.ping_interval_seconds)

@@ -15,6 +15,7 @@ class GatewayConfig:
 
     *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
+    With *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures.
@@ -29,6 +30,7 @@ class GatewayConfig:
     max_picture_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256
     max_body_bytes: int = 64 << 20
+    strict_parameters: bool = False
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0
     num_decode_processes: int = POOL.num_processes

@@ -8,12 +8,11 @@ from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.admission import Admission
-from saccade.gateway.body import parse
-from saccade.gateway.border import SALT, read_body
+from saccade.gateway.border import SALT, WARNINGS, read_body
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.openai_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
-from saccade.gateway.openai_requests import DetokenizeRequest, parse_tokenize
 from saccade.gateway.openapi import describe, server_version
+from saccade.gateway.parameters import parse_detokenize, parse_tokenize
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.served_model import ServedModel
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
@@ -28,6 +27,7 @@ class Endpoints:
     preparer: Preparer
     metrics: Metrics
     max_body_bytes: int
+    strict_parameters: bool
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -40,7 +40,8 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
         with self.admission.admit():
-            asked = parse_tokenize(await self._body(request))
+            body = await self._body(request)
+            asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
             served = self._served(asked.model)
             if (asked.prompt is None) == (asked.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
@@ -54,7 +55,8 @@ class Endpoints:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, special tokens as they are written."""
         with self.admission.admit():
-            asked = parse(await self._body(request), DetokenizeRequest)
+            body = await self._body(request)
+            asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             return _json(DetokenizeAnswer(await self.preparer.text_of(self._served(asked.model), asked.tokens)))
 
     async def live(self, request: Request) -> Response:

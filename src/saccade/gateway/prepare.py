@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from saccade.errors import (
-    ContextLengthExceeded,
     ImageTooLarge,
     InvalidValue,
     RequestError,
@@ -23,9 +22,10 @@ from saccade.errors import (
     WorkerUnavailable,
 )
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
-from saccade.gateway.messages import PictureSource, read_chat
+from saccade.gateway.messages import PictureSource
 from saccade.gateway.openai_requests import ChatMessage, ChatRequest, TokenizeRequest
 from saccade.gateway.picture_cache import PictureCache
+from saccade.gateway.prompt_bounds import check_context, read_chat_that_may_fit
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.sources import Sources
 from saccade.identity.content import content_hash
@@ -111,7 +111,7 @@ class Preparer:
     async def draft(self, served: ServedModel, request: ChatRequest | TokenizeRequest, salt: bytes) -> Draft:
         """Return the token ids of a chat with their pictures' spans. Raises RequestError, naming the field."""
         is_long = sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
-        chat = await _maybe_in_thread(is_long, lambda: read_chat(request, served.declaration))
+        chat = await _maybe_in_thread(is_long, lambda: read_chat_that_may_fit(request, served))
         if len(chat.pictures) > self.limit_images:
             raise TooManyImages(
                 f"The messages hold {len(chat.pictures)} images; at most {self.limit_images} are served per request.",
@@ -128,10 +128,7 @@ class Preparer:
             )
         counts = [picture.layout.num_tokens for picture in pictures]
         expanded, spans = expand(token_ids, served.placeholder_token_id, counts)
-        if len(expanded) > served.max_model_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(expanded)} tokens; this model's context holds {served.max_model_len}.", "messages"
-            )
+        check_context(len(expanded), request, served)
         return Draft(expanded, pictures, spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:

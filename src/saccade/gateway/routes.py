@@ -21,7 +21,7 @@ from saccade.gateway.workers import Fleet
 from saccade.protocol.description import ModelFiles
 from saccade.telemetry import Metrics
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after")
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 
 
 class Application:
@@ -34,7 +34,9 @@ class Application:
         catalogue = Catalogue(fleet, models)
         self._preparation = Preparation(config, pool, self.metrics)
         preparer = self._preparation.preparer
-        endpoints = Endpoints(self.admission, catalogue, preparer, self.metrics, config.max_body_bytes)
+        endpoints = Endpoints(
+            self.admission, catalogue, preparer, self.metrics, config.max_body_bytes, config.strict_parameters
+        )
         chat = ChatCompletions(
             admission=self.admission,
             catalogue=catalogue,
@@ -43,6 +45,7 @@ class Application:
             metrics=self.metrics,
             max_body_bytes=config.max_body_bytes,
             ping_interval_seconds=config.ping_interval_seconds,
+            strict_parameters=config.strict_parameters,
         )
         guarded: ASGIApp = Guarded(Router(_routes(chat, endpoints), redirect_slashes=False), config.api_keys)
         if config.allowed_origins:
