@@ -73,6 +73,19 @@ class ContextLengthExceeded(RequestError):
 
     code = "context_length_exceeded"
 
+    @classmethod
+    def of(
+        cls, max_model_len: int, num_prompt: int, num_completion: int, param: str, at_least: bool = False
+    ) -> "ContextLengthExceeded":
+        """Return the error in the words that clients look for, to send less; *at_least* if tokens were not counted."""
+        least = "at least " if at_least else ""
+        return cls(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{least}{num_prompt + num_completion} tokens ({least}{num_prompt} in the messages, {num_completion} in "
+            "the completion). Please reduce the length of the messages or completion.",
+            param,
+        )
+
 
 class InvalidImage(RequestError):
     """Bytes that are no picture, or a damaged one."""

@@ -43,17 +43,19 @@ def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # 
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "max_model_len"),
     [
-        [ChatMessage("user", "")] * 40_000,
-        [ChatMessage("user", [ContentPart("text", "")] * 400_000)],
-        [ChatMessage("user", "word " * 40_000)],
+        ([ChatMessage("user", "")] * 40_000, 0),
+        ([ChatMessage("user", [ContentPart("text", "")] * 400_000)], 0),
+        ([ChatMessage("user", "word " * 40_000)], 35_000),  # not so many that their bytes alone tell
     ],
     ids=["messages", "parts", "text"],
 )
-async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage], tiny_qwen3_vl: Path) -> None:
+async def test_long_chats_leave_the_event_loop_free(
+    messages: list[ChatMessage], max_model_len: int, tiny_qwen3_vl: Path
+) -> None:
     """However little text is in them."""
-    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
+    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
     config = GatewayConfig()
     pool, admission = MediaPool(MediaPoolConfig()), Admission(config.max_requests, config.max_pixel_bytes)
     preparer = Preparation(config, pool, admission, ByteBudget(1 << 30), Metrics()).preparer
@@ -61,7 +63,7 @@ async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage],
 
     async def draft() -> None:
         chat = await preparer.read(served, asked, 0)
-        await preparer.draft(served, chat, [])
+        await preparer.draft(served, asked, chat, [])
 
     drafting = asyncio.create_task(draft())
     num_rounds = 0

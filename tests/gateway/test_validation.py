@@ -10,7 +10,8 @@ import scripted
 from chats import data_url, picture
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.openai_requests import LATER, TokenizeRequest, parse_chat, parse_tokenize
+from saccade.gateway.openai_requests import TokenizeRequest
+from saccade.gateway.parameters import LATER, parse_chat, parse_tokenize
 
 TEXT = [{"type": "text", "text": "hi"}]
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -72,6 +72,8 @@ class ServerFlags:
     "Of these, connections from one address over which no valid API key has come; an IPv6 address counts by its /64."
     trusted_proxies: Many = ()
     "A network of proxies whose X-Forwarded-For is believed, as 10.1.0.0/16; may be given many times."
+    strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
+    "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
 
@@ -206,6 +208,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
             max_connections=server.max_connections, max_per_address=server.max_connections_per_address
         ),
         trusted_proxies=server.trusted_proxies,
+        strict_parameters=server.strict_parameters,
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,
         decode_timeout_seconds=media.decode_timeout,

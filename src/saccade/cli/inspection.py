@@ -44,9 +44,10 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])
-    chat = await preparer.read(served, ChatRequest(model=served.name, messages=[asked]), 0)
+    request = ChatRequest(model=served.name, messages=[asked])
+    chat = await preparer.read(served, request, 0)
     with memory.reservation() as reserved:
-        return await preparer.draft(served, chat, await preparer.collect(chat, b"", reserved))
+        return await preparer.draft(served, request, chat, await preparer.collect(chat, b"", reserved))
 
 
 def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:

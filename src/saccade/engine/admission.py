@@ -65,11 +65,7 @@ class Admission:
         if not token_ids:
             raise InvalidValue("The prompt is empty.", "token_ids")
         if len(token_ids) >= self.max_model_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(token_ids)} tokens; this model takes {self.max_model_len} with its answer, of "
-                "which at least one is needed for the answer.",
-                "token_ids",
-            )
+            raise ContextLengthExceeded.of(self.max_model_len, len(token_ids), 1, "token_ids")
         if min(token_ids) < 0 or max(token_ids) >= self.facts.vocab_size:
             raise InvalidValue(f"Token ids must be from 0 to {self.facts.vocab_size - 1}.", "token_ids")
 

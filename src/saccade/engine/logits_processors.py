@@ -1,8 +1,8 @@
-"""What changes logits before a token is chosen: allowed ids, biases, a minimum length, penalties.
+"""What changes logits before a token is chosen: biases, a minimum length, penalties.
 
 Everything is sparse: an entry is an index into the flattened logits, row * V + token id. The host's arrays are float64,
 exact for such indices, so that they can go to the device in one transfer with the other parameters of the step.
-Shapes: R rows, V vocabulary, A rows with allowed ids, B..E entries of each kind.
+Shapes: R rows, V vocabulary, C..E entries of each kind.
 """
 
 from array import array
@@ -47,19 +47,16 @@ class _Entries:
 def host_arrays(sequences: Ordered[Sequence], vocab_size: int) -> list[Floats]:
     """Return what `process` needs of each row's sequence, as float64 arrays.
 
-    They are: rows with allowed ids [A], their entries [B]; biased entries [C], their biases [C]; stop ids of answers
-    under their minimum [D]; seen tokens [E], their counts in the answer [E]; repetition, frequency and presence penalty
-    of each row [3, R].
+    They are: biased entries [C], their biases [C]; stop ids of answers under their minimum [D]; seen tokens [E], their
+    counts in the answer [E]; repetition, frequency and presence penalty of each row [3, R].
     """
-    allowed, biased, stops, seen = (_Entries() for _ in range(4))
+    biased, stops, seen = (_Entries() for _ in range(3))
     biases, counts = array("d"), array("q")
     penalties = np.array([(1.0, 0.0, 0.0)] * len(sequences)).T
     for row, sequence in enumerate(sequences):
         if not sequence.shaped:
             continue
         params = sequence.sampling
-        if params.allowed_token_ids:
-            allowed.add(row, params.allowed_token_ids)
         if params.logit_bias:
             biased.add(row, params.logit_bias)
             biases.extend(params.logit_bias.values())
@@ -71,26 +68,22 @@ def host_arrays(sequences: Ordered[Sequence], vocab_size: int) -> list[Floats]:
             tokens = sequence.token_counts
             seen.add(row, tokens.ids)
             counts.extend(tokens.counts)
-    flat = [entries.flat(vocab_size) for entries in (allowed, biased, stops, seen)]
+    flat = [entries.flat(vocab_size) for entries in (biased, stops, seen)]
     values = (np.array(biases, dtype=np.float64), np.array(counts, dtype=np.float64))
-    return [allowed.rows(), flat[0], flat[1], values[0], flat[2], flat[3], values[1], penalties]
+    return [flat[0], values[0], flat[1], flat[2], values[1], penalties]
 
 
 def process(logits_RV: torch.Tensor, arrays: Ordered[torch.Tensor]) -> None:
     """Change float32 logits in place by the *arrays* of `host_arrays`, now on the device.
 
-    The order is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): allowed ids, minimum length and bias, then
-    penalties. These are those of its apply_penalties: the logit of a token of prompt or answer is divided by the
-    repetition penalty where it is positive and multiplied where not (Keskar et al. 2019, section 4.1); then the
-    frequency penalty times the token's count in the answer is subtracted, and for a count over 0 the presence penalty.
+    The order is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): minimum length and bias, then penalties. The
+    penalties are those of its apply_penalties: the logit of a token of prompt or answer is divided by the repetition
+    penalty where it is positive and multiplied where not (Keskar et al. 2019, section 4.1); then the frequency penalty
+    times the token's count in the answer is subtracted, and for a count over 0 the presence penalty.
     """
-    allowed_rows_A, allowed_B, biased_C, biases_C, stops_D, seen_E = (array.long() for array in arrays[:6])
-    biases_C, counts_E, penalties_3R = arrays[3].float(), arrays[6].float(), arrays[7].float()
+    biased_C, stops_D, seen_E = (arrays[index].long() for index in (0, 2, 3))
+    biases_C, counts_E, penalties_3R = (arrays[index].float() for index in (1, 4, 5))
     flat = logits_RV.view(-1)
-    if len(allowed_B):
-        kept_B = flat[allowed_B]
-        logits_RV.index_fill_(0, allowed_rows_A, float("-inf"))
-        flat[allowed_B] = kept_B
     if len(biased_C):
         flat.index_add_(0, biased_C, biases_C)
     if len(stops_D):

@@ -42,7 +42,7 @@ class Engine:
         self.description = description
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self.feed = CacheFeed(self._paged_blocks, runner.encoder_cache)
-        self._requests = Requests(scheduler)
+        self._requests = Requests(scheduler, runner.sampler.allowed.forget)
         self._outbox = self._requests.outbox
         self._pixel_desk = PixelDesk(scheduler, self._outbox)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0

@@ -1,6 +1,7 @@
 """The requests under way: their samples, how each ends, and what is said of it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from saccade.engine.outbox import Outbox
@@ -25,11 +26,12 @@ class Requests:
     are then queued as sequences of their own, right behind the first by arrival. They find the prompt's full blocks in
     the prefix cache, so each computes at most one block, and draws its own first token. Without a prefix cache each
     computes the whole prompt again, though no picture is encoded twice. Slots are given up when the last sample ends.
-    *outbox* holds what is to be said.
+    *outbox* holds what is to be said. *on_end* is called with the connection and id of each request that has ended.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, on_end: Callable[[int, str], None]) -> None:
         self.outbox = Outbox()
+        self._on_end = on_end
         self._scheduler = scheduler
         self._open: dict[tuple[int, str], _Request] = {}
 
@@ -136,6 +138,7 @@ class Requests:
             for source in sequence.sources:
                 source.release_slot(self.outbox.released(sequence.connection))
             del self._open[sequence.connection, sequence.request_id]
+            self._on_end(sequence.connection, sequence.request_id)
 
     @staticmethod
     def _sample(sequence: Sequence, index: int) -> Sequence:

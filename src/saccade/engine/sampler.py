@@ -5,7 +5,7 @@ uniform number is a hash of (seed, index), made on the host, and it is turned in
 distribution in vocabulary order. How requests are batched therefore changes no draw (beyond the last bits of logits).
 
 The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
-logits before all this (engine.logprobs); then allowed ids, minimum length, biases and penalties
+logits before all this (engine.logprobs); then allowed ids (engine.allowed_tokens), minimum length, biases and penalties
 (engine.logits_processors); greedy rows take the largest logit of these; the others are divided by their temperature and
 cut by min_p, top_k and top_p, in this order. Ids of media placeholders are taken out before everything else.
 Shapes: R rows, V vocabulary, K the largest top_k of the batch.
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from saccade.engine import logits_processors
+from saccade.engine.allowed_tokens import AllowedTokens
 from saccade.engine.batch import transfer
 from saccade.engine.seeds import uniforms
 from saccade.engine.sequence import Sequence
@@ -40,14 +41,19 @@ class _Draws:
 
 
 class Sampler:
-    """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled."""
+    """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
+
+    *allowed* keeps what requests may draw, until they end.
+    """
 
     def __init__(self, forbidden: Ordered[int], device: torch.device) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
+        self.allowed = AllowedTokens(device)
 
     def __call__(self, logits_RV: torch.Tensor, sequences: Ordered[Sequence]) -> torch.Tensor:
         """Return a token id for each row, int64 [R]; row i belongs to sequences[i]. Changes the logits in place."""
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
+        self.allowed.apply(logits_RV, sequences)
         shaped = any(sequence.shaped for sequence in sequences)
         random = any(sequence.sampling.temperature >= GREEDY_BELOW for sequence in sequences)
         if not shaped and not random:

@@ -52,7 +52,7 @@ class Sequence:
     then one long prompt. *block_table* names the paged blocks; *runs* (by start) say which tokens show which pictures,
     and run_sources[i] is the source of runs[i]. *arrival* orders sequences and is unique.
     A sequence is sample *index* of its request. *penalised*: penalties change its logits; *shaped*: those, biases
-    or masks do. *prompt_logprobs*, where asked for, are those of token_ids[1:] as far as they are known.
+    or a minimum length do. *prompt_logprobs*, where asked for, are those of token_ids[1:] as far as they are known.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Sequence:
         self.request_seed = seed
         self.seed = sample_seed(seed, index)
         self.penalised = _penalises(request.sampling)
-        self.shaped = self.penalised or _masks(request.sampling)
+        self.shaped = self.penalised or _biases(request.sampling)
         self.clock = Clock()
         self.token_ids = list(request.token_ids)
         self.num_prompt_tokens = len(request.token_ids)
@@ -177,5 +177,5 @@ def _penalises(sampling: SamplingParams) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
 
 
-def _masks(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.allowed_token_ids or sampling.min_tokens)
+def _biases(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens)

@@ -21,21 +21,27 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 
 def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Return the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
+    return decode(body, msgspec.json.Decoder(kind))
+
+
+def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
+    """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise _explain(str(error), name) from error
     except UNREADABLE as error:
         raise InvalidValue("The body is not valid JSON.") from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
 
 
-def _explain(complaint: str) -> InvalidValue:
+def _explain(complaint: str, field: str) -> InvalidValue:
     """Turn msgspec's complaint into our own sentence; only what matches a known form is taken over."""
     path = _PATH.search(complaint)
     # A key that the client chose is not repeated: the field is enough.
-    param = (path["path"].removesuffix("[...]") if path else "") or None
+    within = path["path"].removesuffix("[...]") if path else ""
+    param = (f"{field}.{within}" if field and within and not within.startswith("[") else field + within) or None
     if missing := _MISSING.search(complaint):
         param = f"{param}.{missing['field']}" if param else missing["field"]
         return InvalidValue(f"`{param}` is missing.", param)

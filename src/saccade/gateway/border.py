@@ -36,6 +36,7 @@ from saccade.telemetry import Metrics
 REQUEST_ID = "saccade.request_id"
 SALT = "saccade.salt"
 ROUTE = "saccade.route"
+WARNINGS = "saccade.warnings"
 """Keys of the ASGI scope under which the border leaves what it found out."""
 
 UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
@@ -67,6 +68,8 @@ class Identified:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if warnings := scope.get(WARNINGS):
+                    message["headers"].append((b"x-saccade-warning", warnings.encode()))
             await send(message)
 
         start = time.perf_counter()
@@ -77,7 +80,8 @@ class Identified:
                 route = scope.get(ROUTE, "none")
                 self._metrics.requests_total.labels(route, str(status)).inc()
                 seconds = round(time.perf_counter() - start, 4)
-                _logger.info("request", method=scope["method"], route=route, status=status, seconds=seconds)
+                found = {"warnings": scope[WARNINGS]} if scope.get(WARNINGS) else {}
+                _logger.info("request", method=scope["method"], route=route, status=status, seconds=seconds, **found)
 
 
 class Guarded:

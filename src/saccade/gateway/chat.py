@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.gateway.admission import Admission
 from saccade.gateway.body_reader import COPIES, BodyReader
-from saccade.gateway.border import SALT, send_json
+from saccade.gateway.border import SALT, WARNINGS, send_json
 from saccade.gateway.byte_budget import ByteBudget, Reservation
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.clients import TrustedProxies
@@ -16,7 +16,7 @@ from saccade.gateway.disconnect import unless_disconnected
 from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.event_stream import EventStream, report_errors
 from saccade.gateway.generation import Asked, Generation
-from saccade.gateway.openai_requests import parse_chat
+from saccade.gateway.parameters import parse_chat
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.respond import send_stream, whole
 from saccade.telemetry import Metrics
@@ -35,6 +35,7 @@ class ChatCompletions:
     dispatcher: Dispatcher
     metrics: Metrics
     ping_interval_seconds: float
+    strict_parameters: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Its place goes back when its answer is generated, not when the client has read it."""
@@ -50,7 +51,7 @@ class ChatCompletions:
     async def _read(self, scope: Scope, receive: Receive, memory: Reservation) -> Asked:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
-            request = parse_chat(body)
+            request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
         served = self.catalogue.get(request.model)
         chat = await self.preparer.read(served, request, len(body))
         # From here on only what the chat holds is kept, which is as long as the body at most.

@@ -17,6 +17,7 @@ class GatewayConfig:
 
     *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
+    With *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -37,6 +38,7 @@ class GatewayConfig:
     memory_wait_seconds: float = 5.0
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     trusted_proxies: tuple[str, ...] = ()
+    strict_parameters: bool = False
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0
     num_decode_processes: int = POOL.num_processes

@@ -8,15 +8,15 @@ from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.admission import Admission
-from saccade.gateway.body import parse
 from saccade.gateway.body_reader import COPIES, BodyReader
-from saccade.gateway.border import SALT
+from saccade.gateway.border import SALT, WARNINGS
 from saccade.gateway.byte_budget import ByteBudget, Reservation
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.clients import TrustedProxies
 from saccade.gateway.openai_answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
-from saccade.gateway.openai_requests import DetokenizeRequest, TokenizeRequest, parse_tokenize
+from saccade.gateway.openai_requests import TokenizeRequest
 from saccade.gateway.openapi import describe, server_version
+from saccade.gateway.parameters import parse_detokenize, parse_tokenize
 from saccade.gateway.prepare import Preparer
 from saccade.gateway.served_model import ServedModel
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
@@ -33,6 +33,7 @@ class Endpoints:
     bodies: BodyReader
     memory: ByteBudget
     proxies: TrustedProxies
+    strict_parameters: bool
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -47,7 +48,7 @@ class Endpoints:
         with self._reservation(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
-                asked = parse_tokenize(body)
+                asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
             served = self._served(asked.model)
             if (asked.prompt is None) == (asked.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
@@ -63,7 +64,7 @@ class Endpoints:
         with self._reservation(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
-                asked = parse(body, DetokenizeRequest)
+                asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with self.admission.admit(request.scope[SALT]):
                 return _json(DetokenizeAnswer(await self.preparer.text_of(self._served(asked.model), asked.tokens)))
 
@@ -99,7 +100,7 @@ class Endpoints:
         memory.keep(memory.num_bytes // COPIES)
         encoded = await self.preparer.collect(chat, salt, memory)
         with self.admission.admit(salt):
-            return (await self.preparer.draft(served, chat, encoded)).token_ids
+            return (await self.preparer.draft(served, asked, chat, encoded)).token_ids
 
     def _reservation(self, request: Request) -> Reservation:
         """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""

@@ -59,7 +59,7 @@ class Generation:
                 # A request that waits for others' servers holds no place.
                 encoded = await self.preparer.collect(asked.chat, salt, asked.memory)
                 held.enter_context(self.admission.admit(asked.tenant_salt))
-                draft = await self.preparer.draft(served, asked.chat, encoded)
+                draft = await self.preparer.draft(served, request, asked.chat, encoded)
                 del encoded
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))

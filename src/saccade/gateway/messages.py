@@ -4,8 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+from msgspec import UNSET
+
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai_requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.gateway.openai_requests import (
+    PICTURE_PART,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    OtherMedia,
+    Refused,
+    TokenizeRequest,
+)
 from saccade.models.family import Family, PictureOptions
 from saccade.tokenization.chat_template import Message
 
@@ -14,6 +25,13 @@ ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assi
 
 PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
 
+OTHER_MEDIA: Final = (*OtherMedia.__struct_fields__, "image_url")
+"""Names that carry media elsewhere; `image_url` in a message, beside its content, is one of them."""
+
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Switches of templates whose models think or do not as they are told."""
+
+MAX_EMPTY_BYTES = 16
 MAX_PIXELS = 2**31
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
@@ -54,6 +72,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
         _read_message(message, f"messages[{position}]", limits, pictures)
         for position, message in enumerate(request.messages or ())
     ]
+    _refuse_lost_thinking(request, family.template_switches)
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
     add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
     return Chat(messages, pictures, add_generation_prompt, switches)
@@ -62,7 +81,8 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
 def _read_message(
     message: ChatMessage, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
 ) -> Message:
-    if message.role in ("tool", "function") or message.tool_calls:
+    _refuse_other_media(message, field)
+    if message.role in ("tool", "function") or _holds_something(message.tool_calls):
         raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
     if message.role not in ROLES:
         raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
@@ -100,7 +120,14 @@ def _reasoning(message: ChatMessage, field: str) -> str | None:
 def _read_part(
     part: ContentPart, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
 ) -> dict[str, str]:
+    if part.type in ("text", "image_url"):
+        _refuse_other_media(part, field)
     match part:
+        case ContentPart(type="text", image_url=picture) if picture:
+            raise InvalidValue(
+                f"`{field}` is a part of type `text`, which holds no picture; send {PICTURE_PART} beside it.",
+                f"{field}.image_url",
+            )
         case ContentPart(type="text", text=str(text)):
             return {"type": "text", "text": text}
         case ContentPart(type="text"):
@@ -111,8 +138,27 @@ def _read_part(
         case _:
             named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of {named} are not served yet; send `text` and `image_url`.", f"{field}.type"
+                f"`{field}.type`: parts of {named} are not served yet; send `text` and `image_url`, pictures as "
+                f"{PICTURE_PART}.",
+                f"{field}.type",
             )
+
+
+def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
+    """Raise UnsupportedParameter for media under another name: dropped, the answer would be about nothing."""
+    for name in OTHER_MEDIA if isinstance(holder, ChatMessage) else OtherMedia.__struct_fields__:
+        if _holds_something(getattr(holder, name)):
+            raise UnsupportedParameter(
+                f"`{field}.{name}` is not read here; send pictures as parts of a message's `content`: {PICTURE_PART}.",
+                f"{field}.{name}",
+            )
+
+
+def _holds_something(raw: Refused) -> bool:
+    """Tell whether a value that was not decoded is there and is neither null nor empty."""
+    if raw is UNSET:
+        return False
+    return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(msgspec.json.decode(raw))
 
 
 def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
@@ -167,11 +213,33 @@ def _unknown_key(key: str, known: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
 
 
+def _refuse_lost_thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> None:
+    """Raise UnsupportedParameter for thinking under a name that a template with a switch for it does not read.
+
+    A template without such a switch cannot think more or less: `enable_thinking` and "none" change nothing there.
+    """
+    effort = request.reasoning_effort
+    switch = next((name for name in THINKING_SWITCHES if name in known), None)
+    if effort is not None and (effort != "none" or switch is not None):
+        advice = f'send `chat_template_kwargs`: {{"{switch}": false}}' if effort == "none" else "leave it out"
+        raise UnsupportedParameter(f"`reasoning_effort` is not served yet; {advice}.", "reasoning_effort")
+    if request.enable_thinking is not None and switch is not None:
+        value = str(request.enable_thinking).lower()
+        raise UnsupportedParameter(
+            f'`enable_thinking` is not read at the top level; send `chat_template_kwargs`: {{"{switch}": {value}}}.',
+            "enable_thinking",
+        )
+
+
 def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a template is told besides the messages; nothing gets there that the family does not declare."""
+    """Return what a template is told besides the messages; nothing gets there that the family does not declare.
+
+    `enable_thinking` is dropped where the template does not switch thinking.
+    """
+    without_effect = () if set(THINKING_SWITCHES) & set(known) else ("enable_thinking",)
     for name, value in (given or {}).items():
         field = f"chat_template_kwargs.{_shown(name)}"
-        if name not in known:
+        if name not in known and name not in without_effect:
             offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
             raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
         if not _is_plain(value):
@@ -180,7 +248,7 @@ def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> d
                 f"{MAX_SWITCH_CHARACTERS} characters.",
                 field,
             )
-    return dict(given or {})
+    return {name: value for name, value in (given or {}).items() if name in known}
 
 
 def _is_plain(value: object) -> bool:

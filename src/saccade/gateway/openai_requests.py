@@ -1,12 +1,8 @@
 """The OpenAI wire format, inwards: what is asked, and what is refused by name."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta, Struct
-
-from saccade.errors import UnsupportedParameter
-from saccade.gateway.body import parse
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -21,10 +17,17 @@ MAX_BIASES = 1024
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
+MAX_MESSAGES = 2048
+MAX_PARTS = 4096
+"""Of all messages of a request together."""
+
+PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
+"""How OpenAI spells a picture, for clients that spell it otherwise."""
 
 # Some fields are checked by hand, which explains more; the description of the API says all the same what they take.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
+Effort = Annotated[str, Meta(extra_json_schema={"enum": ["none"]})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
 Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
 PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
@@ -45,6 +48,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
+# What is refused unless it is empty stays raw: nothing is built of it.
+Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 
 
 class ImageUrl(Struct, frozen=True):
@@ -54,7 +59,31 @@ class ImageUrl(Struct, frozen=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class ContentPart(Struct, frozen=True):
+class OtherMedia(Struct, frozen=True, kw_only=True):
+    """Names under which other APIs carry media: refused where they hold something, never dropped."""
+
+    attachments: Refused = UNSET
+    audio: Refused = UNSET
+    audio_url: Refused = UNSET
+    file: Refused = UNSET
+    files: Refused = UNSET
+    image: Refused = UNSET
+    image_base64: Refused = UNSET
+    image_data: Refused = UNSET
+    image_embeds: Refused = UNSET
+    image_urls: Refused = UNSET
+    images: Refused = UNSET
+    inline_data: Refused = UNSET
+    input_audio: Refused = UNSET
+    input_image: Refused = UNSET
+    media: Refused = UNSET
+    source: Refused = UNSET
+    video: Refused = UNSET
+    video_url: Refused = UNSET
+    videos: Refused = UNSET
+
+
+class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, or `image_url` as an object or a plain string.
 
     *uuid* is taken and changes nothing: a picture is known by its bytes.
@@ -66,15 +95,19 @@ class ContentPart(Struct, frozen=True):
     uuid: str | None = None
 
 
-class ChatMessage(Struct, frozen=True):
+class ChatMessage(OtherMedia, frozen=True):
     """One turn of a chat. An assistant's *reasoning_content*, or *reasoning*, is what it thought before its content."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Any = None
+    image_url: Refused = UNSET
+    tool_calls: Refused = UNSET
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class StreamOptions(Struct, frozen=True):
@@ -110,15 +143,16 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions. Fields that are not named here are refused or ignored, see LATER.
+    """The body of POST /v1/chat/completions. gateway.parameters says what becomes of parameters that are not here.
 
     *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
     Where *include_reasoning* is false, the answer leaves out what the model thought; its tokens count all the same.
+    *enable_thinking* and *reasoning_effort* are taken where they change nothing, see messages.py.
     *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
     """
 
     model: str
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Messages
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -130,6 +164,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     user: str | None = None
 
@@ -139,10 +175,12 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -150,65 +188,3 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
 
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
     model: str | None = None
-
-
-LATER: Final[dict[str, tuple[object, ...]]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "enable_thinking": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "modalities": ([], ["text"]),
-    "prediction": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "separate_reasoning": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stream_reasoning": (True,),
-    "structured_outputs": (),
-    "thinking": (),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Fields that would change the answer and are not served yet, with the values, besides null, that change nothing."""
-
-
-def parse_chat(body: bytes) -> ChatRequest:
-    """Return the chat request in *body*. Raises InvalidValue, and UnsupportedParameter for fields that come later."""
-    _refuse_what_comes_later(body, ChatRequest)
-    return parse(body, ChatRequest)
-
-
-def parse_tokenize(body: bytes) -> TokenizeRequest:
-    """Return the request for token ids in *body*. Raises as parse_chat does."""
-    _refuse_what_comes_later(body, TokenizeRequest)
-    return parse(body, TokenizeRequest)
-
-
-def _refuse_what_comes_later(body: bytes, kind: type[Struct]) -> None:
-    fields = parse(body, dict[str, msgspec.Raw])
-    for name in (LATER.keys() & fields.keys()) - set(kind.__struct_fields__):
-        value = parse(fields[name], object)
-        if value is not None and value not in LATER[name]:
-            raise UnsupportedParameter(f"`{name}` is not served yet; leave it out.", name)

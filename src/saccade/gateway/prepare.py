@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from saccade.errors import (
-    ContextLengthExceeded,
     ImageTooLarge,
     InvalidValue,
     RequestError,
@@ -30,9 +29,10 @@ from saccade.gateway.admission import Admission
 from saccade.gateway.all_or_none import all_or_none
 from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.media_pool import MediaPool, PreparedPicture
-from saccade.gateway.messages import Chat, PictureSource, read_chat
+from saccade.gateway.messages import Chat, PictureSource
 from saccade.gateway.openai_requests import ChatMessage, ChatRequest, TokenizeRequest
 from saccade.gateway.picture_cache import PictureCache
+from saccade.gateway.prompt_bounds import check_context, read_chat_that_may_fit
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.sources import Sources, decode_data_url, is_data_url
 from saccade.identity.content import content_hash
@@ -154,7 +154,7 @@ class Preparer:
     async def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest, num_body_bytes: int) -> Chat:
         """Return the chat in *request*. Raises RequestError, naming the field."""
         is_long = sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
-        chat = await self._work(is_long, num_body_bytes, lambda: read_chat(request, served.declaration))
+        chat = await self._work(is_long, num_body_bytes, lambda: read_chat_that_may_fit(request, served))
         if len(chat.pictures) > self.limits.num_images:
             raise TooManyImages(
                 f"The messages hold {len(chat.pictures)} images; at most {self.limits.num_images} are served per "
@@ -190,7 +190,9 @@ class Preparer:
         memory.keep(sum(map(len, contents)))
         return [Encoded(source, content) for source, content in zip(sources, contents, strict=True)]
 
-    async def draft(self, served: ServedModel, chat: Chat, encoded: Sequence[Encoded]) -> Draft:
+    async def draft(
+        self, served: ServedModel, request: ChatRequest | TokenizeRequest, chat: Chat, encoded: Sequence[Encoded]
+    ) -> Draft:
         """Return the token ids of *chat* with the spans of its pictures. Raises RequestError, naming the field."""
         pictures = await self._pictures(served, encoded)
         is_long = sum(map(_num_text_characters, chat.messages)) > THREAD_FROM_CHARACTERS
@@ -206,10 +208,7 @@ class Preparer:
             )
         counts = [picture.layout.num_tokens for picture in pictures]
         expanded, spans = expand(token_ids, served.placeholder_token_id, counts)
-        if len(expanded) > served.max_model_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(expanded)} tokens; this model's context holds {served.max_model_len}.", "messages"
-            )
+        check_context(len(expanded), request, served)
         return Draft(expanded, pictures, spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:

@@ -25,7 +25,7 @@ from saccade.gateway.workers import Fleet
 from saccade.protocol.description import ModelFiles
 from saccade.telemetry import Metrics
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after")
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 
 
 class Application:
@@ -42,7 +42,14 @@ class Application:
         preparer = self._preparation.preparer
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
-            self.admission, catalogue, preparer, self.metrics, bodies, memory=self.memory, proxies=self.proxies
+            admission=self.admission,
+            catalogue=catalogue,
+            preparer=preparer,
+            metrics=self.metrics,
+            bodies=bodies,
+            memory=self.memory,
+            proxies=self.proxies,
+            strict_parameters=config.strict_parameters,
         )
         chat = ChatCompletions(
             admission=self.admission,
@@ -54,6 +61,7 @@ class Application:
             dispatcher=Dispatcher(fleet),
             metrics=self.metrics,
             ping_interval_seconds=config.ping_interval_seconds,
+            strict_parameters=config.strict_parameters,
         )
         guarded: ASGIApp = Guarded(Router(_routes(chat, endpoints), redirect_slashes=False), config.api_keys)
         if config.allowed_origins:

@@ -32,7 +32,7 @@ def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(_given(request.repetition_penalty, 1.0)),
         logit_bias=_logit_bias(request, served),
-        allowed_token_ids=_known("allowed_token_ids", request.allowed_token_ids or (), served),
+        allowed_token_ids=_allowed_token_ids(request, served),
         seed=request.seed,
         min_tokens=_min_tokens(request, max_tokens),
         stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
@@ -52,6 +52,11 @@ def text_rules(request: ChatRequest) -> TextRules:
     )
 
 
+def answer_tokens(request: ChatRequest) -> int | None:
+    """Return how many tokens the answer may have, None where the request does not say."""
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
@@ -59,12 +64,22 @@ def _given(value: float | None, default: float) -> float:
 def _known(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
     """Return *token_ids* of *field*, each once. Raises InvalidValue where one is no token of the model."""
     unique = tuple(dict.fromkeys(token_ids))
-    if unknown := [token_id for token_id in unique if token_id >= served.tokenizer.num_tokens]:
+    if (largest := max(unique, default=0)) >= served.tokenizer.num_tokens:
         raise InvalidValue(
-            f"`{field}` names the token {unknown[0]}; this model's tokens end at {served.tokenizer.num_tokens - 1}.",
+            f"`{field}` names the token {largest}; this model's tokens end at {served.tokenizer.num_tokens - 1}.",
             field,
         )
     return unique
+
+
+def _allowed_token_ids(request: ChatRequest, served: ServedModel) -> tuple[int, ...]:
+    token_ids = request.allowed_token_ids or ()
+    if len(token_ids) > served.tokenizer.num_tokens:
+        raise InvalidValue(
+            f"`allowed_token_ids` has {len(token_ids)} ids; this model has {served.tokenizer.num_tokens} tokens.",
+            "allowed_token_ids",
+        )
+    return _known("allowed_token_ids", token_ids, served)
 
 
 def _logit_bias(request: ChatRequest, served: ServedModel) -> dict[int, float]:
@@ -100,18 +115,10 @@ def _min_tokens(request: ChatRequest, max_tokens: int) -> int:
 
 def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_model_len: int) -> int:
     room = max_model_len - num_prompt_tokens
+    asked = answer_tokens(request)
     if room < 1:
-        raise ContextLengthExceeded(
-            f"The prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in this model's context "
-            f"of {max_model_len}.",
-            "messages",
-        )
-    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked or 1, "messages")
     if asked is not None and asked > room:
-        raise ContextLengthExceeded(
-            f"The prompt has {num_prompt_tokens} tokens and `{field}` asks for {asked}; this model's context holds "
-            f"{max_model_len} in all.",
-            field,
-        )
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked, field)
     return room if asked is None else asked

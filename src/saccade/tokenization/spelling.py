@@ -1,7 +1,7 @@
 """How the vocabulary of a tokenizer.json spells bytes, told by the decoder that the file declares."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from saccade.errors import StartupError
@@ -22,6 +22,9 @@ class Spelling(Protocol):
     def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
         """Return what turns ids into text, given the bytes of each."""
 
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes of a text that a token of *vocab* stands for, 0 where some text has no spelling."""
+
 
 class ByteLevel:
     """Each character of a token stands for a byte (GPT-2's encoder.py)."""
@@ -36,6 +39,10 @@ class ByteLevel:
     def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
         """Return what turns ids into text, given the bytes of each."""
         return ByteStream(token_bytes)
+
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes that a token of *vocab* stands for, 0 where a byte has none."""
+        return max(map(len, vocab)) if all(character in vocab for character in _BYTE_OF) else 0
 
 
 class ByteFallback:
@@ -53,6 +60,12 @@ class ByteFallback:
     def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
         """Return what turns ids into text, given the bytes of each."""
         return ByteFallbackStream(token_bytes, self._byte_token_ids, self._num_stripped)
+
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes that a token of *vocab* stands for; a sign for a space may have been typed."""
+        if not byte_fallback or not all(f"<0x{byte:02X}>" in vocab for byte in range(0x100)):
+            return 0
+        return max(len(token.encode()) for token in vocab)
 
 
 def read_spelling(decoder: Mapping[str, Any] | None, vocab: Mapping[str, int]) -> Spelling:

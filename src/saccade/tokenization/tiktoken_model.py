@@ -16,6 +16,7 @@ import tiktoken
 
 from saccade.errors import StartupError
 from saccade.tokenization.added_tokens import declared_tokens
+from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import ByteStream, TextStream
 from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
 
@@ -45,6 +46,7 @@ class TiktokenTokenizer(Tokenizer):
     ) -> None:
         ranks = _read_ranks(model)
         self.num_tokens = len(ranks) + NUM_RESERVED
+        self.text_bound = TextBound(max(map(len, ranks)))
         declared = declared_tokens(tokenizer_config)
         reserved = range(len(ranks), self.num_tokens)
         names = {

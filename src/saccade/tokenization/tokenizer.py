@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from saccade.errors import InvalidValue
+from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import TextStream
 
 MAX_TEXT_BYTES = 4 * 2**20
@@ -26,11 +27,12 @@ class Tokenizer(ABC):
     """Text to token ids and back, for one checkpoint.
 
     *special_tokens* are the strings that become single ids where a template writes them, and nowhere else;
-    *num_tokens* is one more than the highest id.
+    *num_tokens* is one more than the highest id; *text_bound* tells how few tokens a text can have.
     """
 
     special_tokens: Mapping[str, int]
     num_tokens: int
+    text_bound: TextBound
 
     @abstractmethod
     def encode(self, segments: Iterable[Segment]) -> list[int]:

@@ -16,6 +16,7 @@ import tokenizers
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.added_tokens import merge_special_tokens
 from saccade.tokenization.spelling import read_spelling
+from saccade.tokenization.text_bound import read_bound
 from saccade.tokenization.text_stream import TextStream
 from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
 
@@ -34,7 +35,8 @@ class JsonTokenizer(Tokenizer):
         self, tokenizer_json: bytes, tokenizer_config: Mapping[str, Any], protected: Collection[int | str] = ()
     ) -> None:
         parsed = _parse(tokenizer_json)
-        self._spelling = read_spelling(parsed.get("decoder"), _model_vocab(parsed["model"]))
+        model_vocab = _model_vocab(parsed["model"])
+        self._spelling = read_spelling(parsed.get("decoder"), model_vocab)
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
         merge_special_tokens(self._tokenizer, tokenizer_config)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -45,6 +47,8 @@ class JsonTokenizer(Tokenizer):
         # What no token spells becomes this one, for the reference too; there is nothing to forge with it.
         self._forbidden_ids = self._special_ids - {vocab.get(str(parsed["model"].get("unk_token")))}
         self._aliases = self._add_aliases()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.text_bound = read_bound(parsed, self._spelling, model_vocab, added)
         self._tokenizer.encode_special_tokens = True
         self._bytes_of: dict[int, bytes] = {}
 
