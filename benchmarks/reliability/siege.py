@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -157,6 +158,8 @@ def main() -> int:
     """Run, write the report, return the exit status."""
     arguments = _parser().parse_args()
     end_with_what_was_started()
+    # A shell that starts this program in the background has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     suffix = f"-{arguments.only.replace(' ', '-')}" if arguments.only else "-keys" if arguments.keys else ""
     out = arguments.out or ROOT / f"benchmarks/results/siege{suffix}.md"
     minutes = arguments.minutes or (3.0 if arguments.only else 5.0)
