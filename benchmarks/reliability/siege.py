@@ -101,7 +101,10 @@ async def besiege(server: Server, load: Honest, attacks: tuple[str, ...], second
     before = await asyncio.to_thread(pids, server)
     for is_besieged, duration in seconds:
         if not is_besieged:
+            peaks = siege.quiet.peaks
             await run_phase(siege.quiet, server, load, duration)
+            # Memory of an attack before may be kept.
+            siege.quiet.peaks = peaks or siege.quiet.peaks
             continue
         async with attacking(Plan(server.port, server.name, key, attacks, 2 * duration + 120), siege.attackers):
             await run_phase(siege.besieged, server, load, duration)

@@ -86,9 +86,11 @@ class Attackers:
         self.hosts = hosts
         self.tallies = {name: Tally() for name in plan.attacks}
         self.serial = itertools.count()
-        self.refused = list(payloads.refused(plan.model).values())[: 6 if plan.key else 5]
-        self.bombs = list(payloads.bombs(plan.model).values()) if "bombs" in plan.attacks else []
-        self.maximal = list(payloads.maximal(plan.model).values()) if "maximal bodies" in plan.attacks else []
+        refused = payloads.refused(plan.model)
+        self.refused = itertools.cycle([name for name in refused if plan.key or name != payloads.WRONG_KEY])
+        self.make_refused = refused
+        self.bombs = itertools.cycle(payloads.bombs(plan.model).values() if "bombs" in plan.attacks else ())
+        self.maximal = itertools.cycle(payloads.maximal(plan.model).items() if "maximal bodies" in plan.attacks else ())
 
     async def run(self, name: str, number: int) -> None:
         """Repeat one worker's attempts until cancelled."""
@@ -216,6 +218,7 @@ async def unread_answer(attackers: Attackers, address: str, number: int) -> str:
         attackers.plan.model,
         f"Tell story {next(attackers.serial)}.",
         max_tokens=payloads.READER_TOKENS,
+        n=payloads.READER_SAMPLES,
         ignore_eos=True,
         stream=True,
         logprobs=True,
@@ -238,18 +241,20 @@ async def unread_answer(attackers: Attackers, address: str, number: int) -> str:
 
 async def flood(attackers: Attackers, address: str, number: int) -> str:
     """Send a request that is refused."""
-    make = attackers.refused[next(attackers.serial) % len(attackers.refused)]
-    return await attackers.ask(address, make(attackers.plan.key, attackers.plan.port))
+    name = next(attackers.refused)
+    content = attackers.make_refused[name](attackers.plan.key, attackers.plan.port)
+    return f"{name}: {await attackers.ask(address, content)}"
 
 
 async def maximal(attackers: Attackers, address: str, number: int) -> str:
     """Send one of the longest bodies."""
-    return await attackers.ask_chat(address, attackers.maximal[next(attackers.serial) % len(attackers.maximal)])
+    name, body = next(attackers.maximal)
+    return f"{name}: {await attackers.ask_chat(address, body)}"
 
 
 async def bomb(attackers: Attackers, address: str, number: int) -> str:
     """Send a picture that costs more than it shows."""
-    return await attackers.ask_chat(address, attackers.bombs[next(attackers.serial) % len(attackers.bombs)])
+    return await attackers.ask_chat(address, next(attackers.bombs))
 
 
 ATTACKS = {
@@ -261,7 +266,7 @@ ATTACKS = {
     "dripped bodies": Attack(16, 1.0, dripped_body),
     "dripped chunks": Attack(16, 1.0, dripped_chunks),
     "silent connections": Attack(32, 1.0, silence),
-    "unread answers": Attack(8, 15.0, unread_answer),
+    "unread answers": Attack(8, 60.0, unread_answer),
     "refused requests": Attack(20, 0.2, flood),
     "maximal bodies": Attack(2, 2.0, maximal),
     "bombs": Attack(2, 2.0, bomb),

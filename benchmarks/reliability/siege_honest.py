@@ -99,7 +99,7 @@ class Honest:
             await asyncio.sleep(PROBE_PAUSE_SECONDS)
             if time.monotonic() > until:
                 return
-            headers = self._headers(0) if name != "wrong key" else {"Authorization": "Bearer wrong"}
+            headers = self._headers(0) if name != payloads.WRONG_KEY else {"Authorization": "Bearer wrong"}
             began = time.monotonic()
             try:
                 async with session.post(payloads.PATH, data=body, headers=JSON_TYPE | headers) as answer:
@@ -141,7 +141,7 @@ def honest(server: Server, keys: tuple[str, ...], clients: Mapping[str, int], ha
         "PNG of 20000 x 20000, 388 KB": (400, payloads.chat(model, huge)),
         "100 pictures": (400, payloads.chat(model, crowd)),
         "unknown model": (404, payloads.chat("gpt-9", "hi")),
-        **({"wrong key": (401, payloads.chat(model, "hi"))} if keys else {}),
+        **({payloads.WRONG_KEY: (401, payloads.chat(model, "hi"))} if keys else {}),
     }
     album = tuple(pictures.encode(pictures.picture(*SIZE, seed=seed), "JPEG") for seed in range(NUM_PICTURES))
     return Honest(server.url, model, keys, clients, probes if has_probes else {}, album)

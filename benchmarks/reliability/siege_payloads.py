@@ -12,6 +12,7 @@ import attacks
 import pictures
 
 PATH = "/v1/chat/completions"
+WRONG_KEY = "wrong key"
 MAX_BODY_BYTES = 16 << 20
 """Of the besieged server: `--max-body-bytes`."""
 
@@ -19,8 +20,8 @@ LARGE_BYTES = 8 << 20
 NUM_EMPTY_MESSAGES = 100_000
 TOO_MANY_PICTURES = 100
 NUM_SIBLINGS = 15
-READER_TOKENS = 1500
-"""With 20 log probabilities each, about 3 MB of answer: more than the socket buffers of loopback hold."""
+READER_TOKENS, READER_SAMPLES = 600, 4
+"""With 20 log probabilities a token, 3 MB of answer: socket buffers of loopback hold 2.3 MB."""
 
 BOMBS = (
     *("jpeg 1000 scans", "jpeg tables", "jpeg tiny segments"),
@@ -137,5 +138,5 @@ def refused(model: str) -> Mapping[str, Callable[[str | None, int], bytes]]:
         "bad JSON": lambda key, port: head(5, key, port=port) + b"{nope",
         "100 pictures": lambda key, port: head(len(crowd), key, port=port) + crowd,
         "wrong content type": lambda key, port: head(len(good), key, content_type="text/plain", port=port) + good,
-        "wrong key": lambda key, port: head(len(good), "wrong", port=port) + good,
+        WRONG_KEY: lambda key, port: head(len(good), "wrong", port=port) + good,
     }
