@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance soak faults clean
+.PHONY: install demo serve test check format conformance soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,10 @@ soak: $(VENV)/.installed-dev
 # Measures the table of docs/reliability.md.
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.reliability.faults $(ARGS)
+
+# Five minutes of every attack at once beside honest clients: make siege ARGS="--minutes 1" for a trial.
+siege: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.reliability.siege $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""What Saccade does under faults and under long load, on a real server: the programs .faults and .soak."""
+"""What Saccade does under faults and under long load, on a real server: the programs .faults, .soak and .siege."""
 
 import sys
 

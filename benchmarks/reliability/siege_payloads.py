@@ -1,0 +1,142 @@
+"""The bytes that attackers of a siege send: heads, chats, maximal bodies and bombs."""
+
+import base64
+import itertools
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attacks
+import pictures
+
+PATH = "/v1/chat/completions"
+WRONG_KEY = "wrong key"
+MAX_BODY_BYTES = 16 << 20
+"""Of the besieged server: `--max-body-bytes`."""
+
+LARGE_BYTES = 8 << 20
+NUM_EMPTY_MESSAGES = 100_000
+TOO_MANY_PICTURES = 100
+NUM_SIBLINGS = 15
+READER_TOKENS, READER_SAMPLES = 600, 4
+"""With 20 log probabilities a token, 3 MB of answer: socket buffers of loopback hold 2.3 MB."""
+
+BOMBS = (
+    *("jpeg 1000 scans", "jpeg tables", "jpeg tiny segments"),
+    *("png 200 000 chunks", "png split", "png profiles", "png text bomb", "png 9000 x 9000"),
+    *("apng of 10 000 frames", "gif of 10 000 frames", "gif small blocks", "gif 5000 x 5000 of one tile"),
+    *("webp 1 000 000 chunks", "webp 5000 x 5000 cut short", "avif associations"),
+)
+"""Names of tests/attacks.py."""
+
+
+def data_url(encoded: bytes, kind: str = "png") -> str:
+    """Return *encoded* as a data: URL."""
+    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+
+
+def image_parts(*urls: str) -> list[dict[str, Any]]:
+    """Return the content of a message that names pictures and asks about them."""
+    named = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*named, {"type": "text", "text": "What is it?"}]
+
+
+def chat(model: str, content: object, **fields: object) -> bytes:
+    """Return the body of a chat of one message."""
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": content}], **fields}).encode()
+
+
+def head(
+    body_bytes: int | None,
+    key: str | None = None,
+    path: str = PATH,
+    content_type: str = "application/json",
+    port: int = 80,
+) -> bytes:
+    """Return the head of a POST; None announces a chunked body."""
+    length = "Transfer-Encoding: chunked" if body_bytes is None else f"Content-Length: {body_bytes}"
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close", f"Content-Type: {content_type}"]
+    lines += [f"Authorization: Bearer {key}"] if key else []
+    return "\r\n".join([*lines, length, "", ""]).encode()
+
+
+def endless_head() -> Iterator[bytes]:
+    """Yield a head byte by byte, with a header that never ends."""
+    for byte in itertools.chain(
+        f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Padding: ".encode(), itertools.repeat(97)
+    ):
+        yield bytes([byte])
+
+
+def huge_png() -> bytes:
+    """Return a sound grey PNG of 20000 x 20000 in 388 KB."""
+    compressor = zlib.compressobj(9)
+    row = bytes(1 + 20_000)
+    data = b"".join(compressor.compress(row) for _ in range(20_000)) + compressor.flush()
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+    return pictures.PNG_SIGNATURE + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
+    )
+
+
+def small_png() -> bytes:
+    """Return a picture that costs nothing."""
+    return pictures.encode(pictures.picture(32, 32))
+
+
+def padded_jpeg(nbytes: int) -> bytes:
+    """Return a tiny JPEG with megabytes behind its end."""
+    tiny = pictures.encode(pictures.picture(64, 48), "JPEG")
+    return tiny + bytes(nbytes - len(tiny))
+
+
+def bombs(model: str) -> dict[str, bytes]:
+    """Return chats with one bomb each."""
+    encoded = {name: attacks.CORPUS[name][0]() for name in BOMBS}
+    encoded["png 20000 x 20000"] = huge_png()
+    encoded["png 7000 x 7000"] = pictures.bomb(7000, 7000)
+    encoded["jpeg with 4 MiB behind its end"] = padded_jpeg(4 << 20)
+    return {name: chat(model, image_parts(data_url(one)), max_tokens=1) for name, one in encoded.items()}
+
+
+def _around(model: str, field: str, inside: bytes) -> bytes:
+    body = chat(model, "hi", max_tokens=1)
+    return body[:-1] + f', "{field}": '.encode() + inside + b"}"
+
+
+def maximal(model: str) -> dict[str, bytes]:
+    """Return the longest bodies of every kind."""
+    keys = b",".join(b'"k%d":0' % number for number in range(LARGE_BYTES // 13))
+    tool_calls = b"[" + b"[]," * (LARGE_BYTES // 3) + b"[]]"
+    message = b'{"role":"assistant","content":"","tool_calls":' + tool_calls + b"}"
+    empty = b",".join([b'{"role":"user","content":""}'] * NUM_EMPTY_MESSAGES)
+    named = json.dumps(model).encode()
+    return {
+        "data: URL of the largest body": chat(
+            model, image_parts(data_url(padded_jpeg((MAX_BODY_BYTES - 4096) // 4 * 3), "jpeg")), max_tokens=1
+        ),
+        "nested brackets": _around(model, "x", b"[" * (LARGE_BYTES // 2) + b"]" * (LARGE_BYTES // 2)),
+        "flat brackets": _around(model, "x", tool_calls),
+        "tool_calls": b'{"model":' + named + b',"messages":[' + message + b"]}",
+        "unknown keys": chat(model, "hi", max_tokens=1)[:-1] + b"," + keys + b"}",
+        "empty messages": b'{"model":' + named + b',"messages":[' + empty + b"]}",
+        "1 MiB of text": chat(model, "word " * ((1 << 20) // 5), max_tokens=1),
+    }
+
+
+def refused(model: str) -> Mapping[str, Callable[[str | None, int], bytes]]:
+    """Return whole requests that are refused, by what is wrong with them: functions of key and port."""
+    good = chat(model, "hi", max_tokens=1)
+    stranger = chat("gpt-9", "hi", max_tokens=1)
+    crowd = chat(model, image_parts(*[data_url(small_png())] * TOO_MANY_PICTURES), max_tokens=1)
+    return {
+        "wrong model": lambda key, port: head(len(stranger), key, port=port) + stranger,
+        "unknown route": lambda key, port: head(len(good), key, "/v1/nothing", port=port) + good,
+        "bad JSON": lambda key, port: head(5, key, port=port) + b"{nope",
+        "100 pictures": lambda key, port: head(len(crowd), key, port=port) + crowd,
+        "wrong content type": lambda key, port: head(len(good), key, content_type="text/plain", port=port) + good,
+        WRONG_KEY: lambda key, port: head(len(good), "wrong", port=port) + good,
+    }
