@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pictures
-import pytest
 import scripted
 
 from saccade.gateway.config import GatewayConfig
@@ -105,19 +104,31 @@ def test_slow_picture_hosts_hold_up_no_chat(tiny_qwen3_vl: Path) -> None:
         wait_until(lambda: tarpit.num_left == 8)
 
 
-@pytest.mark.parametrize("bad", ["http://127.0.0.1:1/", "data:image/png;base64,AAAA"], ids=["url", "data"])
-def test_one_failed_picture_ends_the_fetches_of_its_siblings(bad: str, tiny_qwen3_vl: Path) -> None:
-    with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=HERE)) as gateway:
-        slow = [image(f"{tarpit.url}?{number}") for number in range(4)]
-        broken = image("data:image/png;base64,A" if bad.startswith("data") else bad)
-        answer = gateway.chat([*slow, broken])
+def test_one_failed_picture_ends_the_fetches_of_its_siblings(tiny_qwen3_vl: Path) -> None:
+    patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
+    with (
+        Tarpit() as tarpit,
+        Shelf(b"no picture", wait=lambda: len(tarpit.connections) == 4) as shelf,
+        scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=patient)) as gateway,
+    ):
+        urls = [*(f"{tarpit.url}?{number}" for number in range(4)), shelf.url]
+        answer = gateway.chat([image(url) for url in urls])
         assert (answer.status, answer.json["error"]["param"]) == (400, "messages[0].content[4].image_url.url")
-        wait_until(lambda: tarpit.num_left == len(tarpit.connections))
+        wait_until(lambda: tarpit.num_left == 4)
+
+
+def test_a_picture_over_a_limit_is_refused_before_its_siblings_are_there(tiny_qwen3_vl: Path) -> None:
+    patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
+    config = GatewayConfig(fetch=patient, max_picture_pixels=10_000)
+    with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, config) as gateway:
+        answer = gateway.chat([image(tarpit.url), image(f"data:image/png;base64,{PICTURE}")])
+        error = answer.json["error"]
+        assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[1].image_url.url")
 
 
 def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
-        gateway.worker.script = [TokenDelta("r", [300]), 30.0]
+        gateway.worker.script = [30.0]
         memory = gateway.application.memory
         with asking(gateway, f"data:image/png;base64,{PICTURE}", text="a" * 1000):
             wait_until(lambda: gateway.worker.requests)
@@ -158,10 +169,11 @@ def test_the_encoded_bytes_of_one_request_are_bounded(tiny_qwen3_vl: Path) -> No
 
 
 class Shelf(Tarpit):
-    """A host that answers every request with the same bytes."""
+    """A host that answers every request with the same bytes, after *wait*."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, wait: Callable[[], object] = lambda: True) -> None:
         super().__init__()
+        self._wait = wait
         self._answer = (
             f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
         )
@@ -171,6 +183,7 @@ class Shelf(Tarpit):
             while True:
                 connection, _ = self._listener.accept()
                 connection.recv(1 << 16)
+                wait_until(self._wait)
                 connection.sendall(self._answer)
                 connection.close()
 

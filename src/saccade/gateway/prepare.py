@@ -36,7 +36,7 @@ from saccade.gateway.prompt_bounds import check_context, read_chat_that_may_fit
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.sources import Sources, decode_data_url, is_data_url
 from saccade.identity.content import content_hash
-from saccade.media.header import PictureLimits, read_header
+from saccade.media.header import PictureHeader, PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import Message
@@ -59,7 +59,6 @@ class Picture:
 
     field: str
     encoded: bytes
-    num_pixels: int
     content_hash: bytes
     layout: PictureLayout
     settings: Mapping[str, Any]
@@ -133,10 +132,11 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of a picture of a chat, and what the chat says of it."""
+    """The bytes of a picture of a chat, their header, and what the chat says of it."""
 
     source: PictureSource
     content: bytes
+    header: PictureHeader
 
 
 @dataclass(frozen=True)
@@ -171,30 +171,27 @@ class Preparer:
         """
         sources = list(chat.pictures)
         chat.pictures.clear()
-        contents = [b""] * len(sources)
+        found: dict[int, Encoded] = {}
 
         async def read(position: int) -> None:
             source = sources[position]
             try:
-                contents[position] = await self._content(source.url, salt, memory)
+                content, header = await self._open(source.url, salt, memory)
             except RequestError as error:
                 raise _at(error, source.field) from error
             sources[position] = dataclasses.replace(source, url="")
-            if sum(map(len, contents)) > self.limits.max_encoded_bytes:
-                raise ImageTooLarge(
-                    f"The images have more than {self.limits.max_encoded_bytes} bytes together; send fewer or smaller.",
-                    "messages",
-                )
+            found[position] = Encoded(sources[position], content, header)
+            self._check_together(found.values())
 
         await all_or_none(read(position) for position in range(len(sources)))
-        memory.keep(sum(map(len, contents)))
-        return [Encoded(source, content) for source, content in zip(sources, contents, strict=True)]
+        memory.keep(sum(len(one.content) for one in found.values()))
+        return [found[position] for position in range(len(sources))]
 
     async def draft(
         self, served: ServedModel, request: ChatRequest | TokenizeRequest, chat: Chat, encoded: Sequence[Encoded]
     ) -> Draft:
         """Return the token ids of *chat* with the spans of its pictures. Raises RequestError, naming the field."""
-        pictures = await self._pictures(served, encoded)
+        pictures = tuple([await self._picture(served, one) for one in encoded])
         is_long = sum(map(_num_text_characters, chat.messages)) > THREAD_FROM_CHARACTERS
         num_bytes = sum(len(one.content) for one in encoded)
         with self.metrics.stage("tokenize"):
@@ -257,38 +254,47 @@ class Preparer:
                 "The worker no longer held a picture, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _content(self, url: str, salt: bytes, memory: Reservation) -> bytes:
-        if not is_data_url(url):
-            return await self.sources.fetch(url, salt, memory)
-        return await self._work(len(url) > THREAD_FROM_BYTES, len(url), partial(decode_data_url, url))
+    async def _open(self, url: str, salt: bytes, memory: Reservation) -> tuple[bytes, PictureHeader]:
+        """Return the picture at *url* and its header, of which a refusal need not wait for other pictures."""
 
-    async def _pictures(self, served: ServedModel, encoded: Sequence[Encoded]) -> tuple[Picture, ...]:
-        """Return what the headers of *encoded* say. Raises RequestError, naming the field."""
+        def read(content: bytes) -> tuple[bytes, PictureHeader]:
+            header = read_header(content)
+            self.limits.picture.check(header, len(content))
+            return content, header
 
-        def read(one: Encoded) -> Picture:
-            try:
-                header = read_header(one.content)
-                self.limits.picture.check(header, len(one.content))
-                settings = served.layout.settings_for(one.source.options)
-                layout = served.layout.picture(*header.upright, settings)
-                with self.metrics.stage("hash"):
-                    known_as = content_hash(one.content, served.fingerprint(settings))
-            except RequestError as error:
-                raise _at(error, one.source.field) from error
-            num_pixels = header.width * header.height
-            return Picture(one.source.field, one.content, num_pixels, known_as, layout, settings)
+        if is_data_url(url):
+            return await self._work(len(url) > THREAD_FROM_BYTES, len(url), lambda: read(decode_data_url(url)))
+        content = await self.sources.fetch(url, salt, memory)
+        return await self._work(False, len(content), partial(read, content))
 
-        found: list[Picture] = []
-        for one in encoded:
-            num_bytes = len(one.content)
-            found.append(await self._work(num_bytes > THREAD_FROM_BYTES, num_bytes, partial(read, one)))
-        if sum(picture.num_pixels for picture in found) > self.limits.picture.max_request_pixels:
-            raise ImageTooLarge(
-                f"The images have more than {self.limits.picture.max_request_pixels} pixels together; send fewer or "
-                "smaller.",
-                "messages",
-            )
-        return tuple(found)
+    def _check_together(self, found: Iterable[Encoded]) -> None:
+        """Raise ImageTooLarge where the pictures of one request are too much, of those that are there by now."""
+        num_bytes = num_pixels = 0
+        for one in found:
+            num_bytes += len(one.content)
+            num_pixels += one.header.width * one.header.height
+        for number, limit, unit in (
+            (num_bytes, self.limits.max_encoded_bytes, "bytes"),
+            (num_pixels, self.limits.picture.max_request_pixels, "pixels"),
+        ):
+            if number > limit:
+                raise ImageTooLarge(
+                    f"The images have more than {limit} {unit} together; send fewer or smaller.", "messages"
+                )
+
+    async def _picture(self, served: ServedModel, one: Encoded) -> Picture:
+        def read() -> Picture:
+            settings = served.layout.settings_for(one.source.options)
+            layout = served.layout.picture(*one.header.upright, settings)
+            with self.metrics.stage("hash"):
+                known_as = content_hash(one.content, served.fingerprint(settings))
+            return Picture(one.source.field, one.content, known_as, layout, settings)
+
+        num_bytes = len(one.content)
+        try:
+            return await self._work(num_bytes > THREAD_FROM_BYTES, num_bytes, read)
+        except RequestError as error:
+            raise _at(error, one.source.field) from error
 
     async def _pixels(self, served: ServedModel, picture: Picture, salt: bytes) -> PreparedPicture:
         async def prepare() -> PreparedPicture:
