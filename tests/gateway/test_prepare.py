@@ -44,17 +44,19 @@ def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # 
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "max_model_len"),
     [
-        [ChatMessage("user", "")] * 40_000,
-        [ChatMessage("user", [ContentPart("text", "")] * 400_000)],
-        [ChatMessage("user", "word " * 40_000)],
+        ([ChatMessage("user", "")] * 40_000, 0),
+        ([ChatMessage("user", [ContentPart("text", "")] * 400_000)], 0),
+        ([ChatMessage("user", "word " * 40_000)], 39_000),  # which its bytes alone do not tell
     ],
     ids=["messages", "parts", "text"],
 )
-async def test_long_chats_leave_the_event_loop_free(messages: list[ChatMessage], tiny_qwen3_vl: Path) -> None:
+async def test_long_chats_leave_the_event_loop_free(
+    messages: list[ChatMessage], max_model_len: int, tiny_qwen3_vl: Path
+) -> None:
     """However little text is in them."""
-    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 0)
+    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
     pool, metrics = MediaPool(MediaPoolConfig()), Metrics()
     sources = Sources(Fetcher(FetchConfig()), UrlCache(0), metrics)
     preparer = Preparer(pool, PictureCache(pool, 0), sources, metrics, PictureLimits(), 1, 30.0)
