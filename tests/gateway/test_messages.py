@@ -15,7 +15,8 @@ TEXT = {"type": "text", "text": "hi"}
 
 
 def read(messages: list[dict[str, Any]], family: Family = FAMILY, kind: Any = ChatRequest, **fields: Any) -> Chat:
-    return read_chat(msgspec.convert({"model": "m", "messages": messages, **fields}, kind), family)
+    body = msgspec.json.encode({"model": "m", "messages": messages, **fields})
+    return read_chat(msgspec.json.decode(body, type=kind), family)
 
 
 def user(*parts: Any, **fields: Any) -> Chat:
@@ -154,9 +155,92 @@ def test_other_switches_are_refused_by_name(name: str) -> None:
 
 def test_family_without_switches() -> None:
     family = Family(("Other",), "<picture>")
-    field = "chat_template_kwargs.enable_thinking"
-    refused(UnsupportedParameter, field, "has none", family=family, chat_template_kwargs={"enable_thinking": True})
+    field = "chat_template_kwargs.add_vision_id"
+    refused(UnsupportedParameter, field, "has none", family=family, chat_template_kwargs={"add_vision_id": True})
     assert user(TEXT, family=family, chat_template_kwargs={}).switches == {}
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+@pytest.mark.parametrize("switches", [(), ("add_vision_id",)])
+def test_thinking_is_taken_where_nothing_switches_it(kind: type, switches: tuple[str, ...]) -> None:
+    family = Family(("Other",), "<picture>", template_switches=switches)
+    for value in (True, False, None):
+        chat = user(
+            TEXT,
+            family=family,
+            kind=kind,
+            enable_thinking=value,
+            reasoning_effort="none",
+            chat_template_kwargs={"enable_thinking": value},
+        )
+        assert chat.switches == {}
+    field = "chat_template_kwargs.enable_thinking"
+    refused(InvalidValue, field, "256", family=family, chat_template_kwargs={"enable_thinking": [1]})
+    refused(UnsupportedParameter, "reasoning_effort", family=family, reasoning_effort="high")
+
+
+@pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
+def test_thinking_by_another_name_is_refused_where_it_can_be_switched(switch: str) -> None:
+    family = Family(("Thinking",), "<picture>", template_switches=(switch,))
+    spelling = f'`chat_template_kwargs`: {{"{switch}": false}}'
+    refused(UnsupportedParameter, "enable_thinking", spelling, family=family, enable_thinking=False)
+    refused(UnsupportedParameter, "reasoning_effort", spelling, family=family, reasoning_effort="none")
+    assert user(TEXT, family=family, chat_template_kwargs={switch: False}).switches == {switch: False}
+
+
+MEDIA = [
+    "attachments",
+    "audio",
+    "file",
+    "files",
+    "image",
+    "image_base64",
+    "images",
+    "input_image",
+    "media",
+    "source",
+    "video",
+]
+
+
+@pytest.mark.parametrize("name", MEDIA)
+@pytest.mark.parametrize("value", [["aGk="], {"url": "a"}, "data:image/png;base64,aGk=", 1])
+def test_media_under_another_name_is_refused(name: str, value: Any) -> None:
+    """Dropped, the model would answer that it sees no picture."""
+    spelling = '{"type": "image_url", "image_url": {"url": '
+    in_message = [{"role": "user", "content": "hi"}, {"role": "user", "content": "hi", name: value}]
+    if name == "source":  # may say anything of a message
+        assert read(in_message) == read([{"role": "user", "content": "hi"}] * 2)
+    else:
+        refused(UnsupportedParameter, f"messages[1].{name}", spelling, messages=in_message)
+    for part in (TEXT, image("a")):
+        in_part = [{"role": "user", "content": [TEXT, {**part, name: value}]}]
+        refused(UnsupportedParameter, f"messages[0].content[1].{name}", spelling, messages=in_part)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "", False])
+def test_empty_media_under_another_name_are_nothing(value: Any) -> None:
+    empty = dict.fromkeys([*MEDIA, "tool_calls"], value)
+    assert read([{"role": "user", "content": "hi", "image_url": value, **empty}]) == read(
+        [{"role": "user", "content": "hi"}]
+    )
+    assert user({**TEXT, **dict.fromkeys(MEDIA, value)}) == user(TEXT)
+
+
+def test_a_picture_at_the_wrong_place_is_refused() -> None:
+    url = {"url": "data:image/png;base64,aGk="}
+    message = {"role": "user", "content": "hi", "image_url": url}
+    refused(UnsupportedParameter, "messages[0].image_url", "parts of a message", messages=[message])
+    message = {"role": "user", "content": [{**TEXT, "image_url": url}]}
+    refused(InvalidValue, "messages[0].content[0].image_url", "beside it", messages=[message])
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image", "source": {"data": "a"}}, {"type": "input_image", "image_url": "a"}]
+)
+def test_pictures_of_other_apis_are_told_how_openai_spells_them(part: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": [part]}]
+    refused(UnsupportedParameter, "messages[0].content[0].type", '{"type": "image_url"', messages=messages)
 
 
 @pytest.mark.parametrize(

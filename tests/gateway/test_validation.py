@@ -3,15 +3,21 @@
 import base64
 import io
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import scripted
+import structlog
 from chats import data_url, picture
+from faults import wait_for
 
 from saccade.errors import UnsupportedParameter
+from saccade.gateway.config import GatewayConfig
 from saccade.gateway.openai_requests import TokenizeRequest
 from saccade.gateway.parameters import LATER, parse_chat, parse_tokenize
+from saccade.protocol.output import FinishReason, TokenDelta
 
 TEXT = [{"type": "text", "text": "hi"}]
 GOOD = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -91,7 +97,17 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "stream as text": (body(stream="yes"), 400, "invalid_value", "stream"),
     "stream_options of a wrong type": (body(stream_options=[]), 400, "invalid_value", "stream_options"),
     "tools": (body(tools=[{"type": "function"}]), 400, "unsupported_parameter", "tools"),
-    "thinking by another name": (body(enable_thinking=False), 400, "unsupported_parameter", "enable_thinking"),
+    "effort": (body(reasoning_effort="high"), 400, "unsupported_parameter", "reasoning_effort"),
+    "Ollama's pictures": (message(images=["aGk="]), 400, "unsupported_parameter", "messages[0].images"),
+    "Ollama's format": (body(format="json"), 400, "unsupported_parameter", "format"),
+    "Ollama's options": (body(options={"temperature": 0}), 400, "unsupported_parameter", "options"),
+    "pictures beside the messages": (body(images=["aGk="]), 400, "unsupported_parameter", "images"),
+    "a source in a part": (content({**TEXT[0], "source": {"data": "aGk="}}), 400, "unsupported_parameter", "messages[0].content[0].source"),
+    "2049 messages": (body(messages=GOOD["messages"] * 2049), 400, "invalid_value", "messages"),
+    "4097 parts": (body(messages=[{"role": "user", "content": TEXT * 4096}, {"role": "user", "content": TEXT}]), 400, "invalid_value", "messages"),
+    "switches of 16 KiB": (body(chat_template_kwargs={"add_vision_id": "x" * 2**14}), 400, "invalid_value", "chat_template_kwargs"),
+    "more allowed tokens than there are": (body(allowed_token_ids=[5] * 200_000), 400, "invalid_value", "allowed_token_ids"),
+    "text beyond the context by its bytes": (message(content="word " * 200_000), 400, "context_length_exceeded", "messages"),
     "processor setting": (body(mm_processor_kwargs={"fps": 2}), 400, "unsupported_parameter", "mm_processor_kwargs.fps"),
     "processor settings of a wrong type": (body(mm_processor_kwargs=[]), 400, "invalid_value", "mm_processor_kwargs"),
     "no pixels": (body(mm_processor_kwargs={"max_pixels": 0}), 400, "invalid_value", "mm_processor_kwargs.max_pixels"),
@@ -184,10 +200,114 @@ def test_tokenize_refuses_them_too(name: str) -> None:
     assert error.value.param == name
 
 
-def test_unknown_fields_and_values_that_change_nothing_are_taken(gateway: scripted.Gateway) -> None:
-    extras = {"user": "me", "store": False, "metadata": {"a": "b"}, "n": 1, "frequency_penalty": 0.0, "logit_bias": {}}
-    answer = gateway.chat(**extras, response_format={"type": "text"}, tool_choice="none", parallel_tool_calls=True)
+@pytest.mark.parametrize(
+    ("name", "spelling"), [("format", "`response_format`"), ("options", "`max_tokens`"), ("images", "image_url")]
+)
+def test_other_spellings_are_told_openais(name: str, spelling: str) -> None:
+    with pytest.raises(UnsupportedParameter) as error:
+        parse_chat(json.dumps(body(**{name: ["something"]})).encode())
+    assert spelling in error.value.message
+
+
+HARMLESS = {
+    "user": "me", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "a",
+    "prompt_cache_key": "a", "prompt_cache_retention": "24h", "parallel_tool_calls": True, "n": 1,
+    "frequency_penalty": 0.0, "logit_bias": {}, "stream_options": {"include_obfuscation": False},
+    "response_format": {"type": "text"}, "tool_choice": "none", "verbosity": "medium", "reasoning_effort": "none",
+    "enable_thinking": False, "chat_template_kwargs": {"enable_thinking": False},
+}  # fmt: skip
+
+
+def test_what_changes_nothing_is_taken_without_a_word(gateway: scripted.Gateway) -> None:
+    answer = gateway.chat(**HARMLESS)
     assert answer.status == 200, answer.body
+    assert "x-saccade-warning" not in answer.headers
+
+
+def test_an_openai_client_hears_no_warning(gateway: scripted.Gateway) -> None:
+    sent = gateway.client().chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        store=False,
+        parallel_tool_calls=True,
+        safety_identifier="a",
+    )
+    assert sent.status_code == 200
+    assert "x-saccade-warning" not in sent.headers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stream": True}, {"temperature": 0.5, "min_tokens": 5, "max_tokens": 4}],
+    ids=["whole", "stream", "error"],
+)
+def test_unknown_parameters_are_named(fields: dict[str, Any], gateway: scripted.Gateway) -> None:
+    answer = gateway.chat(max_token=5, colour="red", **fields)
+    assert answer.status == (400 if "min_tokens" in fields else 200)
+    warning = "unknown parameters ignored: max_token (did you mean max_tokens?), colour"
+    assert answer.headers["x-saccade-warning"] == warning
+
+
+def test_the_log_names_unknown_parameters(gateway: scripted.Gateway) -> None:
+    asked = body(max_token=5, **{"a\nb": "my secret"})
+    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+        gateway.ask("POST", "/v1/chat/completions", asked, X_Request_Id="warned")
+
+        def own() -> list[Any]:
+            # The line is written after the answer.
+            return [line for line in lines if (line["event"], line.get("request_id")) == ("request", "warned")]
+
+        wait_for(lambda: bool(own()))
+    assert own()[0]["warnings"] == "unknown parameters ignored: max_token (did you mean max_tokens?), a?b"
+    assert "secret" not in str(lines)
+
+
+def test_tokenize_and_detokenize_name_them_too(gateway: scripted.Gateway) -> None:
+    tokenized = gateway.ask("POST", "/tokenize", body(temperature=0.5, promt="a"))
+    assert tokenized.status == 200
+    assert tokenized.headers["x-saccade-warning"] == "unknown parameters ignored: promt (did you mean prompt?)"
+    detokenized = gateway.ask("POST", "/detokenize", {"tokens": [5], "token": 5})
+    assert detokenized.status == 200
+    assert detokenized.headers["x-saccade-warning"] == "unknown parameters ignored: token (did you mean tokens?)"
+
+
+def test_strict_parameters(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(strict_parameters=True)) as gateway:
+        refused = gateway.chat(max_token=5)
+        assert (refused.status, refused.json["error"]["code"]) == (400, "unsupported_parameter")
+        assert refused.json["error"]["param"] == "max_token"
+        assert "did you mean `max_tokens`?" in refused.json["error"]["message"]
+        for path in ("/tokenize", "/detokenize"):
+            asked = {"prompt": "a", "tokens": [5], "colour": 1}
+            assert gateway.ask("POST", path, asked).json["error"]["code"] == "unsupported_parameter"
+        gateway.worker.script = [TokenDelta("r", [gateway.eos], FinishReason.STOP)]
+        assert gateway.chat(**HARMLESS).status == 200
+
+
+EXCEEDED = (
+    r"This model's maximum context length is 4096 tokens\. However, you requested (at least )?(\d+) tokens "
+    r"\((at least )?(\d+) in the messages, (\d+) in the completion\)\. "
+    r"Please reduce the length of the messages or completion\."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "completion"),
+    [("hi", {"max_tokens": 5000}, 5000), ("hi", {"max_completion_tokens": 4096}, 4096), ("word " * 9000, {}, 1),
+     ("word " * 9000, {"max_tokens": 7}, 7), ("word " * 200_000, {}, 1)],
+)  # fmt: skip
+def test_the_context_error_is_in_the_words_that_clients_look_for(
+    text: str, fields: dict[str, Any], completion: int, gateway: scripted.Gateway
+) -> None:
+    error = gateway.chat(text, **fields).json["error"]
+    found = re.fullmatch(EXCEEDED, error["message"])
+    assert error["code"] == "context_length_exceeded"
+    assert found, error["message"]
+    assert (found[1] is not None) == (found[3] is not None) == (len(text) == 1_000_000)
+    assert int(found[2]) == int(found[4]) + completion > 4096
+    assert int(found[5]) == completion
 
 
 def test_messages_say_nothing_about_libraries(gateway: scripted.Gateway) -> None:

@@ -25,8 +25,9 @@ ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assi
 
 PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
 
-OTHER_MEDIA: Final = (*OtherMedia.__struct_fields__, "image_url")
-"""Names that carry media elsewhere; `image_url` in a message, beside its content, is one of them."""
+MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "image_url")
+MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "inline_data", "source")
+"""Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Switches of templates whose models think or do not as they are told."""
@@ -146,7 +147,7 @@ def _read_part(
 
 def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
     """Raise UnsupportedParameter for media under another name: dropped, the answer would be about nothing."""
-    for name in OTHER_MEDIA if isinstance(holder, ChatMessage) else OtherMedia.__struct_fields__:
+    for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
         if _holds_something(getattr(holder, name)):
             raise UnsupportedParameter(
                 f"`{field}.{name}` is not read here; send pictures as parts of a message's `content`: {PICTURE_PART}.",

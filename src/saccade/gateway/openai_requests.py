@@ -73,11 +73,9 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
     image_embeds: Refused = UNSET
     image_urls: Refused = UNSET
     images: Refused = UNSET
-    inline_data: Refused = UNSET
     input_audio: Refused = UNSET
     input_image: Refused = UNSET
     media: Refused = UNSET
-    source: Refused = UNSET
     video: Refused = UNSET
     video_url: Refused = UNSET
     videos: Refused = UNSET
@@ -93,6 +91,8 @@ class ContentPart(OtherMedia, frozen=True):
     text: str | None = None
     image_url: ImageUrl | str | None = None
     uuid: str | None = None
+    inline_data: Refused = UNSET
+    source: Refused = UNSET
 
 
 class ChatMessage(OtherMedia, frozen=True):
