@@ -5,7 +5,7 @@ import pytest
 from saccade.gateway.url_cache import ENTRY_BYTES, UrlCache
 from saccade.media.freshness import Reuse
 
-ETAG = {"etag": '"a"'}
+ETAG = ("If-None-Match", '"a"')
 
 
 class Clock:
@@ -21,7 +21,7 @@ def test_picture_is_fresh_for_its_time_and_then_to_be_asked_for() -> None:
     clock = Clock()
     cache = UrlCache(10_000, clock)
     assert cache.get(b"", "u") is None
-    cache.put(b"", "u", b"picture", Reuse("u", ETAG, 60.0))
+    cache.put(b"", "u", b"picture", Reuse("u", 60.0, ETAG))
     freshness = []
     for clock.seconds in (0.0, 59.0, 60.0, 1e6):
         kept = cache.get(b"", "u")
@@ -34,16 +34,16 @@ def test_picture_is_fresh_for_its_time_and_then_to_be_asked_for() -> None:
 
 def test_tenants_do_not_see_each_others_pictures() -> None:
     cache = UrlCache(10_000)
-    cache.put(b"a", "u", b"picture", Reuse("u", ETAG, 60.0))
+    cache.put(b"a", "u", b"picture", Reuse("u", 60.0, ETAG))
     assert cache.get(b"b", "u") is None
     assert cache.get(b"", "u") is None
     assert cache.get(b"a", "u") is not None
 
 
-@pytest.mark.parametrize("reuse", [Reuse("u", ETAG, 60.0, is_forbidden=True), Reuse("u", {}, 0.0)])
+@pytest.mark.parametrize("reuse", [Reuse("u", 60.0, ETAG, is_forbidden=True), Reuse("u", 0.0)])
 def test_answer_that_may_not_be_kept_drives_out_the_one_before(reuse: Reuse) -> None:
     cache = UrlCache(10_000)
-    cache.put(b"", "u", b"old", Reuse("u", ETAG, 60.0))
+    cache.put(b"", "u", b"old", Reuse("u", 60.0, ETAG))
     cache.put(b"", "u", b"new", reuse)
     assert cache.get(b"", "u") is None
     assert cache.num_bytes == 0
@@ -52,16 +52,16 @@ def test_answer_that_may_not_be_kept_drives_out_the_one_before(reuse: Reuse) -> 
 def test_least_recently_used_leave_first_and_the_budget_holds() -> None:
     cache = UrlCache(3 * (ENTRY_BYTES + 101))
     for url in "abc":
-        cache.put(b"", url, bytes(100), Reuse(url, ETAG, 60.0))
+        cache.put(b"", url, bytes(100), Reuse(url, 60.0, ETAG))
     cache.get(b"", "a")
-    cache.put(b"", "d", bytes(100), Reuse("d", ETAG, 60.0))
+    cache.put(b"", "d", bytes(100), Reuse("d", 60.0, ETAG))
     assert [url for url in "abcd" if cache.get(b"", url)] == ["a", "c", "d"]
     assert cache.num_bytes == 3 * (ENTRY_BYTES + 101)
-    cache.put(b"", "e", bytes(10_000), Reuse("e", ETAG, 60.0))  # larger than all together: the others stay
+    cache.put(b"", "e", bytes(10_000), Reuse("e", 60.0, ETAG))  # larger than all together: the others stay
     assert [url for url in "acde" if cache.get(b"", url)] == ["a", "c", "d"]
 
 
 def test_no_capacity_keeps_nothing() -> None:
     cache = UrlCache(0)
-    cache.put(b"", "u", b"", Reuse("u", ETAG, 60.0))
+    cache.put(b"", "u", b"", Reuse("u", 60.0, ETAG))
     assert cache.get(b"", "u") is None

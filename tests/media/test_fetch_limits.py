@@ -10,7 +10,7 @@ from web import PICTURE, Handler, Resolver, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull, SaccadeError, StartupError
 from saccade.media.fetch import FetchConfig, Fetcher
-from saccade.media.image_url import NOT_FETCHED
+from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED
 
 HERE = ("127.0.0.1/32",)
 
@@ -220,7 +220,7 @@ async def test_file_of_another_host_and_any_file_without_a_folder_is_forbidden(
         host = "other.test" if settings else ""
         with pytest.raises(InvalidImageUrl) as caught:
             await fetcher.fetch(f"file://{host}{root}/in%20ner/a.png")
-        assert caught.value.message == NOT_FETCHED
+        assert caught.value.message == (NOT_FETCHED if settings else FILES_NOT_READ)
 
 
 async def test_size_of_a_local_file(root: Path) -> None:

@@ -43,7 +43,7 @@ class Sources:
         if kept is not None and kept.is_fresh:
             return kept.encoded
         with self._metrics.stage("fetch"):
-            fetched = await self._fetcher.fetch(url, kept.reuse if kept is not None else None)
+            fetched = await self._fetcher.fetch(url, kept.reuse if kept is not None else None, tenant=salt)
         encoded = kept.encoded if kept is not None and fetched.not_modified else fetched.encoded
         self._cache.put(salt, url, encoded, fetched.reuse)
         return encoded
