@@ -1,9 +1,12 @@
 """Fetched pictures are kept as long as allowed, within a budget, each tenant's apart."""
 
+import gc
+import sys
+
 import pytest
 
 from saccade.gateway.url_cache import ENTRY_BYTES, UrlCache
-from saccade.media.freshness import Reuse
+from saccade.media.freshness import HEADERS, MAX_HEADER_CHARACTERS, Reuse, reuse_of
 
 ETAG = ("If-None-Match", '"a"')
 
@@ -65,3 +68,48 @@ def test_no_capacity_keeps_nothing() -> None:
     cache = UrlCache(0)
     cache.put(b"", "u", b"", Reuse("u", 60.0, ETAG))
     assert cache.get(b"", "u") is None
+
+
+def num_bytes_held(root: object) -> int:
+    """Return the bytes of everything that *root* leads to, types and other things that all share aside."""
+    seen: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) not in seen and not isinstance(thing, type | type(sys) | type(num_bytes_held)):
+            seen[id(thing)] = thing
+            waiting += gc.get_referents(thing)
+    return sum(sys.getsizeof(thing) for thing in seen.values())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"cache-control": "max-age=600"},
+        {"cache-control": "max-age=600", "etag": "x" * MAX_HEADER_CHARACTERS},
+        {"cache-control": "max-age=600", "etag": "x" * 800_000, "last-modified": "y" * MAX_HEADER_CHARACTERS},
+        {"cache-control": "max-age=600", "etag": "\U0001f600" + "x" * 1000},
+        {"cache-control": "max-age=600", **dict.fromkeys(("etag", "last-modified", "vary"), "x" * 800_000)},
+        {"etag": '"a"', "vary": "x" * 800_000},
+        {"cache-control": "max-age=600, " + "x" * 800_000, "etag": '"a"'},
+        dict.fromkeys(HEADERS, "x" * 800_000),
+    ],
+)
+@pytest.mark.parametrize("path", ["a", "a" * 8000, "\U0001f600" * 1000])
+def test_what_is_held_is_no_more_than_what_is_counted(headers: dict[str, str], path: str) -> None:
+    cache = UrlCache(1 << 30)
+    empty = num_bytes_held(cache._entries)
+    for index in range(100):
+        url = f"http://images.test/{index}/{path}"
+        fresh = {name: value[:1] + value[1:] for name, value in headers.items()}  # texts of its own, as from a socket
+        cache.put(f"salt {index}".encode(), url, bytes(100), reuse_of(f"{url}/elsewhere", fresh, 0.0, 0.0))
+    assert num_bytes_held(cache._entries) - empty <= cache.num_bytes
+
+
+def test_entry_of_long_headers_is_kept_without_them() -> None:
+    cache = UrlCache(1 << 20)
+    headers = {"cache-control": "max-age=600", "etag": "x" * 800_000, "last-modified": "then"}
+    cache.put(b"", "u", b"picture", reuse_of("u", headers, 0.0, 0.0))
+    kept = cache.get(b"", "u")
+    assert kept is not None
+    assert (kept.is_fresh, kept.reuse.conditions) == (True, {"If-Modified-Since": "then"})

@@ -100,9 +100,14 @@ class SocketGuard:
             self.num_refused += 1
             self._refusals.note("the address is private, or its port is not 80 or 443", "--allowed-media-networks")
             raise PermissionError("The address is not allowed.")
-        try:
-            return socket.socket(family, kind, protocol)
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise QueueFull("Too many connections are open; try again later.") from None
-            raise
+        return new_socket(family, kind, protocol)
+
+
+def new_socket(family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """Return a socket. Raises OSError, and QueueFull where this process or its machine has none left."""
+    try:
+        return socket.socket(family, kind, protocol)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise QueueFull("Too many connections are open; try again later.") from None
+        raise

@@ -28,6 +28,7 @@ from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED, UrlReader
 from saccade.media.local_files import local_file_size, read_local_file
 from saccade.media.refusals import Refusals
 from saccade.media.resolver import DnsResolver
+from saccade.media.response_limits import limit_responses
 
 HEADERS = {
     "Accept": "image/jpeg, image/png, image/webp, image/gif, image/*;q=0.5, */*;q=0.1",
@@ -142,6 +143,7 @@ class Fetcher:
             use_dns_cache=False,
             limit=0,
         )
+        limit_responses(connector)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=HEADERS,
@@ -270,6 +272,7 @@ class Fetcher:
                 if not chunk:
                     return body.getvalue()
                 num_bytes += body.write(chunk)
+                await asyncio.sleep(0)  # a server that is fast enough would leave no room for other work
         raise ImageTooLarge(f"The image at the URL has more than {limit_bytes} bytes, which is the limit.")
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import pycares
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from saccade.media.addresses import new_socket
+
 MAX_ADDRESSES = 8
 """Of one name and each family: a name with thousands of addresses must not lead to as many connections."""
 
@@ -28,10 +30,13 @@ class DnsResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of *host*, those of IPv4 first. Raises OSError."""
+        """Return the addresses of *host*, those of IPv4 first. Raises OSError, and QueueFull where no socket is left."""
         lookup = _Lookup(asyncio.get_running_loop(), self._servers)
         try:
             found = await lookup.addresses(host, family)
+        except OSError:
+            new_socket(socket.AF_INET, socket.SOCK_DGRAM).close()  # c-ares does not tell that it got none
+            raise
         finally:
             lookup.close()
         kinds = (socket.AF_INET, socket.AF_INET6)
