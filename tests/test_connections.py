@@ -25,6 +25,7 @@ CONNECTING = {
 ALLOWED = {
     "media/fetch.py": {"aiohttp"},  # addresses from requests, judged at the socket
     "media/resolver.py": {"aiohttp", "pycares"},  # the interface of a resolver; the operating system's name servers
+    "media/response_limits.py": {"aiohttp"},  # reads what fetch.py's connections receive
     "transport/client.py": {"grpc", "insecure_channel"},  # workers, whose addresses the operator gives
     "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
     "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods

@@ -84,6 +84,11 @@ def test_child_gets_no_setting_from_our_environment() -> None:
     assert config.without_settings({"SACCADE_PORT": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+@pytest.mark.parametrize(("keys", "bound"), [((), None), (("a",), None), (("a", "b"), 24)])
+def test_one_of_several_keys_does_not_take_every_fetch(keys: tuple[str, ...], bound: int | None) -> None:
+    assert gateway_config(ServerFlags(api_key=keys), MediaFlags(), ()).fetch.max_concurrent_per_tenant == bound
+
+
 def test_gateway_config_follows_the_flags() -> None:
     made = gateway_config(
         ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=ImageLimit(2)), ("unix:/w",)

@@ -121,6 +121,16 @@ async def test_turn_that_was_granted_to_a_task_cancelled_meanwhile_is_not_lost()
     assert (crowd.turns.num_held, crowd.turns.num_waiting) == (0, 0)
 
 
+async def test_turn_is_not_granted_to_a_task_that_is_cancelled_in_line() -> None:
+    crowd = Crowd(FairTurns(1))
+    crowd.come("a1", "b1", "c1")
+    await settle()
+    await crowd.cancel("a1", "b1")  # the first gives its turn back before the second has left the line
+    assert crowd.served == ["a1", "c1"]
+    await crowd.cancel("c1")
+    assert (crowd.turns.num_held, crowd.turns.num_waiting) == (0, 0)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.booleans()), max_size=40), st.integers(1, 4))
 def test_no_turn_is_lost_or_made_whatever_happens(script: list[tuple[str, int, bool]], num_turns: int) -> None:
     async def play() -> None:

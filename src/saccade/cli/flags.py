@@ -18,6 +18,10 @@ ENGINE = EngineConfig(model_dir="", model="")
 SECRET = ("api_key",)
 GIB = 1 << 30
 
+SHARED_TURNS = FetchConfig.max_concurrent * 3 // 4
+"""Of the fetches at a time, what one of several API keys may have: the others must not wait for slow servers."""
+
+
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
@@ -203,6 +207,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
             allowed_domains=media.allowed_media_domains,
             allowed_networks=media.allowed_media_networks,
             local_root=media.allowed_local_media_path,
+            max_concurrent_per_tenant=SHARED_TURNS if len(server.api_key) > 1 else None,
         ),
     )
 

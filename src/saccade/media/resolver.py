@@ -30,7 +30,7 @@ class DnsResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of *host*, those of IPv4 first. Raises OSError, and QueueFull where no socket is left."""
+        """Return the addresses of *host*, those of IPv4 first. Raises OSError; QueueFull where no socket is left."""
         lookup = _Lookup(asyncio.get_running_loop(), self._servers)
         try:
             found = await lookup.addresses(host, family)
