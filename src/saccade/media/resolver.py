@@ -8,6 +8,7 @@ lookups share can neither end one of them alone nor bound its cache of answers. 
 import asyncio
 import socket
 from collections.abc import Iterable
+from contextlib import closing
 
 import pycares
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -31,14 +32,12 @@ class DnsResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Return the addresses of *host*, those of IPv4 first. Raises OSError; QueueFull where no socket is left."""
-        lookup = _Lookup(asyncio.get_running_loop(), self._servers)
         try:
-            found = await lookup.addresses(host, family)
+            with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
+                found = await lookup.addresses(host, family)
         except OSError:
             new_socket(socket.AF_INET, socket.SOCK_DGRAM).close()  # c-ares does not tell that it got none
             raise
-        finally:
-            lookup.close()
         kinds = (socket.AF_INET, socket.AF_INET6)
         addresses = [(kind, text) for kind in kinds for text in _of_family(found, kind)[:MAX_ADDRESSES]]
         if not addresses:
@@ -91,7 +90,8 @@ class _Lookup:
 
     def close(self) -> None:
         """End the lookup if it still runs, and close its sockets."""
-        self._answer.cancel()
+        if not self._answer.cancel():
+            self._answer.exception()  # asyncio logs an exception that nobody looked at
         self._channel.cancel()
         for number in tuple(self._sockets):
             self._watch(number, False, False)
