@@ -39,7 +39,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 CHUNK_BYTES = 1 << 16
 
 BUFFER_BYTES = 1 << 19
-"""What a connection may have received of a body before anybody reads it: two chunks, and one receipt of the loop."""
+"""The most that a connection receives of a body before it is read: two chunks, and one receipt of the event loop."""
 
 HOLD_STEP_BYTES = 1 << 20
 """By how much more is held at a time where a server does not say how long its body is."""
@@ -170,8 +170,9 @@ class Fetcher:
     ) -> Fetched:
         """Return the picture at *url*, or that the *known* one still holds.
 
-        *tenant* is whom the fetch takes turns for. *hold* is awaited before bytes are read, with how many more there
-        may be; it may wait, which is no fault of the server, and raise. What it allowed is never given back here.
+        The fetch waits for a turn of *tenant*. *hold* is awaited before bytes are read, with the number of bytes that
+        come on top of earlier calls. It may wait, which does not count as the server's time, and it may raise. Nothing
+        is given back here: the caller does that, also where the fetch fails.
 
         Raises InvalidImageUrl, with one sentence for all that may not be reached or does not answer; ImageTooLarge;
         QueueFull where too many others are being fetched.
