@@ -77,10 +77,14 @@ async def test_fetch_that_gets_no_more_bytes_ends_and_gives_its_turn_back(
 
 @pytest.mark.parametrize("reply", [answer(bytes(2 * MIB)), sending(2 * MIB)])
 async def test_waiting_for_room_does_not_count_as_the_servers_time(reply: bytes | Handler) -> None:
-    async def hold(nbytes: int) -> None:
-        await asyncio.sleep(0.6)
+    budget = Budget()
 
-    async with serving(reply) as web, fetching(allowed_networks=HERE, timeout_seconds=0.5) as fetcher:
+    async def hold(nbytes: int) -> None:
+        await budget(nbytes)
+        if len(budget.calls) == 2:
+            await asyncio.sleep(1.6)
+
+    async with serving(reply) as web, fetching(allowed_networks=HERE, timeout_seconds=1.5) as fetcher:
         assert len((await fetcher.fetch(f"http://127.0.0.1:{web.port}/", hold=hold)).encoded) == 2 * MIB
 
 
