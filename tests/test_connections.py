@@ -11,8 +11,8 @@ import saccade
 ROOT = Path(saccade.__file__).parent
 
 CLIENTS = {
-    "aiohttp", "ftplib", "grpc", "http.client", "httpx", "httpx2", "huggingface_hub", "openai", "pycurl", "requests",
-    "smtplib", "urllib.request", "urllib3", "websockets", "xmlrpc.client", "zmq",
+    "aiohttp", "ftplib", "grpc", "http.client", "httpx", "httpx2", "huggingface_hub", "openai", "pycares", "pycurl",
+    "requests", "smtplib", "urllib.request", "urllib3", "websockets", "xmlrpc.client", "zmq",
 }  # fmt: skip
 """Libraries that connect to somebody."""
 
@@ -24,7 +24,8 @@ CONNECTING = {
 
 ALLOWED = {
     "media/fetch.py": {"aiohttp"},  # addresses from requests, judged at the socket
-    "media/resolver.py": {"aiohttp"},  # the interface of a resolver; it connects to nobody
+    "media/resolver.py": {"aiohttp", "pycares"},  # the interface of a resolver; the operating system's name servers
+    "media/response_limits.py": {"aiohttp"},  # reads what fetch.py's connections receive
     "transport/client.py": {"grpc", "insecure_channel"},  # workers, whose addresses the operator gives
     "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
     "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods

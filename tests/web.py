@@ -121,7 +121,7 @@ class Resolver(AbstractResolver):
 
 @contextlib.asynccontextmanager
 async def fetching(
-    resolver: Resolver | None = None, certificates: str = os.devnull, **settings: Any
+    resolver: AbstractResolver | None = None, certificates: str = os.devnull, **settings: Any
 ) -> AsyncIterator[Fetcher]:
     """Yield a fetcher whose FetchConfig has these *settings* and that trusts these *certificates*, none by default."""
     fetcher = Fetcher(FetchConfig(**{**PATIENT, **settings}), resolver)

@@ -70,7 +70,7 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ServerFlags("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 0.0)
+    server = ServerFlags("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7, shutdown_timeout=0.0)
     media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
     engine = EngineFlags("name", 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True)
     for name, value in config.to_environment(server, SECRET).items():

@@ -11,6 +11,7 @@ import scripted
 
 from saccade.gateway.config import GatewayConfig
 from saccade.media.fetch import FetchConfig
+from saccade.media.image_url import FILES_NOT_READ
 from saccade.protocol.output import FinishReason, TokenDelta
 
 JPEG = pictures.encode(pictures.picture(120, 90), "JPEG")
@@ -75,6 +76,7 @@ def test_the_inside_is_out_of_reach_and_reads_like_nowhere(shelf: Shelf, gateway
     errors = [ask(gateway, url).json["error"] for url in (shelf.url, nowhere, "file:///etc/passwd")]
     assert errors[0]["code"] == "invalid_image_url"
     assert errors[0]["param"] == "messages[0].content[0].image_url.url"
-    assert errors[0] == errors[1] == errors[2]
+    assert errors[0] == errors[1]
+    assert errors[2] == {**errors[0], "message": FILES_NOT_READ}
     assert shelf.num_asked == 0
     assert gateway.worker.requests == []

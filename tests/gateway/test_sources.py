@@ -155,7 +155,8 @@ async def test_stale_picture_is_asked_for_by_its_tag_and_kept_if_it_still_holds(
         await read(sources, url, b"")
         web.reply = answer(b"", 304, **FRESH)
         assert await read(sources, url, b"") == PICTURE
-        assert (web.headers()["if-none-match"], web.headers()["if-modified-since"]) == ('"a"', "then")
+        assert web.headers()["if-none-match"] == '"a"'
+        assert "if-modified-since" not in web.headers()  # one validator is kept, the more exact one
         assert await read(sources, url, b"") == PICTURE
         assert web.num_connects == 2
 

@@ -1,12 +1,14 @@
 """No address that is not of the public internet passes, however it is written."""  # F6
 
 import ipaddress
+import resource
 import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.errors import QueueFull
 from saccade.media.addresses import SocketGuard
 
 PRIVATE_IPV4 = [
@@ -86,3 +88,14 @@ def test_no_socket_is_made_for_a_refused_address(family: socket.AddressFamily, t
     with pytest.raises(PermissionError):
         guard.open_socket((family, socket.SOCK_STREAM, 0, "", target))
     assert guard.num_refused == 1
+
+
+def test_process_without_a_socket_left_says_that_it_is_busy() -> None:
+    """It is no fault of the picture's server."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(QueueFull):
+            SocketGuard().open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("1.1.1.1", 80)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 from web import PICTURE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl, SaccadeError
 from saccade.media import addresses
 from saccade.media.fetch import Fetcher
-from saccade.media.image_url import NOT_FETCHED
+from saccade.media.image_url import (
+    BARE_BASE64,
+    FILES_NOT_READ,
+    NO_SCHEME,
+    NOT_FETCHED,
+    UNKNOWN_SCHEME,
+    UNSUPPORTED_SCHEME,
+)
 
 HERE = ("127.0.0.1/32",)
 ELSEWHERE = ("127.0.0.2/32",)
@@ -71,18 +79,39 @@ CONFUSING = [
     "http://[::1/",
     "http:///127.0.0.1:{port}/",
     "http:127.0.0.1:{port}/",
-    "//127.0.0.1:{port}/",
-    "127.0.0.1:{port}/",
     "http://",
-    "",
-    "ftp://127.0.0.1:{port}/",
-    "gopher://127.0.0.1:{port}/",
-    "unix:///tmp/socket",
-    "javascript:alert(1)",
-    "blob:http://127.0.0.1:{port}/",
-    "file:///etc/passwd",
-    "file://127.0.0.1/etc/passwd",
-    "FILE:///etc/passwd",
+]
+NOT_OF_THE_WEB = [
+    ("//127.0.0.1:{port}/", NO_SCHEME),
+    ("127.0.0.1:{port}/", NO_SCHEME),
+    ("localhost:{port}/", NO_SCHEME),
+    ("", UNKNOWN_SCHEME),
+    (" ", UNKNOWN_SCHEME),
+    ("ftp://127.0.0.1:{port}/", UNSUPPORTED_SCHEME.format(scheme="ftp")),
+    ("S3://bucket/a.png", UNSUPPORTED_SCHEME.format(scheme="s3")),
+    ("gs://bucket/a.png", UNSUPPORTED_SCHEME.format(scheme="gs")),
+    ("blob:http://127.0.0.1:{port}/", UNSUPPORTED_SCHEME.format(scheme="blob")),
+    ("gopher://127.0.0.1:{port}/", UNKNOWN_SCHEME),
+    ("unix:///tmp/socket", UNKNOWN_SCHEME),
+    ("javascript:alert(1)", UNKNOWN_SCHEME),
+    ("my-secret-token:a", UNKNOWN_SCHEME),
+    ("file:///etc/passwd", FILES_NOT_READ),
+    ("file://127.0.0.1/etc/passwd", FILES_NOT_READ),
+    ("FILE:///etc/passwd", FILES_NOT_READ),
+    ("/home/x.png", NO_SCHEME),
+    ("./a.png", NO_SCHEME),
+    ("~/my cat.png", NO_SCHEME),
+    ("cat.png", NO_SCHEME),
+    ("C:\\x.png", NO_SCHEME),
+    ("C:/x.png", NO_SCHEME),
+    ("\\\\server\\x.png", NO_SCHEME),
+    ("iVBORw0KGgoAAAANSUhEUgAA", BARE_BASE64),
+    ("/9j/4AAQSkZJRgABAQ==", BARE_BASE64),
+    ("R0lGODlhAQABAIAAAAAAAP", BARE_BASE64),
+    ("UklGRiQAAABXRUJQVlA4", BARE_BASE64),
+    ("image/png;base64,iVBORw0KGgo", BARE_BASE64),
+    ("QUJD" * 100_000, BARE_BASE64),
+    ("QUJD" * 19 + "\n" + "QUJD" * 19 + "\n" + "QUJD" * 40, BARE_BASE64),
 ]
 
 
@@ -120,6 +149,26 @@ async def test_url_that_can_be_read_in_two_ways_is_refused_even_of_an_allowed_ho
     async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_networks=HERE) as fetcher:
         assert _is_not_fetched(await refusal(fetcher, url.format(port=canary.port)))
         assert canary.num_connects == 0
+
+
+@pytest.mark.parametrize(("url", "sentence"), NOT_OF_THE_WEB)
+async def test_what_is_no_url_of_the_web_is_refused_by_its_looks(url: str, sentence: str) -> None:
+    async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_networks=HERE) as fetcher:
+        error = await refusal(fetcher, url.format(port=canary.port))
+        assert (type(error), error.message, canary.num_connects) == (InvalidImageUrl, sentence, 0)
+
+
+async def test_log_names_the_flag_that_refused_and_nothing_that_was_sent() -> None:
+    settings = {"allowed_domains": ("images.test", "inward.test")}
+    async with fetching(Resolver(["127.0.0.1"]), **settings) as fetcher:
+        with capture_logs() as lines:
+            for _ in range(25):
+                for url in ("http://sent.test/sent", "http://inward.test/sent", "file:///sent"):
+                    await refusal(fetcher, url)
+        flags = ("--allowed-media-domains", "--allowed-media-networks", "--allowed-local-media-path")
+        assert [(line["flag"], line["count"]) for line in lines] == [(flag, n) for n in (1, 10) for flag in flags]
+        assert "sent" not in str(lines)
+        assert all(line["log_level"] == "warning" for line in lines)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "rebound.test"])

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from web import PICTURE, Handler, Resolver, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull, SaccadeError, StartupError
 from saccade.media.fetch import FetchConfig, Fetcher
-from saccade.media.image_url import NOT_FETCHED
+from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED
+from saccade.media.resolver import DnsResolver
 
 HERE = ("127.0.0.1/32",)
 
@@ -150,6 +152,45 @@ async def test_turns_are_bounded_and_the_wait_for_one_too() -> None:
         assert (fetcher.outcomes, fetcher.num_bytes) == ({"queue_full": 1, "ok": 1}, len(PICTURE))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "name.test"])
+async def test_no_socket_left_is_no_fault_of_the_client(host: str) -> None:
+    resolver = DnsResolver(["127.0.0.1:53"]) if host == "name.test" else None
+    async with serving() as web, fetching(resolver, allowed_networks=HERE) as fetcher:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            with pytest.raises(QueueFull):
+                await fetcher.fetch(f"http://{host}:{web.port}/")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == PICTURE
+
+
+async def test_tenant_that_keeps_all_turns_busy_is_not_served_again_before_others() -> None:
+    entered = asyncio.Queue[str]()
+    leave = asyncio.Queue[None]()
+
+    async def wait(path: str, writer: asyncio.StreamWriter) -> None:
+        entered.put_nowait(path)
+        await leave.get()
+        writer.write(answer())
+
+    async with serving(wait) as web, fetching(allowed_networks=HERE, max_concurrent=2) as fetcher:
+        url = f"http://127.0.0.1:{web.port}"
+        greedy = [asyncio.create_task(fetcher.fetch(f"{url}/a{index}", client=b"a")) for index in range(6)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(fetcher.fetch(f"{url}/b", client=b"b"))
+        await asyncio.sleep(0)
+        paths = []
+        for _ in range(7):
+            paths.append(await entered.get())
+            if len(paths) > 1:
+                leave.put_nowait(None)
+        leave.put_nowait(None)
+        await asyncio.gather(other, *greedy)
+        assert (sorted(paths[:2]), paths[2]) == (["/a0", "/a1"], "/b")
+
+
 async def test_name_server_that_does_not_answer_holds_up_no_other() -> None:
     resolver = Resolver(["127.0.0.1"])
     async with serving() as web, fetching(resolver, allowed_networks=HERE) as fetcher:
@@ -220,7 +261,7 @@ async def test_file_of_another_host_and_any_file_without_a_folder_is_forbidden(
         host = "other.test" if settings else ""
         with pytest.raises(InvalidImageUrl) as caught:
             await fetcher.fetch(f"file://{host}{root}/in%20ner/a.png")
-        assert caught.value.message == NOT_FETCHED
+        assert caught.value.message == (NOT_FETCHED if settings else FILES_NOT_READ)
 
 
 async def test_size_of_a_local_file(root: Path) -> None:

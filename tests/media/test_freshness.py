@@ -70,12 +70,43 @@ def test_what_is_kept(headers: dict[str, str], is_storable: bool) -> None:
 def test_what_is_not_modified_is_renewed_by_what_the_answer_says() -> None:
     old = {"cache-control": "max-age=60", "etag": '"a"', "age": "59", "last-modified": "then"}
     known = reuse_of(URL, old, NOW, 0.0)
-    assert known.conditions == {"If-None-Match": '"a"', "If-Modified-Since": "then"}
+    assert known.conditions == {"If-None-Match": '"a"'}
     same = reuse_of(URL, {}, NOW, 0.0, known)
     assert (same.fresh_seconds, same.conditions) == (60, known.conditions)
     other = reuse_of(URL, {"cache-control": "max-age=600", "etag": '"b"'}, NOW, 1.0, known)
     assert (other.fresh_seconds, other.conditions["If-None-Match"]) == (599, '"b"')
     assert not reuse_of(URL, {"cache-control": "no-store"}, NOW, 0.0, known).is_storable
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seconds_later", "fresh_seconds", "conditions"),
+    [
+        ({"etag": '"a"'}, {"last-modified": "then"}, 0, 0, {"If-None-Match": '"a"'}),
+        ({"last-modified": "then"}, {"last-modified": "now"}, 0, 0, {"If-Modified-Since": "now"}),
+        ({"last-modified": "then"}, {"etag": '"b"'}, 0, 0, {"If-None-Match": '"b"'}),
+        ({"etag": '"a"'}, {"etag": "x" * 1025}, 0, 0, {}),
+        ({"etag": '"a"', "expires": _date(600)}, {}, 100, 500, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "expires": _date(600)}, {"cache-control": "public"}, 100, 500, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "expires": _date(600)}, {"date": _date(50), "expires": _date(650)}, 50, 600, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "cache-control": "max-age=60"}, {"expires": _date(600)}, 0, 60, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "cache-control": "max-age=60"}, {"cache-control": "public"}, 0, 0, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "cache-control": "no-cache, max-age=60"}, {}, 0, 0, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "cache-control": "no-cache"}, {"cache-control": "max-age=60"}, 0, 60, {"If-None-Match": '"a"'}),
+        ({"etag": '"a"', "cache-control": "max-age=60", "age": "50"}, {"age": "10"}, 60, 50, {"If-None-Match": '"a"'}),
+    ],
+)  # fmt: skip
+def test_renewal_changes_what_it_says_and_nothing_else(
+    old: dict[str, str], new: dict[str, str], seconds_later: float, fresh_seconds: float, conditions: dict[str, str]
+) -> None:
+    renewed = reuse_of(URL, new, NOW + seconds_later, 0.0, reuse_of(URL, old, NOW, 0.0))
+    assert (renewed.fresh_seconds, renewed.conditions) == (fresh_seconds, conditions)
+
+
+@pytest.mark.parametrize("name", ["cache-control", "expires", "date", "age"])
+def test_answer_with_an_endless_header_is_not_kept(name: str) -> None:
+    headers = {"cache-control": "max-age=600", "etag": '"a"'}
+    assert reuse_of(URL, headers, NOW, 0.0).is_storable
+    assert not reuse_of(URL, {**headers, name: "max-age=600" + "," * 1024}, NOW, 0.0).is_storable
 
 
 @pytest.mark.parametrize(
@@ -93,4 +124,4 @@ def test_what_is_not_modified_is_renewed_by_what_the_answer_says() -> None:
 )
 def test_redirect_bounds_what_it_leads_to(status: int, headers: dict[str, str], fresh_seconds: float) -> None:
     assert redirect_fresh_seconds(status, headers, NOW) == fresh_seconds
-    assert Reuse(URL, {}, 600.0).at_most(fresh_seconds).fresh_seconds == min(fresh_seconds, 600)
+    assert Reuse(URL, 600.0).at_most(fresh_seconds).fresh_seconds == min(fresh_seconds, 600)

@@ -19,6 +19,7 @@ ENGINE = EngineConfig(model_dir="", model="")
 SECRET = ("api_key",)
 GIB = 1 << 30
 
+
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]

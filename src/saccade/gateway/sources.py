@@ -40,8 +40,9 @@ class Sources:
         if kept is not None and kept.is_fresh:
             return kept.encoded
         # What is under way belongs to no request in particular: the first that asked may leave before the others.
-        with self._metrics.stage("fetch"), self._budget.reservation(client):
-            fetched = await self._fetcher.fetch(url, kept.reuse if kept is not None else None)
+        with self._metrics.stage("fetch"), self._budget.reservation(client) as memory:
+            reuse = kept.reuse if kept is not None else None
+            fetched = await self._fetcher.fetch(url, reuse, client=client, hold=memory.grow)
         encoded = kept.encoded if kept is not None and fetched.not_modified else fetched.encoded
         self._cache.put(salt, url, encoded, fetched.reuse)
         return encoded

@@ -3,12 +3,15 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.media.freshness import Reuse
 
-ENTRY_BYTES = 1024
-"""What an entry takes beside its picture and its URL, headers included."""
+ENTRY_BYTES = 2048
+"""What an entry takes at most beside its picture and its URLs, its validator included."""
+
+_CHARACTER_BYTES = 4
+"""Of a text that is not ASCII, at most."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class CachedPicture:
     is_fresh: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """What is kept; *fresh_until* in seconds of the cache's clock, *nbytes* all that it takes."""
 
@@ -60,11 +63,17 @@ class UrlCache:
         key = (salt, url)
         old = self._entries.pop(key, None)
         self.num_bytes -= old.nbytes if old else 0
-        nbytes = len(encoded) + len(url) + ENTRY_BYTES
+        is_elsewhere = reuse.url != url
+        nbytes = len(encoded) + _num_bytes(url) + is_elsewhere * _num_bytes(reuse.url) + ENTRY_BYTES
         if not reuse.is_storable or nbytes > self._capacity_bytes:
             return
-        self._entries[key] = _Entry(encoded, reuse, self._clock() + reuse.fresh_seconds, nbytes)
+        kept = reuse if is_elsewhere else replace(reuse, url=url)  # one copy of the URL is counted, so one is held
+        self._entries[key] = _Entry(encoded, kept, self._clock() + reuse.fresh_seconds, nbytes)
         self.num_bytes += nbytes
         while self.num_bytes > self._capacity_bytes:
             _, evicted = self._entries.popitem(last=False)
             self.num_bytes -= evicted.nbytes
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) * (1 if text.isascii() else _CHARACTER_BYTES)

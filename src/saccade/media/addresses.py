@@ -4,17 +4,22 @@ A check of names, or of what a resolver says, is one lookup older than the conne
 for is the one that will be connected to, whatever URL, redirect or DNS answer led there.
 """
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Iterable
 from typing import Any
 
-from saccade.errors import StartupError
+from saccade.errors import QueueFull, StartupError
+from saccade.media.refusals import Refusals
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PUBLIC_PORTS = frozenset({80, 443})
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""How the operating system says that it is this process that has too much open."""
 
 # The IANA IPv4 Special-Purpose Address Registry (RFC 6890), multicast (RFC 5771), the former 6to4 relays (RFC 7526).
 _SPECIAL_IPV4 = (
@@ -62,11 +67,12 @@ class SocketGuard:
     """Makes the sockets of a connector, for allowed addresses only.
 
     Public hosts are allowed on ports 80 and 443; hosts of *allowed_networks* on every port. *num_refused* counts the
-    connections that were not made.
+    connections that were not made; *refusals* tells the operator.
     """
 
-    def __init__(self, allowed_networks: Iterable[str] = ()) -> None:
+    def __init__(self, allowed_networks: Iterable[str] = (), refusals: Refusals | None = None) -> None:
         self._allowed = parse_networks(allowed_networks)
+        self._refusals = refusals or Refusals()
         self.num_refused = 0
 
     def allows(self, host: str, port: int) -> bool:
@@ -84,12 +90,24 @@ class SocketGuard:
         return port in PUBLIC_PORTS and is_public(address)
 
     def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError where it is not allowed.
+        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError where it is not allowed,
+        and QueueFull where this process has no socket left.
 
         This is the `socket_factory` of an aiohttp connector, which asks it before every connection.
         """
         family, kind, protocol, _, target = address
         if family not in (socket.AF_INET, socket.AF_INET6) or not self.allows(target[0], target[1]):
             self.num_refused += 1
+            self._refusals.note("the address is private, or its port is not 80 or 443", "--allowed-media-networks")
             raise PermissionError("The address is not allowed.")
+        return new_socket(family, kind, protocol)
+
+
+def new_socket(family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """Return a socket. Raises OSError, and QueueFull where this process or its machine has none left."""
+    try:
         return socket.socket(family, kind, protocol)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise QueueFull("Too many connections are open; try again later.") from None
+        raise

@@ -6,12 +6,12 @@ judged as the first URL was; nothing of this machine goes along: no proxy, cooki
 """
 
 import asyncio
+import io
 import math
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from yarl import URL
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull
 from saccade.media.addresses import SocketGuard
+from saccade.media.fair_turns import FairTurns
+from saccade.media.freshness import HEADERS as REUSE_HEADERS
 from saccade.media.freshness import Reuse, redirect_fresh_seconds, reuse_of
-from saccade.media.image_url import NOT_FETCHED, UrlReader
-from saccade.media.local_files import read_local_file
-from saccade.media.resolver import ThreadedResolver
+from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED, UrlReader
+from saccade.media.local_files import local_file_size, read_local_file
+from saccade.media.refusals import Refusals
+from saccade.media.resolver import DnsResolver
+from saccade.media.response_limits import limit_responses
 
 HEADERS = {
     "Accept": "image/jpeg, image/png, image/webp, image/gif, image/*;q=0.5, */*;q=0.1",
@@ -33,6 +37,14 @@ HEADERS = {
 }
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 CHUNK_BYTES = 1 << 16
+
+BUFFER_BYTES = 1 << 19
+"""The most that a connection receives of a body before it is read: two chunks, and one receipt of the event loop."""
+
+HOLD_STEP_BYTES = 1 << 20
+"""By how much more is held at a time where a server does not say how long its body is."""
+
+_READ_HEADERS = (*REUSE_HEADERS, "location", "content-encoding")
 
 # TLS comes before the connection's other troubles: aiohttp derives the one from the other.
 _TROUBLES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
@@ -51,7 +63,8 @@ class FetchConfig:
 
     Without *allowed_domains* every public host is allowed; else exact names and `*.suffix`. *allowed_networks* are
     CIDRs of private hosts to allow, on every port. Files are read under *local_root* only. *timeout_seconds* bounds a
-    whole fetch with its redirects, *turn_timeout_seconds* the wait for one of *max_concurrent* turns before it.
+    whole fetch with its redirects, *turn_timeout_seconds* the wait for one of *max_concurrent* turns before it, of
+    which one client gets at most *max_concurrent_per_client*.
     """
 
     allowed_domains: tuple[str, ...] = ()
@@ -64,6 +77,7 @@ class FetchConfig:
     max_redirects: int = 3
     max_url_characters: int = 8192
     max_concurrent: int = 32
+    max_concurrent_per_client: int = 24
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,33 @@ class Fetched:
     not_modified: bool = False
 
 
+async def _without_bound(nbytes: int) -> None:
+    """Hold any number of bytes."""
+
+
+class _Holding:
+    """The bytes that one fetch may keep: *hold* is awaited for more; while it waits, *deadline* stands still."""
+
+    def __init__(self, hold: Callable[[int], Awaitable[None]], deadline: asyncio.Timeout) -> None:
+        self._hold = hold
+        self._deadline = deadline
+        self._num_bytes = 0
+
+    async def reach(self, num_bytes: int) -> None:
+        """Return once *num_bytes* in all are held."""
+        missing = num_bytes - self._num_bytes
+        if missing <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        ends_at = self._deadline.when()
+        left_seconds = None if ends_at is None else ends_at - loop.time()
+        self._deadline.reschedule(None)
+        await self._hold(missing)
+        self._num_bytes = num_bytes
+        if left_seconds is not None:
+            self._deadline.reschedule(loop.time() + left_seconds)
+
+
 class Fetcher:
     """Fetches for one gateway. *outcomes* counts fetches by their end, *num_bytes* what they brought.
 
@@ -83,13 +124,14 @@ class Fetcher:
     """
 
     def __init__(self, config: FetchConfig, resolver: AbstractResolver | None = None) -> None:
-        self.guard = SocketGuard(config.allowed_networks)
+        self._refusals = Refusals()
+        self.guard = SocketGuard(config.allowed_networks, self._refusals)
         self.outcomes: Counter[str] = Counter()
         self.num_bytes = 0
         self._config = config
-        self._urls = UrlReader(config.allowed_domains, config.max_url_characters)
-        self._resolver = resolver or ThreadedResolver(config.max_concurrent)
-        self._turns = asyncio.Semaphore(config.max_concurrent)
+        self._urls = UrlReader(config.allowed_domains, config.max_url_characters, self._refusals)
+        self._resolver = resolver or DnsResolver()
+        self._turns = FairTurns(config.max_concurrent, config.max_concurrent_per_client)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -101,6 +143,7 @@ class Fetcher:
             use_dns_cache=False,
             limit=0,
         )
+        limit_responses(connector)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=HEADERS,
@@ -117,19 +160,34 @@ class Fetcher:
             await self._session.close()
         await self._resolver.close()
 
-    async def fetch(self, url: str, known: Reuse | None = None) -> Fetched:
+    async def fetch(
+        self,
+        url: str,
+        known: Reuse | None = None,
+        *,
+        client: Hashable = None,
+        hold: Callable[[int], Awaitable[None]] = _without_bound,
+    ) -> Fetched:
         """Return the picture at *url*, or that the *known* one still holds.
+
+        The fetch waits for a turn of *client*. *hold* is awaited before bytes are read, with the number of bytes that
+        come on top of earlier calls. It may wait, which does not count as the server's time, and it may raise. Nothing
+        is given back here: the caller does that, also where the fetch fails.
 
         Raises InvalidImageUrl, with one sentence for all that may not be reached or does not answer; ImageTooLarge;
         QueueFull where too many others are being fetched.
         """
         try:
             target = self._urls.read(url)
-            if target.scheme == "file":
-                fetched = await self._read_file(target)
-            else:
-                async with self._turn():
-                    fetched = await self._follow(target, known)
+            root = self._config.local_root
+            if target.scheme == "file" and root is None:
+                self._refusals.note("files are not read", "--allowed-local-media-path")
+                raise InvalidImageUrl(FILES_NOT_READ)
+            async with self._turns.turn(client, self._config.turn_timeout_seconds):
+                if target.scheme == "file" and root is not None:
+                    fetched = await self._read_file(target, root, hold)
+                else:
+                    fetched = await self._load(target, known, hold)
         except (InvalidImageUrl, ImageTooLarge, QueueFull) as error:
             self.outcomes[error.code] += 1
             raise
@@ -137,35 +195,29 @@ class Fetcher:
         self.num_bytes += len(fetched.encoded)
         return fetched
 
-    async def _read_file(self, url: URL) -> Fetched:
-        root = self._config.local_root
-        if root is None:
-            raise InvalidImageUrl(NOT_FETCHED)
-        encoded = await asyncio.to_thread(read_local_file, url, root, self._config.max_bytes)
-        return Fetched(encoded, Reuse(str(url), {}, is_forbidden=True))
+    async def _read_file(self, url: URL, root: Path, hold: Callable[[int], Awaitable[None]]) -> Fetched:
+        num_bytes = await asyncio.to_thread(local_file_size, url, root, self._config.max_bytes)
+        await hold(num_bytes)
+        encoded = await asyncio.to_thread(read_local_file, url, root, num_bytes)
+        return Fetched(encoded, Reuse(str(url), is_forbidden=True))
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _load(self, url: URL, known: Reuse | None, hold: Callable[[int], Awaitable[None]]) -> Fetched:
         limit_seconds = self._config.timeout_seconds
         try:
-            async with asyncio.timeout(self._config.turn_timeout_seconds):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise QueueFull("Too many images are being fetched; try again later.") from None
-        try:
-            async with asyncio.timeout(limit_seconds):
-                yield
+            async with asyncio.timeout(limit_seconds) as deadline:
+                holding = _Holding(hold, deadline)
+                await holding.reach(BUFFER_BYTES)
+                return await self._follow(url, known, holding)
         except TimeoutError:
             raise InvalidImageUrl(
                 f"The image's server is too slow: an image must arrive within {limit_seconds:g} seconds."
             ) from None
-        finally:
-            self._turns.release()
 
-    async def _follow(self, url: URL, known: Reuse | None) -> Fetched:
+    async def _follow(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched:
         fresh_seconds = math.inf
         for _ in range(self._config.max_redirects + 1):
-            outcome = await self._ask(url, known if known is not None and known.url == str(url) else None)
+            is_known = known is not None and known.url == str(url)
+            outcome = await self._ask(url, known if is_known else None, holding)
             if isinstance(outcome, Fetched):
                 return replace(outcome, reuse=outcome.reuse.at_most(fresh_seconds))
             location, seconds = outcome
@@ -173,7 +225,7 @@ class Fetcher:
             url = self._urls.follow(url, location)
         raise InvalidImageUrl(f"The image's URL redirects more than {self._config.max_redirects} times.")
 
-    async def _ask(self, url: URL, known: Reuse | None) -> Fetched | tuple[str, float]:
+    async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
         """Return what *url* answers: a picture, or where else to look and how long that holds."""
         if self._session is None:
             raise RuntimeError("start() comes before fetch().")
@@ -182,7 +234,7 @@ class Fetcher:
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 try:
-                    return await self._read(response, url, known, started)
+                    return await self._read(response, url, known, started, holding)
                 finally:
                     if not response.content.is_eof():
                         response.close()
@@ -190,9 +242,10 @@ class Fetcher:
             raise InvalidImageUrl(next(text for kinds, text in _TROUBLES if isinstance(error, kinds))) from None
 
     async def _read(
-        self, response: aiohttp.ClientResponse, url: URL, known: Reuse | None, started: float
+        self, response: aiohttp.ClientResponse, url: URL, known: Reuse | None, started: float, holding: _Holding
     ) -> Fetched | tuple[str, float]:
-        headers = {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
+        found = ((name, response.headers.getall(name, ())) for name in _READ_HEADERS)
+        headers = {name: ", ".join(values) for name, values in found if values}
         if response.status in REDIRECTS and "location" in headers:
             return headers["location"], redirect_fresh_seconds(response.status, headers, time.time())
         is_known = response.status == 304 and known is not None
@@ -203,17 +256,26 @@ class Fetcher:
             return Fetched(b"", reuse, not_modified=True)
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise InvalidImageUrl("The image's server sent it compressed, though it was asked not to.")
-        return Fetched(await self._body(response), reuse)
+        return Fetched(await self._body(response, holding), reuse)
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body, counted as it comes: what its header says of its length is only good for giving up."""
+    async def _body(self, response: aiohttp.ClientResponse, holding: _Holding) -> bytes:
+        """Return the body. No byte of it is taken that is not held, and no more than are allowed."""
         limit_bytes = self._config.max_bytes
-        body = bytearray()
-        if (response.content_length or 0) <= limit_bytes:
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > limit_bytes:
-                    break
-            else:
-                return bytes(body)
+        length = response.content_length
+        body = io.BytesIO()  # hands out what it holds without a copy
+        num_bytes = 0
+        if (length or 0) <= limit_bytes:
+            await holding.reach(length or 0)
+            while num_bytes <= limit_bytes:
+                if length is None:
+                    await holding.reach(_next_step(num_bytes + BUFFER_BYTES))
+                chunk = await response.content.readany()
+                if not chunk:
+                    return body.getvalue()
+                num_bytes += body.write(chunk)
+                await asyncio.sleep(0)  # a server that is fast enough would leave no room for other work
         raise ImageTooLarge(f"The image at the URL has more than {limit_bytes} bytes, which is the limit.")
+
+
+def _next_step(num_bytes: int) -> int:
+    return -(-num_bytes // HOLD_STEP_BYTES) * HOLD_STEP_BYTES

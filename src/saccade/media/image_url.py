@@ -12,12 +12,37 @@ from collections.abc import Iterable
 from yarl import URL
 
 from saccade.errors import InvalidImageUrl, StartupError
+from saccade.media.refusals import Refusals
 
 NOT_FETCHED = (
     "The image's URL cannot be fetched: it must be an http or https URL of a host that answers and that may be reached "
     "from here. Otherwise send the image itself as a data: URL in base64."
 )
 """What a client reads whether a URL is refused, its host forbidden, unknown or silent: it must not tell which."""
+
+_INSTEAD = "Send the image itself as a data: URL in base64, as `data:image/png;base64,iVBORw0...`"
+FILES_NOT_READ = f"The image's URL names a file, and this server reads no files. {_INSTEAD}, or an http or https URL."
+BARE_BASE64 = (
+    "The image's URL is base64 without what comes before it: write `data:image/png;base64,` (or image/jpeg, "
+    "image/webp, image/gif) in front of it."
+)
+NO_SCHEME = (
+    "The image's URL has no scheme, so it reads as a path or a name, and this server opens no paths. "
+    f"{_INSTEAD}, or a URL that begins with http:// or https://."
+)
+UNKNOWN_SCHEME = f"The image's URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
+UNSUPPORTED_SCHEME = "Images are not fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."
+
+_NAMED_SCHEMES = frozenset(
+    {"abfs", "az", "blob", "cid", "ftp", "ftps", "gs", "hdfs", "hf", "ipfs", "oss", "s3", "sftp", "ws", "wss"}
+)
+"""Schemes that an error repeats; others may be anything that a client wrote."""
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.ASCII | re.IGNORECASE)  # a single letter is a drive of Windows
+_HOST_AND_PORT = re.compile(r"[a-z0-9.-]+:[0-9]+(/|$)", re.ASCII | re.IGNORECASE)
+_BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF, WebP
+_BASE64_MEDIA = re.compile(r"image/[a-z0-9.+-]+;base64,", re.ASCII | re.IGNORECASE)
+_LONG_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{256}", re.ASCII)
 
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"})
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*\.?", re.ASCII | re.IGNORECASE)
@@ -28,14 +53,19 @@ class UrlReader:
     """Reads URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, the suffix itself not included; without any, all are allowed.
+    *refusals* tells the operator of names that are not among them.
     """
 
-    def __init__(self, allowed_domains: Iterable[str] = (), max_characters: int = 8192) -> None:
+    def __init__(
+        self, allowed_domains: Iterable[str] = (), max_characters: int = 8192, refusals: Refusals | None = None
+    ) -> None:
         self._domains = frozenset(_canonical_domain(domain) for domain in allowed_domains)
         self._max_characters = max_characters
+        self._refusals = refusals or Refusals()
 
     def read(self, text: str) -> URL:
         """Return *text* as an http, https or file URL. Raises InvalidImageUrl."""
+        _check_kind(text)
         if len(text) > self._max_characters:
             raise InvalidImageUrl(
                 f"The image's URL has {len(text)} characters; at most {self._max_characters} are accepted."
@@ -57,7 +87,10 @@ class UrlReader:
 
     def _check_host(self, url: URL) -> None:
         host = url.raw_host or ""
-        if "@" in url.raw_authority or not _is_plain(host) or not self._is_allowed(host):
+        if "@" in url.raw_authority or not _is_plain(host):
+            raise InvalidImageUrl(NOT_FETCHED)
+        if not self._is_allowed(host):
+            self._refusals.note("the host is not on the list", "--allowed-media-domains")
             raise InvalidImageUrl(NOT_FETCHED)
 
     def _is_allowed(self, host: str) -> bool:
@@ -65,6 +98,24 @@ class UrlReader:
         labels = host.split(".")
         suffixes = ("*." + ".".join(labels[start:]) for start in range(1, len(labels)))
         return not self._domains or host in self._domains or any(suffix in self._domains for suffix in suffixes)
+
+
+def _check_kind(text: str) -> None:
+    """Raise InvalidImageUrl where *text* is no URL of a kind that is served, with a sentence for what it looks like.
+
+    It looks at the text alone, so that what it says tells nothing of what can be reached.
+    """
+    start = text[:512].strip()
+    if start.startswith(_BASE64_STARTS) or _BASE64_MEDIA.match(start) or _LONG_BASE64.match(start):
+        raise InvalidImageUrl(BARE_BASE64)
+    found = _SCHEME.match(start)
+    scheme = found.group(1).lower() if found else ""
+    if scheme in _NAMED_SCHEMES:
+        raise InvalidImageUrl(UNSUPPORTED_SCHEME.format(scheme=scheme))
+    if not found and start:
+        raise InvalidImageUrl(NO_SCHEME)
+    if scheme not in ("http", "https", "file"):
+        raise InvalidImageUrl(NO_SCHEME if _HOST_AND_PORT.match(start) else UNKNOWN_SCHEME)
 
 
 def _parse(text: str, is_relative: bool = False) -> URL:

@@ -2,7 +2,10 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from yarl import URL
 
@@ -13,11 +16,30 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not be waited for
 
 
-def read_local_file(url: URL, root: Path, max_bytes: int) -> bytes:
-    """Return the content of file: *url*, a regular file that really lies under *root*.
+def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
+    """Return the number of bytes of file: *url*, a regular file that really lies under *root*.
+
+    Raises InvalidImageUrl, which does not tell missing from forbidden, and ImageTooLarge.
+    """
+    with _open(url, root) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+    if num_bytes > max_bytes:
+        raise ImageTooLarge(f"The image's file has more than {max_bytes} bytes, which is the limit.")
+    return num_bytes
+
+
+def read_local_file(url: URL, root: Path, num_bytes: int) -> bytes:
+    """Return the first *num_bytes* of file: *url*. Raises InvalidImageUrl."""
+    with _open(url, root) as file:
+        return file.read(num_bytes)
+
+
+@contextmanager
+def _open(url: URL, root: Path) -> Iterator[BinaryIO]:
+    """Open file: *url* under *root*.
 
     Links are resolved first; then every folder on the way is opened without following any, so that none can be
-    swapped in between. Raises InvalidImageUrl, which does not tell missing from forbidden, and ImageTooLarge.
+    swapped in between.
     """
     if url.raw_host not in (None, "", "localhost") or "\0" in url.path:
         raise InvalidImageUrl(NOT_FETCHED)
@@ -25,15 +47,11 @@ def read_local_file(url: URL, root: Path, max_bytes: int) -> bytes:
         real_root = Path(os.path.realpath(root))
         inner = Path(os.path.realpath(url.path)).relative_to(real_root)
         with os.fdopen(_open_inside(real_root, inner.parts), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InvalidImageUrl(NOT_FETCHED)
-            encoded = file.read(max_bytes + 1)
+            yield file
     except (OSError, ValueError):
         raise InvalidImageUrl(NOT_FETCHED) from None
-    if len(encoded) > max_bytes:
-        raise ImageTooLarge(f"The image's file has more than {max_bytes} bytes, which is the limit.")
-    return encoded
 
 
 def _open_inside(root: Path, parts: tuple[str, ...]) -> int:

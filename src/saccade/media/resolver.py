@@ -1,40 +1,125 @@
-"""Host names to addresses, in threads of their own: a name server that never answers must not hold up others' work."""
+"""Resolves host names on the event loop: a lookup ends with its fetch, so slow name servers use up no threads.
+
+Each lookup has a c-ares channel of its own. A `getaddrinfo` in a thread cannot be cancelled, and a channel that all
+lookups share can neither end one of them alone nor bound its cache of answers. c-ares reads /etc/hosts,
+/etc/resolv.conf with its search domains, and the line `hosts` of /etc/nsswitch.conf, of which it knows files and dns.
+"""
 
 import asyncio
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from contextlib import closing
 
+import pycares
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from saccade.media.addresses import new_socket
 
-class ThreadedResolver(AbstractResolver):
-    """Asks the operating system with at most *num_threads* questions at a time."""
+MAX_ADDRESSES = 8
+"""Of one name and each family: a name with thousands of addresses must not lead to as many connections."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="resolve")
+_NO_SOCKET = pycares.ARES_SOCKET_BAD
+_NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address that a stranger's name server sends
+
+
+class DnsResolver(AbstractResolver):
+    """Asks the name servers of the operating system, or *servers*, each as `127.0.0.1:53`."""
+
+    def __init__(self, servers: Iterable[str] = ()) -> None:
+        self._servers = tuple(servers)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of *host*. Raises OSError."""
+        """Return the addresses of *host*, those of IPv4 first. Raises OSError; QueueFull where no socket is left."""
         try:
-            found = await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-            )
-        except UnicodeError as error:
-            raise OSError("The host's name cannot be looked up.") from error
+            with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
+                found = await lookup.addresses(host, family)
+        except OSError:
+            new_socket(socket.AF_INET, socket.SOCK_DGRAM).close()  # c-ares does not tell that it got none
+            raise
+        kinds = (socket.AF_INET, socket.AF_INET6)
+        addresses = [(kind, text) for kind in kinds for text in _of_family(found, kind)[:MAX_ADDRESSES]]
+        if not addresses:
+            raise OSError("The host has no address.")
         return [
             ResolveResult(
                 hostname=host,
-                host=str(address[0]),
+                host=address,
                 port=port,
                 family=kind,
-                proto=protocol,
+                proto=socket.IPPROTO_TCP,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-            for kind, _, protocol, _, address in found
+            for kind, address in addresses
         ]
 
     async def close(self) -> None:
-        """Start no more questions; those under way end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Do nothing: every lookup closes what it opened."""
+
+
+class _Lookup:
+    """One question to the name servers, on sockets of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, servers: tuple[str, ...]) -> None:
+        self._loop = loop
+        self._sockets: set[int] = set()
+        self._answer: asyncio.Future[pycares.AddrInfoResult] = loop.create_future()
+        try:
+            self._channel = pycares.Channel(sock_state_cb=self._watch, servers=servers or None)
+        except pycares.AresError as error:
+            raise OSError("The resolver cannot start.") from error
+
+    async def addresses(self, host: str, family: int) -> list[pycares.AddrInfoNode]:
+        """Return what the name servers say. Raises OSError."""
+        try:
+            self._channel.getaddrinfo(
+                host,
+                None,
+                family=family,  # type: ignore[arg-type]
+                type=socket.SOCK_STREAM,
+                flags=_NO_SORTING,
+                callback=self._finish,
+            )
+            while not self._answer.done():
+                await asyncio.wait((self._answer,), timeout=self._channel.timeout())  # type: ignore[no-untyped-call]
+                self._channel.process_fd(_NO_SOCKET, _NO_SOCKET)
+        except (pycares.AresError, UnicodeError) as error:
+            raise OSError("The host's name cannot be looked up.") from error
+        return self._answer.result().nodes
+
+    def close(self) -> None:
+        """End the lookup if it still runs, and close its sockets."""
+        if not self._answer.cancel():
+            self._answer.exception()  # asyncio logs an exception that nobody looked at
+        self._channel.cancel()
+        for number in tuple(self._sockets):
+            self._watch(number, False, False)
+        self._channel.close()
+
+    def _finish(self, result: pycares.AddrInfoResult | None, error: int | None) -> None:
+        if self._answer.done():
+            return
+        if result is None or error is not None:
+            self._answer.set_exception(OSError("The host's name is not known."))
+        else:
+            self._answer.set_result(result)
+
+    def _watch(self, number: int, readable: bool, writable: bool) -> None:
+        """Watch the socket *number* for what c-ares waits for; for neither when c-ares is about to close it."""
+        for wanted, add, remove, ends in (
+            (readable, self._loop.add_reader, self._loop.remove_reader, (number, _NO_SOCKET)),
+            (writable, self._loop.add_writer, self._loop.remove_writer, (_NO_SOCKET, number)),
+        ):
+            if wanted:
+                add(number, self._channel.process_fd, *ends)
+            elif number in self._sockets:
+                remove(number)
+        if readable or writable:
+            self._sockets.add(number)
+        else:
+            self._sockets.discard(number)
+
+
+def _of_family(nodes: list[pycares.AddrInfoNode], family: int) -> list[str]:
+    return list(dict.fromkeys(node.addr[0].decode("ascii") for node in nodes if node.family == family))
