@@ -25,10 +25,10 @@ def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
-    except UNREADABLE as error:
-        raise InvalidValue("The body is not valid JSON.") from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
+    except UNREADABLE as error:
+        raise InvalidValue("The body is not valid JSON.") from error
 
 
 def _explain(complaint: str) -> InvalidValue:
