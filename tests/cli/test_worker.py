@@ -16,6 +16,7 @@ from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app, run
 from saccade.cli.worker import AccessFlags
 from saccade.errors import StartupError
+from saccade.transport import shared_memory
 from saccade.transport.access import Access
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import WorkerCredentials
@@ -96,6 +97,8 @@ async def test_worker_that_is_told_nothing_listens_for_its_user_alone(tiny_qwen3
         assert client.ready
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (socket.parent, socket, Path(f"{socket}.stream"))]
         assert modes == [0o700, 0o600, 0o600]
+        assert client.description is not None
+        assert client.description.shm_namespace == shared_memory.readers()
     finally:
         await client.close()
         process.send_signal(signal.SIGTERM)
