@@ -1,5 +1,8 @@
 """The feed of cache events: every key can be derived, and snapshot and increments give the caches' true state."""
 
+from pathlib import Path
+
+import engines
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -181,6 +184,20 @@ def test_blocks_are_told_by_their_keys_alone_unless_the_operator_wants_more() ->
     keys = [*first.block_keys(3, BLOCK), *second.block_keys(3, BLOCK)]
     assert {event.key for event in stored} == set(keys)
     assert {event.parent for event in stored} == {ROOTS[1], *keys} - {keys[2], keys[5]}
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_engine_tells_what_blocks_hold_only_where_it_is_set(tiny_qwen3_vl: Path, told: bool) -> None:
+    settings = {"kv_events_token_ids": True} if told else {}
+    engine = engines.engine(tiny_qwen3_vl, **settings)
+    asked = engines.request(tiny_qwen3_vl, [8, ((1, 4, 6), 1), 40])
+    engines.drain(engine, asked)
+    engine.feed.watch(1, BLOCKS)
+    (message,) = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in engine.feed.take()]
+    size = engine.description.block_size
+    first = next(event for event in message.events if isinstance(event, BlockStored))
+    assert first.token_ids == (asked.token_ids[:size] if told else [])
+    assert [place.content_hash for place in first.media] == ([asked.media[0].content_hash] if told else [])
 
 
 def test_nothing_is_kept_while_nobody_watches() -> None:
