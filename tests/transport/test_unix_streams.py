@@ -225,6 +225,40 @@ async def test_both_sockets_let_allowed_users_in_and_no_others(open_folder: Path
         front.close()
 
 
+GATEWAY = """
+import asyncio, os, sys
+from saccade.transport.client import WorkerClient
+
+async def main(url):
+    client = WorkerClient(url)
+    await client.start()
+    async with asyncio.timeout(30):
+        while not client.ready:
+            await asyncio.sleep(0.01)
+    await client.close()
+    print("ready")
+
+uid = int(sys.argv[1])
+if uid != os.geteuid():
+    os.setgroups([]); os.setgid(uid); os.setuid(uid)
+asyncio.run(main(sys.argv[2]))
+"""
+
+
+async def test_gateway_of_an_allowed_user_is_served(open_folder: Path) -> None:
+    front = Front()
+    server = WorkerServer(front, f"unix:{open_folder}/w.sock", Access(allowed_uids=(STRANGER,)))
+    await server.start()
+    try:
+        command = [sys.executable, "-c", GATEWAY, str(STRANGER), server.address]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        said, _ = await process.communicate()
+        assert said == b"ready\n"
+    finally:
+        await server.stop()
+        front.close()
+
+
 async def test_path_that_cannot_be_had_is_an_operators_error(tmp_path: Path) -> None:
     (tmp_path / "w.sock.stream").mkdir()
     with pytest.raises(StartupError, match=r"w\.sock"):

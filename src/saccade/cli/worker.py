@@ -35,7 +35,7 @@ Uids = Annotated[tuple[int, ...], Parameter(negative="", show_default=False)]
 @Parameter(name="*", group=Group("Access", sort_key=1))
 @dataclass(frozen=True)
 class AccessFlags:
-    """Where the gRPC side listens, and to whom it answers."""
+    """Where the gRPC side listens, and which callers it answers."""
 
     host: str | None = None
     "Listen over TCP on this address, 127.0.0.1 with --port alone; without either, on a Unix socket of this user's."
@@ -54,7 +54,7 @@ class AccessFlags:
     tls_client_ca: Path | None = None
     "Ask gateways for a certificate of this authority, PEM."
     kv_events_token_ids: Annotated[bool, Parameter(negative="")] = False
-    "Tell those who watch the cache the token ids of its blocks, that is the prompts."
+    "Put the token ids of blocks, that is the prompts, into the feed of cache events."
 
     def bind(self) -> str:
         """Return `host:port` or `unix:/path`. Raises StartupError."""

@@ -22,7 +22,7 @@ REFUSAL = "The worker asks for a token: give the gateway the worker's --worker-t
 
 @dataclass(frozen=True)
 class Access:
-    """What a worker asks of those who call it.
+    """What a worker asks of its callers.
 
     Over TCP: *token*, TLS with the worker's *identity*, and certificates of gateways by *client_authorities* (PEM).
     Over a Unix socket: to run as *own_uid*, root or one of *allowed_uids*.

@@ -87,7 +87,7 @@ def _check_folder(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0):
         raise StartupError(
-            f"The folder {folder} of the worker's socket belongs to uid {found.st_uid}, who could replace the socket. "
+            f"The folder {folder} of the worker's socket belongs to uid {found.st_uid}, which could replace it. "
             "Use a folder of the user that runs the worker."
         )
     if found.st_mode & WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
