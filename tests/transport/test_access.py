@@ -256,20 +256,33 @@ async def test_health_is_bounded_and_follows(monkeypatch: pytest.MonkeyPatch) ->
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "unheard of")]
-        assert [(await watch.read()).status for watch in watches] == [states.NOT_SERVING, states.SERVICE_UNKNOWN]
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        assert [(await watch.read()).status for watch in watches] == [states.NOT_SERVING, states.NOT_SERVING]
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.Watch(health_pb2.HealthCheckRequest()).read()
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        with pytest.raises(grpc.aio.AioRpcError) as unknown:
-            await stub.Check(health_pb2.HealthCheckRequest(service="unheard of"))
-        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         server.set_ready(True)
         assert (await watches[0].read()).status == states.SERVING
         for watch in watches:
             watch.cancel()
         async with asyncio.timeout(10):
             await server.stop()
+
+
+async def test_what_strangers_send_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is read would be refused here, as over the largest."""
+    monkeypatch.setattr("saccade.transport.server.SERVER_OPTIONS", [("grpc.max_receive_message_length", 1 << 20)])
+    async with (
+        listening(Access(token=TOKEN)) as (_, server),
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        request = health_pb2.HealthCheckRequest(service="x" * (4 << 20))
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert (await check(request, timeout=60)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        describe = channel.unary_unary("/saccade.worker.v1.Worker/Describe")
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await describe(bytes(4 << 20), timeout=60)
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_no_credentials_show_nothing() -> None:
