@@ -26,12 +26,20 @@ ALLOWED = {
     "media/fetch.py": {"aiohttp"},  # addresses from requests, judged at the socket
     "media/resolver.py": {"aiohttp", "pycares"},  # the interface of a resolver; the operating system's name servers
     "media/response_limits.py": {"aiohttp"},  # reads what fetch.py's connections receive
-    "transport/client.py": {"grpc", "insecure_channel"},  # workers, whose addresses the operator gives
+    "transport/credentials.py": {
+        "grpc",
+        "insecure_channel",
+        "secure_channel",
+    },  # workers, whose addresses the operator gives
+    "transport/client.py": {"grpc"},  # uses such a channel
     "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
     "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
     "transport/connection.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
+    "transport/access.py": {"grpc"},  # refuses calls to the same
+    "transport/health.py": {"grpc"},  # answers calls to the same
+    "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "transport/stream.py": {"create_unix_connection"},  # a worker on this host, whose socket the operator names
     "worker/service.py": {"grpc"},  # listens
     "transport/local.py": {"create_connection"},  # a socket pair that its parent made

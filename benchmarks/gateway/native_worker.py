@@ -85,7 +85,7 @@ async def main() -> None:
     arguments = parser.parse_args()
     server = WorkerServer(NotesFront(arguments.folder, arguments.model), f"127.0.0.1:{arguments.port}")
     await server.start()
-    await server.set_ready(True)
+    server.set_ready(True)
     print("listening", flush=True)
     await asyncio.Event().wait()
 

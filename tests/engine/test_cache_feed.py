@@ -1,5 +1,8 @@
 """The feed of cache events: every key can be derived, and snapshot and increments give the caches' true state."""
 
+from pathlib import Path
+
+import engines
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -45,7 +48,7 @@ class Subject:
     """Both caches, small enough to evict, and their feed."""
 
     def __init__(self) -> None:
-        self.paged = PagedBlocks(8, BLOCK)
+        self.paged = PagedBlocks(8, BLOCK, keep_contents=True)
         self.blocks = BlockManager([self.paged], BLOCK)
         self.encodings: EncoderCache[None] = EncoderCache(30)
         self.feed = CacheFeed(self.paged, self.encodings)
@@ -160,6 +163,41 @@ def test_snapshot_and_increments_give_the_true_state() -> None:  # contract 2
             assert replica.pictures == (pictures if replica.caches.pictures else set())
 
     replay()
+
+
+def test_blocks_are_told_by_their_keys_alone_unless_the_operator_wants_more() -> None:
+    paged = PagedBlocks(8, BLOCK)
+    blocks, feed = BlockManager([paged], BLOCK), CacheFeed(paged, EncoderCache(30))
+    feed.watch(1, BLOCKS)
+    feed.take()
+    first, second = (sequence([prompt] * 3 * BLOCK, 4, tenant=1, arrival=prompt) for prompt in (77, 88))
+    assert blocks.admit(first, headroom_blocks=0)
+    blocks.commit(first, first.num_tokens)
+    feed.watch(2, BLOCKS)
+    assert blocks.admit(second, headroom_blocks=0)
+    blocks.commit(second, second.num_tokens)
+    messages = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in feed.take()]
+    assert any(message.snapshot and message.events for message in messages)
+    assert any(not message.snapshot for message in messages)
+    stored = [event for message in messages for event in message.events]
+    assert all(event == BlockStored(event.key, event.parent, []) for event in stored)
+    keys = [*first.block_keys(3, BLOCK), *second.block_keys(3, BLOCK)]
+    assert {event.key for event in stored} == set(keys)
+    assert {event.parent for event in stored} == {ROOTS[1], *keys} - {keys[2], keys[5]}
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_engine_tells_what_blocks_hold_only_where_it_is_set(tiny_qwen3_vl: Path, told: bool) -> None:
+    settings = {"kv_events_token_ids": True} if told else {}
+    engine = engines.engine(tiny_qwen3_vl, **settings)
+    asked = engines.request(tiny_qwen3_vl, [8, ((1, 4, 6), 1), 40])
+    engines.drain(engine, asked)
+    engine.feed.watch(1, BLOCKS)
+    (message,) = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in engine.feed.take()]
+    size = engine.description.block_size
+    first = next(event for event in message.events if isinstance(event, BlockStored))
+    assert first.token_ids == (asked.token_ids[:size] if told else [])
+    assert [place.content_hash for place in first.media] == ([asked.media[0].content_hash] if told else [])
 
 
 def test_nothing_is_kept_while_nobody_watches() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -129,8 +130,16 @@ async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sen
         assert dispatcher.num_requests == 0
 
 
-@pytest.mark.parametrize("same_machine", [True, False])
-async def test_pixels_travel_inline_to_another_machine(tmp_path: Path, same_machine: bool) -> None:
+@pytest.mark.parametrize(
+    ("place", "same_machine"),
+    [
+        (shared_memory.namespace(), True),  # of another make, it does not say which user it runs as
+        (shared_memory.readers(), True),
+        (f"{shared_memory.namespace()}:{os.geteuid() + 1}", False),
+        ("elsewhere", False),
+    ],
+)
+async def test_pixels_travel_inline_to_another_machine_or_user(tmp_path: Path, place: str, same_machine: bool) -> None:
     (a,) = folders(tmp_path, "a")
     pool = shared_memory.SlotPool(1 << 20)
     pixels = bytes(range(48))
@@ -140,7 +149,6 @@ async def test_pixels_travel_inline_to_another_machine(tmp_path: Path, same_mach
         memory[:] = pixels
     request = ask("r", [1], slot.ref.name, generation=slot.ref.generation)
     journal = tmp_path / "journal"
-    place = shared_memory.namespace() if same_machine else "elsewhere"
     fleet = Fleet([url(a)], lambda names: [pool.release(name) for name in names])
     await fleet.start()
     try:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from echo_worker import ask, until
 from fronts import Front, talking
+from nested import NESTED_EVENTS
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.protocol.kv_events import AllCleared, KvEvent, KvEvents, PictureRemoved, PictureStored
@@ -65,7 +66,7 @@ async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
         assert not client.holds(b"salt", b"a")
 
 
-@pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "end", "refusal"])
+@pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "end", "refusal"])
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
@@ -74,6 +75,8 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
             await until(lambda: client.holds(b"salt", b"a"))
         if fault == "nonsense":
             front.watchers[-1].send(b"\xc1")
+        elif fault == "nested":
+            front.watchers[-1].send(NESTED_EVENTS)
         elif fault == "end":
             front.watchers[-1].end()
         elif fault == "refusal":

@@ -237,6 +237,14 @@ def test_namespace_is_the_same_for_neighbours() -> None:
     assert ":" in theirs
 
 
+def test_segments_are_for_the_processes_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = shared_memory.readers()
+    assert shared_memory.readers() == ours
+    uid = os.geteuid() + 1
+    monkeypatch.setattr(shared_memory.os, "geteuid", lambda: uid)
+    assert shared_memory.readers() != ours
+
+
 def test_a_segment_that_somebody_removed_is_not_handed_out_again(pool: SlotPool) -> None:
     lost = _acquire(pool, 70_000)
     pool.release(lost.ref.name)

@@ -5,7 +5,10 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -17,6 +20,7 @@ from fronts import Front
 from saccade.errors import StartupError
 from saccade.protocol.request import Abort
 from saccade.transport import framing
+from saccade.transport.access import Access
 from saccade.transport.connection import Connection, Refused
 from saccade.transport.server import WorkerServer
 from saccade.transport.unix_streams import UnixStreams
@@ -38,6 +42,14 @@ class Listening(Front):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         self.connections.append(super().open())
         return self.connections[-1]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
 
 
 @contextlib.asynccontextmanager
@@ -135,17 +147,116 @@ async def test_socket_is_there_while_the_worker_is_and_only_the_owner_may_connec
         killed.bind(str(path))  # what a worker leaves that could not clean up
     front = Front()
     server = WorkerServer(front, f"unix:{tmp_path}/w.sock")
-    old_mask = os.umask(0o022)
+    old_mask = os.umask(0)
     try:
         await server.start()
+        assert os.umask(0) == 0  # as it was
     finally:
         os.umask(old_mask)
-    assert not stat.S_IMODE(os.stat(path).st_mode) & 0o022
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(tmp_path / "w.sock").st_mode) == 0o600
     async with gateway(str(path)) as (reader, _):
         await server.stop()
         assert await reader.read() == b""
     front.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_owner_root_and_allowed_users_are_admitted() -> None:
+    access = Access(allowed_uids=(7,), own_uid=5)
+    assert [uid for uid in range(9) if access.admits(uid)] == [0, 5, 7]
+
+
+def connect_as(uid: int, path: str) -> str:
+    """What a process of the user *uid* gets to read at *path*, or why it may not even connect."""
+    program = (
+        "import os, socket, sys; uid, path = int(sys.argv[1]), sys.argv[2]\n"
+        "if uid != os.geteuid(): os.setgroups([]); os.setgid(uid); os.setuid(uid)\n"
+        "client = socket.socket(socket.AF_UNIX); client.settimeout(30)\n"
+        "try: client.connect(path); print(client.recv(9))\n"
+        "except OSError as error: print(type(error).__name__)"
+    )
+    command = [sys.executable, "-c", program, str(uid), path]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+STRANGER = 65_533 if os.geteuid() == 0 else os.geteuid()
+"""The user that clients of these tests run as; only root can start processes of another one."""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_stream_is_for_users_that_are_admitted(
+    open_folder: Path, caplog: pytest.LogCaptureFixture, allowed: bool
+) -> None:
+    front, path = Listening(), f"{open_folder}/w.sock.stream"
+    access = Access(allowed_uids=(STRANGER,) if allowed else (), own_uid=STRANGER + 1)
+    streams = UnixStreams(front, path, access)
+    await streams.start()
+    os.chmod(path, 0o666)  # what an operator might do: the worker still looks
+    try:
+        seen = [await asyncio.to_thread(connect_as, STRANGER, path) for _ in range(2)]
+        if allowed:
+            assert seen == [repr(framing.framed(b""))] * 2
+        else:
+            assert set(seen) <= {"b''", "ConnectionResetError"}
+            assert caplog.text.count(f"uid {STRANGER} may not open a stream") == 1
+        assert len(front.connections) == (2 if allowed else 0)
+    finally:
+        streams.stop()
+        front.close()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_both_sockets_let_allowed_users_in_and_no_others(open_folder: Path, allowed: bool) -> None:
+    """Where a test runs as root, clients are another user; elsewhere they are the owner, who is always let in."""
+    front = Front()
+    access = Access(allowed_uids=(STRANGER,) if allowed else (STRANGER + 7,))
+    server = WorkerServer(front, f"unix:{open_folder}/w.sock", access)
+    await server.start()
+    refused = not allowed and os.geteuid() == 0
+    try:
+        for name in ("w.sock", "w.sock.stream"):
+            path = f"{open_folder}/{name}"
+            seen = await asyncio.to_thread(connect_as, STRANGER, path)
+            assert (seen == "PermissionError") == refused, (name, seen)
+            assert not stat.S_IMODE(os.stat(path).st_mode) & 0o007
+    finally:
+        await server.stop()
+        front.close()
+
+
+GATEWAY = """
+import asyncio, os, sys
+from saccade.transport.client import WorkerClient
+
+async def main(url):
+    client = WorkerClient(url)
+    await client.start()
+    async with asyncio.timeout(30):
+        while not client.ready:
+            await asyncio.sleep(0.01)
+    await client.close()
+    print("ready")
+
+uid = int(sys.argv[1])
+if uid != os.geteuid():
+    os.setgroups([]); os.setgid(uid); os.setuid(uid)
+asyncio.run(main(sys.argv[2]))
+"""
+
+
+async def test_gateway_of_an_allowed_user_is_served(open_folder: Path) -> None:
+    front = Front()
+    server = WorkerServer(front, f"unix:{open_folder}/w.sock", Access(allowed_uids=(STRANGER,)))
+    await server.start()
+    try:
+        command = [sys.executable, "-c", GATEWAY, str(STRANGER), server.address]
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        said, _ = await process.communicate()
+        assert said == b"ready\n"
+    finally:
+        await server.stop()
+        front.close()
 
 
 async def test_path_that_cannot_be_had_is_an_operators_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from echo_worker import ask, tokens, until
 from fronts import Front, talking
+from nested import NESTED_STEP
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
@@ -43,7 +44,7 @@ class Parrot(Front):
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
 
-@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT], ids=["foreign", "not text"])
+@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT, NESTED_STEP], ids=["foreign", "not text", "nested"])
 async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str, malformed: bytes) -> None:
     front = Parrot([malformed, None])
     async with talking(bind, front) as client:

@@ -14,13 +14,16 @@ import pytest
 from echo_worker import FAIL, STALL, WAIT_SECONDS, ask, command, connected, serving, tokens, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from nested import NESTED, NESTED_COMMAND
 
 from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.transport import shared_memory
+from saccade.transport.access import Access
+from saccade.transport.framing import framed
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
-from saccade.transport.wire import SERVICE_NAME, TAKEN
+from saccade.transport.wire import SERVICE_NAME, TAKEN, stream_path
 from saccade.worker import service
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
@@ -185,8 +188,8 @@ async def test_drain_ends(tmp_path: Path, ending: str) -> None:
 
 async def test_address_in_use_is_an_operators_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker:
-        busy = Worker(WorkerConfig("192.0.2.1:1", command()), lambda _: None)
-        with pytest.raises(StartupError, match=r"192\.0\.2\.1:1"):
+        busy = Worker(WorkerConfig("192.0.2.1:1", command(), access=Access(token="t" * 16)), lambda _: None)
+        with pytest.raises(StartupError, match=r"192\.0\.2\.1:1: is the address in use"):
             await busy.run()
         assert worker.relay.serving.is_set()
 
@@ -198,8 +201,13 @@ async def read_to_the_end(call: Any) -> None:
 
 @pytest.mark.parametrize(
     "nonsense",
-    [b"\x80\x04\x95 a pickle", msgspec.msgpack.encode({"type": "ab"}).replace(b"ab", b"\xff\xfe")],
-    ids=["foreign", "not text"],
+    [
+        b"\x80\x04\x95 a pickle",
+        msgspec.msgpack.encode({"type": "ab"}).replace(b"ab", b"\xff\xfe"),
+        NESTED,
+        NESTED_COMMAND,
+    ],
+    ids=["foreign", "not text", "nested", "nested field"],
 )
 async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
@@ -222,6 +230,23 @@ async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes
                     await read_to_the_end(call)
             assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await tokens(client, ask("well", [1])) == [1]
+
+
+@pytest.mark.parametrize("nonsense", [b"\xc1", NESTED, NESTED_COMMAND], ids=["foreign", "nested", "nested field"])
+async def test_malformed_frame_ends_its_own_stream_beside_grpc(tmp_path: Path, nonsense: bytes) -> None:
+    surprises: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: surprises.append(context))
+    async with serving(tmp_path) as worker, connected(worker) as client:
+        running = client.generate(ask("running", [1, STALL]))
+        assert (await anext(running)).token_ids == [1]
+        reader, writer = await asyncio.open_unix_connection(stream_path(worker.server.bind))
+        writer.write(framed(nonsense))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await reader.read()  # to the end of the stream
+        writer.close()
+        assert await tokens(client, ask("well", [1])) == [1]
+        await running.aclose()
+    assert surprises == []
 
 
 async def test_health_follows_the_engine(tmp_path: Path) -> None:

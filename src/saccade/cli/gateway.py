@@ -1,8 +1,12 @@
 """`saccade gateway`: the HTTP side by itself."""
 
+import dataclasses
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
+from cyclopts import Group, Parameter
 
 from saccade.cli.flags import (
     MEDIA_FLAGS,
@@ -21,13 +25,44 @@ from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
+from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
 from saccade.transport.dialects.tokenspeed import SCHEME
-from saccade.transport.wire import target
+from saccade.transport.wire import TLS_SCHEME, target
+
+
+@Parameter(name="*", group=Group("Workers", sort_key=2))
+@dataclass(frozen=True)
+class WorkerFlags:
+    """What the gateway shows Saccade workers that it reaches over TCP."""
+
+    worker_token_file: Path | None = None
+    "The file with the workers' token; only its owner and group may be able to read it."
+    worker_tls_ca: Path | None = None
+    "The authority of the workers' certificates, PEM, for grpcs:// workers; by default the public ones."
+    worker_tls_cert: Path | None = None
+    "The gateway's certificate for workers that ask for one, PEM."
+    worker_tls_key: Path | None = None
+    "The key of --worker-tls-cert, PEM."
+
+    def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
+        """Return what the flags say. Raises StartupError where a file is wrong, or TLS has no use at any of *urls*."""
+        tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
+        if any(tls) and not any(url.startswith(TLS_SCHEME) for url in urls):
+            raise StartupError("--worker-tls-... is for workers with TLS: give --worker-url as grpcs://host:port.")
+        return WorkerCredentials(
+            token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
+            authorities=read_authorities(self.worker_tls_ca, "--worker-tls-ca"),
+            identity=read_identity(self.worker_tls_cert, self.worker_tls_key, "--worker-tls"),
+        )
+
+
+WORKER_FLAGS = WorkerFlags()
 
 
 def gateway(
     *,
     worker_url: Many = (),
+    workers: WorkerFlags = WORKER_FLAGS,
     model: Many = (),
     server: ServerFlags = SERVER_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
@@ -38,7 +73,8 @@ def gateway(
     Parameters
     ----------
     worker_url
-        A worker: grpc://host:port or unix:/path, tokenspeed://host:port for one of TokenSpeed; may be given many times.
+        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, tokenspeed://host:port for one of
+        TokenSpeed; may be given many times.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
         NAME=MODEL where the workers call it otherwise. May be given many times.
@@ -49,9 +85,11 @@ def gateway(
         raise StartupError("A gateway needs at least one --worker-url, as grpc://host:port.")
     for url in worker_url:
         target(url.replace(SCHEME, "grpc://", 1))
+    credentials = workers.credentials(worker_url)
     configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    uvloop.run(app.serve(gateway_config(server, media, worker_url), models))
+    config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
+    uvloop.run(app.serve(config, models))
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

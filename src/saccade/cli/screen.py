@@ -50,6 +50,8 @@ def show_summary(console: Console, description: Description, address: str) -> No
     """Print the one summary of a start."""
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(min_width=len(address))  # an address that is cut off is of no use
     table.add_row("model", description.model)
     table.add_row("device", f"{description.device}, {description.dtype}")
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")

@@ -6,31 +6,86 @@ import json
 import logging
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import uvloop
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
 from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel, engine_config
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code
+from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
-from saccade.transport import shared_memory
+from saccade.transport import private_sockets, shared_memory
+from saccade.transport.access import Access
+from saccade.transport.credentials import read_authorities, read_identity, read_token
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
 
+DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9000
+
+Uids = Annotated[tuple[int, ...], Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*", group=Group("Access", sort_key=1))
+@dataclass(frozen=True)
+class AccessFlags:
+    """Where the gRPC side listens, and which callers it answers."""
+
+    host: str | None = None
+    "Listen over TCP on this address, 127.0.0.1 with --port alone; without either, on a Unix socket of this user's."
+    port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None
+    "Listen over TCP on this port, 9000 with --host alone; 0 takes any free one."
+    uds: Path | None = None
+    "Listen on this Unix socket; its folder is made where there is none."
+    allowed_uids: Uids = ()
+    "A user that may connect to the socket, beside its owner and root; may be given many times. Needs --uds."
+    worker_token_file: Path | None = None
+    "A file with the token that gateways must show over TCP; only its owner and group may be able to read it."
+    tls_cert: Path | None = None
+    "The worker's certificate for TLS, PEM."
+    tls_key: Path | None = None
+    "The key of --tls-cert, PEM."
+    tls_client_ca: Path | None = None
+    "Ask gateways for a certificate of this authority, PEM."
+    kv_events_token_ids: Annotated[bool, Parameter(negative="")] = False
+    "Put the token ids of blocks, that is the prompts, into the feed of cache events."
+
+    def bind(self) -> str:
+        """Return `host:port` or `unix:/path`. Raises StartupError."""
+        over_tcp = self.host is not None or self.port is not None
+        if self.uds is not None and over_tcp:
+            raise StartupError("A worker listens on --uds, or on --host and --port: give one of them.")
+        if over_tcp:
+            host = self.host or DEFAULT_HOST
+            port = DEFAULT_PORT if self.port is None else self.port
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if self.uds is None and self.allowed_uids:
+            raise StartupError("--allowed-uids needs --uds: the default socket lies in a folder of this user alone.")
+        return f"unix:{self.uds or private_sockets.default_path()}"
+
+    def access(self) -> Access:
+        """Return who may call. Raises StartupError where a file is not what its flag says."""
+        return Access(
+            token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
+            identity=read_identity(self.tls_cert, self.tls_key),
+            client_authorities=read_authorities(self.tls_client_ca, "--tls-client-ca"),
+            allowed_uids=self.allowed_uids,
+        )
+
+
+ACCESS_FLAGS = AccessFlags()
 
 
 def worker(
     model: str,
     *,
-    host: str = "127.0.0.1",
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = DEFAULT_PORT,
-    uds: Path | None = None,
+    access: AccessFlags = ACCESS_FLAGS,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
     engine: EngineFlags = ENGINE_FLAGS,
     log_level: LogLevel = "INFO",
@@ -42,12 +97,6 @@ def worker(
     ----------
     model
         A folder in hub layout, or a hub id.
-    host
-        Address to listen on. Gateways are not authenticated: open it to a network you trust only.
-    port
-        Port to listen on; 0 takes any free one.
-    uds
-        Listen on this Unix socket instead.
     shutdown_timeout
         Seconds that running requests get to finish at shutdown; a second signal ends it at once.
     log_level
@@ -56,12 +105,16 @@ def worker(
     console = Console(stderr=True)
     if engine.trust_remote_code:
         warn_of_remote_code(console)
+    bind, checked = access.bind(), access.access()
+    checked.check(bind)
     folder = resolve_model(model)
-    settings = json.dumps(dataclasses.asdict(engine_config(model, folder, engine)))
-    command = (sys.executable, "-m", "saccade.engine", "--config", settings, "--log-level", log_level)
-    bind = f"unix:{uds}" if uds is not None else f"{host}:{port}"
+    settings = engine_config(model, folder, engine)
+    settings = dataclasses.replace(settings, kv_events_token_ids=access.kv_events_token_ids)
+    encoded = json.dumps(dataclasses.asdict(settings))
+    command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
     configure_logging(logging.getLevelNamesMapping()[log_level])
-    config = WorkerConfig(bind, command, Patience(silence_seconds=engine.engine_silence), shutdown_timeout)
+    patience = Patience(silence_seconds=engine.engine_silence)
+    config = WorkerConfig(bind, command, patience, shutdown_timeout, checked)
     uvloop.run(_serve(config, console, summary))
 
 

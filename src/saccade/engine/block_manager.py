@@ -46,13 +46,14 @@ class StateGroup(Protocol):
 
 
 class _Content(msgspec.Struct, frozen=True, gc=False):
-    """What a stored block's key was made of. There may be a million of them: *token_ids* are packed as int32, and
-    Python's collector never looks at one.
+    """What a stored block's key was made of, where that is kept: *token_ids*, packed as int32, and *media*.
+
+    There may be a million of them; Python's collector never looks at one.
     """
 
     parent: bytes
-    token_ids: bytes
-    media: tuple[MediaPlace, ...]
+    token_ids: bytes = b""
+    media: tuple[MediaPlace, ...] = ()
 
     def stored(self, key: bytes) -> BlockStored:
         """Return the event that says so."""
@@ -64,10 +65,11 @@ class PagedBlocks:
 
     A block is referenced by tables, or cached (committed, unreferenced, reusable), or free. Cached blocks are evicted
     least recently used first. Releasing a sequence files its last block first, so a block never outlives its parent
-    in the cache. *on_event* hears of every block that becomes reusable or is evicted.
+    in the cache. *on_event* hears of every block that becomes reusable or is evicted; what the block holds is told, and
+    kept, only with *keep_contents*.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, keep_contents: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks
@@ -77,6 +79,7 @@ class PagedBlocks:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._keep_contents = keep_contents
         self._contents: dict[bytes, _Content] = {}
 
     @property
@@ -150,15 +153,20 @@ class PagedBlocks:
 
     def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Note what block *index* of *sequence*, new under *key*, holds."""
-        start, stop = index * self.block_size, (index + 1) * self.block_size
-        runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
-        places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
-        token_ids = array("i", sequence.token_ids[start:stop]).tobytes()
-        content = _Content(sequence.parent_key(index), token_ids, places)
+        content = self._content(sequence, index)
         self._key_of[sequence.block_table[index]] = key
         self._contents[key] = content
         if self.on_event is not None:
             self.on_event(content.stored(key))
+
+    def _content(self, sequence: Sequence, index: int) -> _Content:
+        parent = sequence.parent_key(index)
+        if not self._keep_contents:
+            return _Content(parent)
+        start, stop = index * self.block_size, (index + 1) * self.block_size
+        runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
+        places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
+        return _Content(parent, array("i", sequence.token_ids[start:stop]).tobytes(), places)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -6,7 +6,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.loader import LoadedModel
 from saccade.engine.runner import ModelRunner
 from saccade.protocol.description import Description
-from saccade.transport.shared_memory import namespace
+from saccade.transport.shared_memory import readers
 
 
 def describe(
@@ -23,7 +23,7 @@ def describe(
         num_blocks=num_blocks,
         dtype=str(runner.dtype).removeprefix("torch."),
         device=str(runner.device),
-        shm_namespace=namespace(),
+        shm_namespace=readers(),
         version=_version(),
     )
 

@@ -66,7 +66,7 @@ def _assemble(config: EngineConfig, model: LoadedModel, execution: Execution, ca
     encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
     runner = ModelRunner(model.network, execution.backend, encoder_cache, execution.threads)
     runner.use_caches(caches, config.block_size)
-    groups = [PagedBlocks(num_blocks, config.block_size)]
+    groups = [PagedBlocks(num_blocks, config.block_size, keep_contents=config.kv_events_token_ids)]
     block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
         config.max_num_seqs,

@@ -30,10 +30,10 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: st
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error), name) from error
-    except UNREADABLE as error:
-        raise InvalidValue("The body is not valid JSON.") from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
+    except UNREADABLE as error:
+        raise InvalidValue("The body is not valid JSON.") from error
 
 
 def _explain(complaint: str, field: str) -> InvalidValue:

@@ -7,6 +7,7 @@ from saccade.gateway.media_pool import MediaPoolConfig
 from saccade.gateway.memory import default_request_memory_bytes
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
+from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 POOL = MediaPoolConfig()
 
@@ -15,9 +16,10 @@ POOL = MediaPoolConfig()
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
-    *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
-    With *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
+    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`. Without *api_keys* everybody may ask.
+    *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
+    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
+    *worker_credentials* are shown to workers over TCP.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -28,6 +30,7 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     worker_urls: tuple[str, ...] = ()
+    worker_credentials: WorkerCredentials = NO_CREDENTIALS
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     limit_images: int = 16

@@ -36,7 +36,8 @@ class Dispatcher:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._namespace = shared_memory.namespace()
+        # Workers of other makes do not say which user they run as.
+        self._namespaces = (shared_memory.readers(), shared_memory.namespace())
         self._work: dict[str, WorkInFlight] = collections.defaultdict(WorkInFlight)
 
     @property
@@ -93,7 +94,7 @@ class Dispatcher:
         """Return *media* with pixels inline where the worker does not see our shared memory."""
         description = worker.description
         slots = [item.slot.name for item in media if item.slot is not None]
-        if not slots or (description is not None and description.shm_namespace == self._namespace):
+        if not slots or (description is not None and description.shm_namespace in self._namespaces):
             return media
         try:
             return await asyncio.to_thread(lambda: tuple(_inlined(item) for item in media))

@@ -15,6 +15,7 @@ from saccade.protocol.load import Load
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport.client import Supply, WorkerClient
+from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.dialects import tokenspeed
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class Fleet:
     """The workers at *urls*, connected between start() and close().
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
-    may still be reading. *given* are files of models, by name, for workers that send none.
+    may still be reading. *given* are files of models, by name, for workers that send none; Saccade's are shown
+    *credentials*.
     """
 
     def __init__(
@@ -76,10 +78,12 @@ class Fleet:
         on_released: Callable[[Sequence[str]], None],
         on_discarded: Callable[[Sequence[str]], None] | None = None,
         given: Mapping[str, ModelFiles] = MappingProxyType({}),
+        credentials: WorkerCredentials = NO_CREDENTIALS,
     ) -> None:
         self.release = on_released
         self._discard = on_discarded or on_released
         self._given = given
+        self._credentials = credentials
         self._clients = tuple(self._client(url) for url in dict.fromkeys(urls))
         self._listeners: list[Callable[[Model], None]] = []
         self._announced: dict[str, Description] = {}
@@ -140,7 +144,7 @@ class Fleet:
             return tokenspeed.TokenSpeedClient(
                 url, self.release, self._changed, self._discard, self._given, read_model_files, _grid_name
             )
-        return WorkerClient(url, self.release, self._changed)
+        return WorkerClient(url, self.release, self._changed, self._credentials)
 
     def _changed(self, client: Worker) -> None:
         said = client.description

@@ -13,8 +13,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's answer to Describe.
 
     *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
-    both see the same /dev/shm. *max_model_len* and *block_size* count tokens. *dtype* is the network's;
-    *pixel_dtype* is uint8 on our own wire, on others that of the normalised values which the worker takes.
+    both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
+    tokens. *dtype* is the network's; *pixel_dtype* is uint8 on our own wire, on others that of the normalised values
+    which the worker takes.
     """
 
     model: str

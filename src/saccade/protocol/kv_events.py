@@ -15,7 +15,8 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     """A full block became reusable under *key* (16 bytes); *parent* is the key before it, the root's for a first block.
 
-    *token_ids* and *media* are what the key was made of (saccade.identity.blocks).
+    *token_ids* and *media* are what the key was made of (saccade.identity.blocks). Both are empty unless the worker was
+    started with --kv-events-token-ids: they are the prompts of every tenant, and routing needs keys only.
     """
 
     key: bytes

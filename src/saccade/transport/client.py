@@ -18,10 +18,10 @@ from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, Token
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels
 from saccade.transport import kv_feed, stream
 from saccade.transport.backoff import Backoff
+from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed
 from saccade.transport.proto.worker_pb2 import DescribeRequest
-from saccade.transport.proto.worker_pb2_grpc import WorkerStub
-from saccade.transport.wire import CLIENT_OPTIONS, MAX_COMMAND_BYTES, target
+from saccade.transport.wire import MAX_COMMAND_BYTES, target
 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
@@ -141,8 +141,9 @@ def slots_of(request: EngineRequest) -> list[str]:
 class WorkerClient:
     """A worker as a gateway sees it; it connects, and connects again, by itself between start() and close().
 
-    *url* is `grpc://host:port` or `unix:/path`. Every slot of a request given to generate() comes back through
-    *on_released*, by name, once for each picture that lies in it: when the worker has copied it, or never will.
+    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are what the worker is shown.
+    Every slot of a request given to generate() comes back through *on_released*, by name, once for each picture that
+    lies in it: when the worker has copied it, or never will.
     *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
 
@@ -151,11 +152,14 @@ class WorkerClient:
         url: str,
         on_released: Callable[[Sequence[str]], None] = _ignore,
         on_change: Callable[["WorkerClient"], None] = _ignore,
+        credentials: WorkerCredentials = NO_CREDENTIALS,
     ) -> None:
+        target(url)
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
-        self._target = target(url)
+        self._credentials = credentials
+        self._told: set[grpc.StatusCode] = set()
         self._on_released = on_released
         self._on_change = on_change
         self._session: _Session | None = None
@@ -228,8 +232,8 @@ class WorkerClient:
 
     async def _run(self) -> None:
         backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
-        async with grpc.aio.insecure_channel(self._target, options=CLIENT_OPTIONS) as channel:
-            self._stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        async with self._credentials.channel(self.url) as channel:
+            self._stub = self._credentials.calls(channel)
             while True:
                 backoff.started()
                 reason = await self._live(self._stub)
@@ -255,6 +259,7 @@ class WorkerClient:
         except ChannelClosed:
             return ENDED
         except grpc.aio.AioRpcError as error:
+            self._tell(error)
             return str(error.details())
         except UNREADABLE as error:
             logger.error("worker %s sent a frame that is not of this version of the wire: %s", self.url, error)
@@ -263,6 +268,14 @@ class WorkerClient:
             self._leave(session)
             if keeping_up is not None:
                 keeping_up.cancel()
+
+    def _tell(self, error: grpc.aio.AioRpcError) -> None:
+        """Log why there is no stream: once for each kind of reason until there is one."""
+        code = error.code()
+        if code not in self._told:
+            self._told.add(code)
+            level = logging.ERROR if code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
+            logger.log(level, "no connection to worker %s, trying on: %s", self.url, error.details())
 
     def _take(self, session: _Session, frame: StepFrame) -> None:
         if frame.load is not None:
@@ -274,6 +287,7 @@ class WorkerClient:
     def _enter(self, session: _Session, description: Description) -> None:
         self.description = description
         self._session = session
+        self._told.clear()
         self._on_change(self)
 
     def _leave(self, session: _Session) -> None:

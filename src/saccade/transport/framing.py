@@ -8,8 +8,8 @@ import msgspec
 
 PREFIX_BYTES = 4
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
-"""What msgspec raises of bytes that are no message. Where text in them is not UTF-8, that is no DecodeError."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of bytes that are no message. Text that is not UTF-8 and deep nesting are no DecodeError."""
 
 
 class ChannelClosed(Exception):

@@ -2,18 +2,25 @@
 
 import asyncio
 import contextlib
+import logging
+from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from saccade.errors import StartupError
+from saccade.transport import private_sockets
+from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.connection import Connection, Front, Refused
+from saccade.transport.health import Health
 from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
 from saccade.transport.unix_streams import UnixStreams
-from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, stream_path
+from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, TLS_SCHEME, stream_path
+
+logger = logging.getLogger(__name__)
 
 
 class _Servicer(worker_pb2_grpc.WorkerServicer):
@@ -78,45 +85,64 @@ class WorkerServer:
     At a Unix socket it takes streams beside gRPC, too, at the path that ends in `.stream`.
     """
 
-    def __init__(self, front: Front, bind: str) -> None:
-        """*bind* is `host:port` (port 0: any free one) or `unix:/path`."""
+    def __init__(self, front: Front, bind: str, access: Access = OWNER_ONLY) -> None:
+        """*bind* is `host:port` (port 0: any free one) or `unix:/path`; *access* says who may call."""
         self.bind = bind
         self.port = 0
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._access = access
+        self._server = grpc.aio.server(interceptors=access.interceptors(), options=SERVER_OPTIONS)
+        self._health = Health()
+        self._server.add_generic_rpc_handlers((self._health.handler(),))
         worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(front), self._server)  # type: ignore[no-untyped-call]
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         path = stream_path(bind)
-        self._streams = UnixStreams(front, path) if path is not None else None
+        self._streams = UnixStreams(front, path, access) if path is not None else None
 
     @property
     def address(self) -> str:
         """The url that a gateway connects to."""
-        return self.bind if self.bind.startswith("unix:") else f"grpc://{self.bind.rpartition(':')[0]}:{self.port}"
+        if self.bind.startswith("unix:"):
+            return self.bind
+        scheme = TLS_SCHEME if self._access.identity is not None else "grpc://"
+        return f"{scheme}{self.bind.rpartition(':')[0]}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises StartupError where the address cannot be had."""
-        await self.set_ready(False)
+        """Listen. Raises StartupError where the address cannot be had, or strangers could call."""
+        self._access.check(self.bind)
         try:
             if self._streams is not None:
-                await self._streams.start()
-            self.port = self._server.add_insecure_port(self.bind)
+                await self._listen_on_sockets(self._streams)
+            else:
+                self.port = self._add_port()
         except (RuntimeError, OSError) as error:
             raise StartupError(f"The worker cannot listen on {self.bind}: is the address in use?") from error
         await self._server.start()
+        for sentence in self._access.remarks(self.bind):
+            logger.warning(sentence)
 
-    async def set_ready(self, ready: bool) -> None:
-        """Say SERVING or NOT_SERVING to whoever asks for the health of the worker or of its service."""
-        statuses = health_pb2.HealthCheckResponse
-        for name in (health.OVERALL_HEALTH, SERVICE_NAME):
-            await self._health.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
+    async def _listen_on_sockets(self, streams: UnixStreams) -> None:
+        path = Path(self.bind.removeprefix("unix:"))
+        private_sockets.prepare(path, self._access.allowed_uids)
+        await streams.start()
+        with private_sockets.owner_only():
+            self._add_port()
+        private_sockets.admit(path, self._access.allowed_uids)
+
+    def _add_port(self) -> int:
+        secrets = self._access.server_credentials()
+        if secrets is None:
+            return int(self._server.add_insecure_port(self.bind))
+        return int(self._server.add_secure_port(self.bind, secrets))
+
+    def set_ready(self, ready: bool) -> None:
+        """Say SERVING or NOT_SERVING to those who ask for the health of the worker or of its service."""
+        self._health.set_ready(ready)
 
     async def stop(self) -> None:
         """Stop listening and cancel what is left."""
         with contextlib.suppress(asyncio.CancelledError):
-            await self._health.enter_graceful_shutdown()
+            self._health.set_ready(False)
             if self._streams is not None:
                 self._streams.stop()
             await self._server.stop(grace=0.5)

@@ -49,6 +49,11 @@ def namespace() -> str:
     return f"{boot_id}:{FOLDER.stat().st_dev}"
 
 
+def readers() -> str:
+    """Return who can read this process's segments: two processes share pixels exactly when theirs are equal."""
+    return f"{namespace()}:{os.geteuid()}"
+
+
 @dataclass
 class _Segment:
     """A file of the pool. *generation* counts what it has held; *holders* are those who still need what it holds."""

@@ -37,14 +37,17 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+TLS_SCHEME = "grpcs://"
+
+
 def target(url: str) -> str:
-    """Return what gRPC calls the address of *url*: `grpc://host:port` or `unix:/path`. Raises StartupError."""
+    """Return what gRPC calls the address of *url*: `grpc(s)://host:port` or `unix:/path`. Raises StartupError."""
     if url.startswith("unix:"):
         return url
-    address = url.removeprefix("grpc://").rstrip("/")
+    address = url.removeprefix(TLS_SCHEME).removeprefix("grpc://").rstrip("/")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in address:
-        raise StartupError(f"A worker's address is grpc://host:port or unix:/path, not {url!r}.")
+        raise StartupError(f"A worker's address is grpc://host:port, grpcs://host:port or unix:/path, not {url!r}.")
     return address
 
 

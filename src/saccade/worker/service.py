@@ -25,6 +25,7 @@ from saccade.protocol.local import (
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport import malformed, shared_memory
+from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.connection import Connection, Refused
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.server import WorkerServer
@@ -38,13 +39,14 @@ SHUTTING_DOWN = "The worker is shutting down; send the request again, to another
 class WorkerConfig:
     """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
 
-    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called.
+    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called. *access* says who may call.
     """
 
     bind: str
     engine_command: Sequence[str]
     patience: Patience = PATIENCE
     shutdown_timeout_seconds: float = 30.0
+    access: Access = OWNER_ONLY
 
 
 class Relay:
@@ -194,7 +196,7 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
         self.relay = Relay(config, on_progress)
-        self.server = WorkerServer(self.relay, config.bind)
+        self.server = WorkerServer(self.relay, config.bind, config.access)
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._stopping = asyncio.Event()
 
@@ -221,7 +223,7 @@ class Worker:
             for task in done:
                 task.result()
         finally:
-            await self.server.set_ready(False)
+            self.server.set_ready(False)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -238,4 +240,4 @@ class Worker:
         while True:
             await self.relay.changed.wait()
             self.relay.changed.clear()
-            await self.server.set_ready(self.relay.serving.is_set() and not self.relay.draining)
+            self.server.set_ready(self.relay.serving.is_set() and not self.relay.draining)

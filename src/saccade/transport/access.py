@@ -1,0 +1,115 @@
+"""Who may call a worker: users of its machine over a Unix socket, gateways with a token or a certificate over TCP."""
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+
+from saccade.errors import StartupError
+from saccade.transport.credentials import Identity
+
+ROOT = 0
+OPEN_METHODS = frozenset(f"/{health.SERVICE_NAME}/{method}" for method in ("Check", "Watch"))
+"""Kubernetes' probes send no token."""
+
+REFUSAL = "The worker asks for a token: give the gateway the worker's --worker-token-file."
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a worker asks of its callers.
+
+    Over TCP: *token*, TLS with the worker's *identity*, and certificates of gateways by *client_authorities* (PEM).
+    Over a Unix socket: to run as *own_uid*, root or one of *allowed_uids*.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    identity: Identity | None = None
+    client_authorities: bytes | None = None
+    allowed_uids: tuple[int, ...] = ()
+    own_uid: int = field(default_factory=os.geteuid)
+
+    def check(self, bind: str) -> None:
+        """Raise StartupError where strangers could call a worker that listens on *bind*, or a setting has no use."""
+        if self.client_authorities is not None and self.identity is None:
+            raise StartupError("--tls-client-ca needs --tls-cert and --tls-key.")
+        over_tcp = self.token is not None or self.identity is not None
+        if bind.startswith("unix:"):
+            if over_tcp:
+                raise StartupError(
+                    "--worker-token-file and --tls-cert are for --host and --port; a Unix socket is open to its owner "
+                    "and --allowed-uids only."
+                )
+            return
+        if self.allowed_uids:
+            raise StartupError("--allowed-uids is for Unix sockets (--uds), not for --host and --port.")
+        if self.token is None and self.client_authorities is None and not is_loopback(bind):
+            raise StartupError(
+                f"A worker that listens on {bind} can be called from other machines. Give --worker-token-file, or "
+                "--tls-cert, --tls-key and --tls-client-ca; or listen on a loopback address or a Unix socket."
+            )
+
+    def remarks(self, bind: str) -> Iterator[str]:
+        """Yield what the operator should know of *bind*, which has been checked."""
+        if bind.startswith("unix:"):
+            return
+        if self.token is None and self.client_authorities is None:
+            yield (
+                f"every user of this machine may call the worker on {bind}: --worker-token-file restricts it, and so "
+                "does a Unix socket"
+            )
+        if self.identity is None and not is_loopback(bind):
+            yield f"the token and all prompts travel unencrypted to and from {bind}: --tls-cert and --tls-key hide them"
+
+    def admits(self, uid: int) -> bool:
+        """Whether a process of user *uid* may open a stream over a Unix socket."""
+        return uid in (self.own_uid, ROOT, *self.allowed_uids)
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """Return what gRPC serves TLS with; None without TLS."""
+        if self.identity is None:
+            return None
+        pair = (self.identity.key, self.identity.certificate)
+        return grpc.ssl_server_credentials([pair], self.client_authorities, self.client_authorities is not None)
+
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """Return what stands before gRPC's methods."""
+        return [_TokenGuard(self.token)] if self.token is not None else []
+
+
+OWNER_ONLY = Access()
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether `host:port` can be reached from this machine only."""
+    host = bind.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call without the token, before its method, even an unknown one, is looked up."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        if details.method in OPEN_METHODS or self._shown(details.invocation_metadata):
+            return await continuation(details)
+        return self._refusal
+
+    def _shown(self, metadata: Any) -> bool:
+        given = [value for key, value in metadata or () if key == "authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0].encode(), self._expected)
+
+
+async def _refuse(_: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)

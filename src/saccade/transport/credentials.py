@@ -1,0 +1,111 @@
+"""What gateways and workers show one another over TCP: a token, certificates; and how they are read from files."""
+
+import functools
+import ssl
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+
+from saccade.errors import StartupError
+from saccade.transport.proto.worker_pb2_grpc import WorkerStub
+from saccade.transport.wire import CLIENT_OPTIONS, TLS_SCHEME, target
+
+MIN_TOKEN_CHARACTERS = 16
+TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
+"""A group may read a secret, as containers with secrets from volumes need."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate, with those between it and its authority, and its key; PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class WorkerCredentials:
+    """What a gateway shows its workers, and by which *authorities* (PEM) it knows those at grpcs:// addresses.
+
+    Without *authorities*, by the public ones that gRPC brings.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    authorities: bytes | None = None
+    identity: Identity | None = None
+
+    def channel(self, url: str) -> grpc.aio.Channel:
+        """Return a channel to the worker at *url*: with TLS where that begins with grpcs://."""
+        if not url.startswith(TLS_SCHEME):
+            return grpc.aio.insecure_channel(target(url), options=CLIENT_OPTIONS)
+        key = self.identity.key if self.identity is not None else None
+        chain = self.identity.certificate if self.identity is not None else None
+        secrets = grpc.ssl_channel_credentials(self.authorities, key, chain)
+        return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
+
+    def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
+        """Return the calls of a WorkerStub, each of which shows the token."""
+        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        metadata = (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
+        names = ("Describe", "Stream", "KvEvents")
+        return SimpleNamespace(**{name: functools.partial(getattr(stub, name), metadata=metadata) for name in names})
+
+
+NO_CREDENTIALS = WorkerCredentials()
+
+
+def read_token(path: Path) -> str:
+    """Return the token in the file *path*. Raises StartupError where others may read it or it is easily guessed."""
+    token = _read(path, "--worker-token-file").strip()
+    _check_private(path)
+    if len(token) < MIN_TOKEN_CHARACTERS or not all(0x21 <= byte < 0x7F for byte in token):
+        raise StartupError(
+            f"The token in {path} must be one word of at least {MIN_TOKEN_CHARACTERS} printable ASCII characters, as "
+            "from: openssl rand -hex 32"
+        )
+    return token.decode()
+
+
+def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--tls") -> Identity | None:
+    """Return what the flags *prefix*-cert and *prefix*-key name; None where neither is given. Raises StartupError."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise StartupError(f"{prefix}-cert and {prefix}-key belong together: give both or neither.")
+    identity = Identity(_read(certificate, f"{prefix}-cert"), _read(key, f"{prefix}-key"))
+    _check_private(key)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        raise StartupError(
+            f"{certificate} and {key} are not a certificate and its key, unencrypted, in PEM ({prefix}-cert, "
+            f"{prefix}-key)."
+        ) from error
+    return identity
+
+
+def read_authorities(path: Path | None, flag: str) -> bytes | None:
+    """Return the certificates of authorities that *flag* names; None where it is not given. Raises StartupError."""
+    if path is None:
+        return None
+    content = _read(path, flag)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:
+        raise StartupError(f"{path} holds no certificates in PEM ({flag}).") from error
+    return content
+
+
+def _check_private(path: Path) -> None:
+    if stat.S_IMODE(path.stat().st_mode) & TOO_OPEN:
+        raise StartupError(f"Other users may read or change {path}, which is a secret. Run: chmod 600 {path}")
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read ({flag}): {error.strerror}.") from error

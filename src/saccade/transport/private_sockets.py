@@ -1,0 +1,160 @@
+"""Unix sockets that only chosen users reach: where they may lie, their mode, and the uid of a peer.
+
+A socket has mode 0600 from its first moment. Users that the operator allows beside the owner are named in the socket's
+access control list, so that the kernel refuses all others, at gRPC's socket too: gRPC tells no peer's uid.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from saccade.errors import StartupError
+
+MAX_PATH_BYTES = 100
+"""The kernel takes 107; `.stream` is added to the path."""
+
+NAME = "worker.sock"
+WRITABLE_BY_GROUP, WRITABLE_BY_OTHERS = stat.S_IWGRP, stat.S_IWOTH
+
+_CREDENTIALS = struct.Struct("3i")
+_LIST_NAME = "system.posix_acl_access"
+_LIST_VERSION = struct.pack("<I", 2)
+_LIST_ENTRY = struct.Struct("<HHI")
+_READ_WRITE, _NOTHING, _NO_ID = 6, 0, 0xFFFFFFFF
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+
+logger = logging.getLogger(__name__)
+
+
+def default_path() -> Path:
+    """Return where a worker listens that was told nothing. Raises StartupError.
+
+    The folder is $XDG_RUNTIME_DIR/saccade, or saccade-UID in the folder for temporary files; it is made with mode 0700.
+    """
+    folder = _default_folder()
+    _make(folder, 0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise StartupError(
+            f"The worker's socket would lie in {folder}, which is not a folder of this user with mode 0700. "
+            "Remove it, or name a socket with --uds."
+        )
+    return folder / NAME
+
+
+def _default_folder() -> Path:
+    """Return the folder for this user's sockets; another user's $XDG_RUNTIME_DIR, which sudo may leave, is not used."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
+        return runtime / "saccade"
+    return Path(tempfile.gettempdir()) / f"saccade-{os.geteuid()}"
+
+
+def prepare(path: Path, allowed_uids: Collection[int]) -> None:
+    """Have the folder of the socket *path* be there, and be safe.
+
+    Raises StartupError where another user could put a socket of their own there, and where one is in use.
+    """
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise StartupError(f"The path of a worker's socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
+    folder = Path(os.path.realpath(path.parent))
+    _make(folder, 0o711 if allowed_uids else 0o700)
+    _check_folder(folder)
+    if _answers(path):
+        raise StartupError(f"The worker cannot listen on unix:{path}: another process listens there.")
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Make *folder* where there is nothing of that name."""
+    try:
+        folder.mkdir(mode=0o700)
+        folder.chmod(mode)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StartupError(f"The folder {folder} of the worker's socket cannot be made: {error.strerror}.") from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which every user could replace the socket; warn where a group or a folder above allows it."""
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StartupError(
+            f"The folder {folder} of the worker's socket belongs to uid {found.st_uid}, which could replace it. "
+            "Use a folder of the user that runs the worker."
+        )
+    if found.st_mode & WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+        raise StartupError(
+            f"Every user may write to {folder}, the folder of the worker's socket, and so replace the socket. Name a "
+            f"folder in it that does not exist yet (it is made with mode 0700), or run: chmod o-w {folder}"
+        )
+    writable = WRITABLE_BY_GROUP | WRITABLE_BY_OTHERS
+    if found.st_mode & writable:
+        logger.warning("other users may write to %s: one could listen there in place of a stopped worker", folder)
+    for above in folder.parents:
+        state = above.stat()
+        if state.st_uid not in (os.geteuid(), 0) or (state.st_mode & writable and not state.st_mode & stat.S_ISVTX):
+            logger.warning("other users may write to %s: one could replace the folder of the worker's socket", above)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Sockets made within have mode 0600 from the beginning. For code that neither awaits nor makes other files."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def bound(path: Path, uids: Collection[int]) -> socket.socket:
+    """Return a socket at *path* that does not listen yet, for its owner and *uids*. Raises OSError and StartupError."""
+    with contextlib.ExitStack() as undo:
+        made = undo.enter_context(socket.socket(socket.AF_UNIX))
+        with owner_only():
+            made.bind(str(path))
+        admit(path, uids)
+        undo.pop_all()
+    return made
+
+
+def admit(path: Path, uids: Collection[int]) -> None:
+    """Have the kernel let these users connect to the socket at *path*, and no others but its owner and root.
+
+    Raises StartupError where the file system has no access control lists.
+    """
+    if not uids:
+        return
+    users = [(_USER, _READ_WRITE, uid) for uid in sorted(set(uids))]
+    entries = [(_OWNER, _READ_WRITE, _NO_ID), *users, (_GROUP, _NOTHING, _NO_ID)]
+    entries += [(_MASK, _READ_WRITE, _NO_ID), (_OTHERS, _NOTHING, _NO_ID)]
+    try:
+        os.setxattr(path, _LIST_NAME, _LIST_VERSION + b"".join(_LIST_ENTRY.pack(*entry) for entry in entries))
+    except OSError as error:
+        cause = "has no access control lists" if error.errno == errno.ENOTSUP else f"refuses it: {error.strerror}"
+        raise StartupError(
+            f"--allowed-uids cannot be set at {path}: its file system {cause}. Run gateway and worker as one user, or "
+            "use --host and --port with --worker-token-file."
+        ) from error
+
+
+def peer_uid(connected: socket.socket) -> int:
+    """Return the uid of the process that connected to a Unix socket, as the kernel noted it then."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
