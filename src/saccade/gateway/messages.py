@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.body import parse
 from saccade.gateway.openai_requests import (
     PICTURE_PART,
     ChatMessage,
@@ -159,7 +159,7 @@ def _holds_something(raw: Refused) -> bool:
     """Tell whether a value that was not decoded is there and is neither null nor empty."""
     if raw is UNSET:
         return False
-    return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(msgspec.json.decode(raw))
+    return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
 
 
 def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:

@@ -119,13 +119,13 @@ T = TypeVar("T", bound=Struct)
 
 
 class _Reader(Generic[T]):
-    """Reads bodies of one *kind*. Fields of the *cousins*, kinds that are sent the same bodies, are no surprise."""
+    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both."""
 
-    def __init__(self, kind: type[T], cousins: Iterable[type[Struct]] = ()) -> None:
+    def __init__(self, kind: type[T], related: Iterable[type[Struct]] = ()) -> None:
         self._kind = kind
         self._fields = msgspec.structs.fields(kind)
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in self._fields}
-        names = self._decoders.keys() | {name for cousin in cousins for name in cousin.__struct_fields__}
+        names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
         self._later = LATER.keys() - self._decoders.keys()
         self._known = frozenset(names | LATER.keys() | WITHOUT_EFFECT)
 

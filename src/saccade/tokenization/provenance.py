@@ -17,6 +17,9 @@ from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Segment
 
 PRIVATE_USE = range(0xF0000, 0xFFF00)
+PIECE = 16 * 1024
+"""Characters that are exchanged at a time."""
+
 TAG_CHARACTERS = "<>/"
 """What templates look for in text, as in `</think>`; left visible where another character will do."""
 
@@ -42,8 +45,8 @@ class Provenance:
         plain = render(str)
         for characters in self._disguised:
             on, off = _disguise(characters)
-            disguised = render(lambda text, on=on: text.translate(on))  # type: ignore[misc]
-            if disguised.translate(off) == plain:
+            disguised = render(lambda text, on=on: _exchange(text, on))  # type: ignore[misc]
+            if _exchange(disguised, off) == plain:
                 return self._segments(disguised, off)
         raise InvalidValue(
             "This model's chat template gives a meaning to characters in the text that its special tokens are made of. "
@@ -54,7 +57,7 @@ class Provenance:
     def _segments(self, disguised: str, off: dict[int, str]) -> list[Segment]:
         parts = self._special.split(disguised) if self._special else [disguised]
         return [
-            Segment(part.translate(off), is_special=position % 2 == 1) for position, part in enumerate(parts) if part
+            Segment(_exchange(part, off), is_special=position % 2 == 1) for position, part in enumerate(parts) if part
         ]
 
 
@@ -72,6 +75,11 @@ def critical_characters(tokens: Collection[str]) -> str:
         chosen += best
         left = [token for token in left if best not in token]
     return chosen
+
+
+def _exchange(text: str, table: dict[int, str]) -> str:
+    # One call over a long text would keep every other thread waiting until it is done.
+    return "".join(text[start : start + PIECE].translate(table) for start in range(0, len(text), PIECE))
 
 
 def _disguise(characters: str) -> tuple[dict[int, str], dict[int, str]]:
