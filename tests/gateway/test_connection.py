@@ -10,8 +10,9 @@ import scripted
 from saccade.gateway.connection import MAX_HEAD_BYTES, READ_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta
 
-BODY = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n"
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+JSON = b"Content-Type: application/json\r\n"
+BODY = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Content-Length: 15\r\n\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 FILLER = b"a" * (16 << 10)
 
 

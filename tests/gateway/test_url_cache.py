@@ -65,3 +65,11 @@ def test_no_capacity_keeps_nothing() -> None:
     cache = UrlCache(0)
     cache.put(b"", "u", b"", Reuse("u", ETAG, 60.0))
     assert cache.get(b"", "u") is None
+
+
+def test_clearing_forgets_everything() -> None:
+    cache = UrlCache(10_000)
+    cache.put(b"", "u", b"picture", Reuse("u", ETAG, 60.0))
+    cache.clear()
+    assert cache.get(b"", "u") is None
+    assert cache.num_bytes == 0

@@ -49,9 +49,9 @@ def gateway(
         raise StartupError("A gateway needs at least one --worker-url, as grpc://host:port.")
     for url in worker_url:
         target(url.replace(SCHEME, "grpc://", 1))
-    configure_logging(logging.getLevelNamesMapping()[log_level])
+    logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    uvloop.run(app.serve(gateway_config(server, media, worker_url), models))
+    uvloop.run(app.serve(gateway_config(server, media, worker_url), models, logs))
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

@@ -13,7 +13,9 @@ POOL = MediaPoolConfig()
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask. *limit_images* and
+    *worker_urls* are `grpc://host:port` or `unix:/path`. Without *api_keys* everybody may ask, under an IP address, a
+    loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys.
+    *admin_port* is a second port on loopback, which asks for one of *admin_keys*. *limit_images* and
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
@@ -25,6 +27,10 @@ class GatewayConfig:
     worker_urls: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    metrics_without_key: bool = False
+    admin_port: int | None = None
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     limit_images: int = 16
     max_picture_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256

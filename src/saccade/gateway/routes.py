@@ -8,7 +8,9 @@ from starlette.responses import Response
 from starlette.routing import Route, Router, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.gateway.access_log import AccessLog
 from saccade.gateway.admission import Admission
+from saccade.gateway.auth import Keys
 from saccade.gateway.border import ROUTE, Guarded, Identified, announced_bytes
 from saccade.gateway.catalogue import Catalogue
 from saccade.gateway.chat import ChatCompletions
@@ -17,6 +19,7 @@ from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.endpoints import Endpoints
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.preparation import Preparation
+from saccade.gateway.web_pages import WebPages, check_json
 from saccade.gateway.workers import Fleet
 from saccade.protocol.description import ModelFiles
 from saccade.telemetry import Metrics
@@ -27,7 +30,14 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures."""
 
-    def __init__(self, config: GatewayConfig, fleet: Fleet, pool: MediaPool, models: Mapping[str, ModelFiles]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fleet: Fleet,
+        pool: MediaPool,
+        models: Mapping[str, ModelFiles],
+        access_log: AccessLog | None = None,
+    ) -> None:
         self.metrics = Metrics()
         self.admission = Admission(config.max_requests, config.max_pixel_bytes)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
@@ -44,7 +54,11 @@ class Application:
             max_body_bytes=config.max_body_bytes,
             ping_interval_seconds=config.ping_interval_seconds,
         )
-        guarded: ASGIApp = Guarded(Router(_routes(chat, endpoints), redirect_slashes=False), config.api_keys)
+        guarded: ASGIApp = Guarded(
+            Router(_routes(chat, endpoints), redirect_slashes=False),
+            Keys(config.api_keys, config.metrics_without_key),
+            WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
+        )
         if config.allowed_origins:
             guarded = CORSMiddleware(
                 guarded,
@@ -53,7 +67,7 @@ class Application:
                 allow_headers=("*",),
                 expose_headers=EXPOSED_HEADERS,
             )
-        self._app = Identified(guarded, self.metrics)
+        self._app = Identified(guarded, self.metrics, access_log)
 
     async def start(self) -> None:
         """Make ready to fetch pictures."""
@@ -63,6 +77,10 @@ class Application:
         """Let go of connections and of pictures that were kept."""
         await self._preparation.close()
 
+    def forget_media(self) -> None:
+        """Empty the caches of pictures and of URLs, but for what requests are using."""
+        self._preparation.forget()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] == "http":
@@ -71,32 +89,44 @@ class Application:
 
 
 class _Named:
-    """Notes which route was taken: metrics and logs name it rather than the path that a client wrote."""
+    """Notes which route was taken: metrics and logs name it rather than the path that a client wrote.
 
-    def __init__(self, path: str, app: ASGIApp) -> None:
+    A body, where there is one, must say that it is JSON.
+    """
+
+    def __init__(self, path: str, app: ASGIApp, takes_json: bool) -> None:
         self._path = path
         self._app = app
+        self._takes_json = takes_json
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
+        if self._takes_json:
+            check_json(scope["headers"])
         await self._app(scope, receive, send)
 
 
 def _routes(chat: ASGIApp, endpoints: Endpoints) -> list[Route]:
     return [
-        Route("/v1/chat/completions", _Named("/v1/chat/completions", chat), methods=["POST"]),
-        _route("GET", "/v1/models", endpoints.models),
-        _route("GET", "/v1/models/{model:path}", endpoints.model),
-        _route("POST", "/tokenize", endpoints.tokenize),
-        _route("POST", "/detokenize", endpoints.detokenize),
-        _route("GET", "/live", endpoints.live),
-        _route("GET", "/ready", endpoints.ready),
-        _route("GET", "/health", endpoints.ready),
-        _route("GET", "/metrics", endpoints.show_metrics),
-        _route("GET", "/version", endpoints.version),
-        _route("GET", "/openapi.json", endpoints.openapi),
+        Route("/v1/chat/completions", _Named("/v1/chat/completions", chat, takes_json=True), methods=["POST"]),
+        route("GET", "/v1/models", endpoints.models),
+        route("GET", "/v1/models/{model:path}", endpoints.model),
+        route("POST", "/tokenize", endpoints.tokenize, takes_json=True),
+        route("POST", "/detokenize", endpoints.detokenize, takes_json=True),
+        route("GET", "/ping", endpoints.ready),
+        route("POST", "/ping", endpoints.ready),
+        route("GET", "/load", endpoints.load),
+        route("GET", "/live", endpoints.live),
+        route("GET", "/ready", endpoints.ready),
+        route("GET", "/health", endpoints.ready),
+        route("GET", "/metrics", endpoints.show_metrics),
+        route("GET", "/version", endpoints.version),
+        route("GET", "/openapi.json", endpoints.openapi),
     ]
 
 
-def _route(method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-    return Route(path, _Named(path, request_response(endpoint)), methods=[method])
+def route(
+    method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]], takes_json: bool = False
+) -> Route:
+    """Return the route of *path* for one method."""
+    return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])

@@ -68,3 +68,8 @@ class UrlCache:
         while self.num_bytes > self._capacity_bytes:
             _, evicted = self._entries.popitem(last=False)
             self.num_bytes -= evicted.nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.num_bytes = 0
