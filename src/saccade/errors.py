@@ -12,11 +12,14 @@
     │   ├── InvalidBase64           a data URL whose payload is not base64
     │   ├── InvalidImageUrl         a URL that is not fetched
     │   ├── InvalidApiKey           401
+    │   ├── HostNotAllowed          403, a keyless server was asked for by a name that is not its own
+    │   ├── OriginNotAllowed        403, a web page that may not call this server
     │   ├── ModelNotFound           404
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
     │   ├── RequestTimeout          408, the request arrives too slowly
     │   ├── BodyTooLarge            413
+    │   ├── UnsupportedMediaType    415, a body that does not say that it is JSON
     │   └── QueueFull               429
     ├── ServiceError                ours, 5xx
     │   ├── InternalError           500
@@ -36,16 +39,18 @@ class SaccadeError(Exception):
     """Anything Saccade raises on purpose.
 
     *message* says what was wrong and what to do; *param* names the request's field, as `messages[0].content[1]`.
+    *reason* is the message as the log has it: give one where *message* repeats what the client sent.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "server_error"
     type: ClassVar[str] = "server_error"
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.reason = message if reason is None else reason
 
 
 class RequestError(SaccadeError):
@@ -130,6 +135,20 @@ class InvalidApiKey(RequestError):
     code = "invalid_api_key"
 
 
+class HostNotAllowed(RequestError):
+    """A keyless server was asked for by a name that is not known to be its own."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(RequestError):
+    """A web page whose origin may not call this server."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
 class ModelNotFound(RequestError):
     """No model of that name is served here."""
 
@@ -163,6 +182,13 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "body_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    """A body that does not say that it is JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class QueueFull(RequestError):

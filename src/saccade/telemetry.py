@@ -5,14 +5,19 @@ Neither labels nor log lines hold anything that a user sent.
 """
 
 import asyncio
+import atexit
 import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
+import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from saccade.log_writer import LineWriter, LogOutput
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -27,6 +32,7 @@ LAG_INTERVAL_SECONDS = 0.05
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKENS = tuple(2.0**power for power in range(18))
+_SAMPLES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
@@ -53,6 +59,16 @@ class AnswerMetrics:
             model,
             buckets=_SHORT_SECONDS,
             registry=registry,
+        )
+        self.asked_tokens = Histogram(
+            "vllm:request_params_max_tokens",
+            "The most tokens that a request asked for.",
+            model,
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self.asked_samples = Histogram(
+            "vllm:request_params_n", "Samples that a request asked for.", model, buckets=_SAMPLES, registry=registry
         )
         self._engine_stages = Histogram(
             "saccade_engine_stage_seconds",
@@ -166,8 +182,14 @@ class Metrics:
             self._lag.observe(max(0.0, time.perf_counter() - start - LAG_INTERVAL_SECONDS))
 
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Send all log lines to stderr: for people on a terminal, as JSON elsewhere. Call once, when a process starts."""
+def configure_logging(level: int = logging.INFO) -> LogOutput:
+    """Send all log lines to stderr: for people on a terminal, as JSON elsewhere. Call once, when a process starts.
+
+    A thread writes them; what it has not written yet is written when the process ends.
+    """
+    is_terminal = sys.stderr.isatty()
+    writer = LineWriter(sys.stderr.fileno(), _text_of_dropped if is_terminal else _json_of_dropped)
+    atexit.register(writer.flush)
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -181,13 +203,12 @@ def configure_logging(level: int = logging.INFO) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    terminal = sys.stderr.isatty()
     last: list[structlog.types.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if terminal
+        if is_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(_Lines(writer))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -196,3 +217,30 @@ def configure_logging(level: int = logging.INFO) -> None:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    return LogOutput(writer, level, is_terminal)
+
+
+class _Lines:
+    """What logging takes for a stream: every write is a whole line or several."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        self._writer = writer
+
+    def write(self, lines: str) -> None:
+        self._writer.write(lines.encode(errors="backslashreplace"))
+
+
+class _Dropped(msgspec.Struct, frozen=True, tag_field="event", tag="log lines dropped"):
+    """The line that says how many others are missing."""
+
+    timestamp: datetime
+    dropped: int
+    level: str = "warning"
+
+
+def _json_of_dropped(number: int) -> bytes:
+    return msgspec.json.encode(_Dropped(datetime.now(UTC), number)) + b"\n"
+
+
+def _text_of_dropped(number: int) -> bytes:
+    return f"saccade: {number} log lines are missing here: stderr was not read fast enough\n".encode()

@@ -62,6 +62,50 @@ def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
     assert given["engine"] == EngineFlags(max_num_seqs=3)
 
 
+ORIGINS = ("https://a.example", "https://b.example:8443")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "origins"),
+    [
+        (["--allowed-origins", '["*"]'], None, ("*",)),
+        (["--allowed-origins", '["https://a.example","https://b.example:8443"]'], None, ORIGINS),
+        (["--allowed-origins", ORIGINS[0], "--allowed-origins", ORIGINS[1]], None, ORIGINS),
+        (["--allowed-origins", "*"], None, ("*",)),
+        ([], '["https://a.example", "https://b.example:8443"]', ORIGINS),
+        ([], " ".join(ORIGINS), ORIGINS),
+        ([], '["*"]', ("*",)),
+    ],
+)
+def test_origins_may_be_a_json_list(
+    arguments: list[str], variable: str | None, origins: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("SACCADE_ALLOWED_ORIGINS", variable)
+    assert parse(*arguments)["server"] == ServerFlags(allowed_origins=origins)
+
+
+@pytest.mark.parametrize("written", ['["*"', "[1]", '["a"] b'])
+def test_origins_that_are_no_list_are_refused(written: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--allowed-origins", written]) == 2
+    assert "JSON list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--admin-port", "9999"], "--admin-key"),
+        (["--admin-port", "9999", "--admin-key", "one", "--api-key", "one"], "no tenant"),
+        (["--admin-key", "a b"], "--admin-key is empty or has a space"),
+    ],
+)
+def test_the_admin_port_needs_a_key_of_its_own(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "/nowhere/at/all", *flags]) == 1
+    assert words in capsys.readouterr().err
+
+
 def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "saccade.toml"
     file.write_text("prot = 1\n")
@@ -70,13 +114,20 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ServerFlags("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7, shutdown_timeout=0.0)
+    server = ServerFlags(
+        *("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7),
+        shutdown_timeout=0.0,
+        allowed_hosts=("c",),
+        metrics_without_key=True,
+        admin_port=82,
+        admin_key=("k3", "k4"),
+    )
     media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
     engine = EngineFlags("name", 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True)
     for name, value in config.to_environment(server, SECRET).items():
         monkeypatch.setenv(name, value)
     arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
-    assert "k1" not in arguments
+    assert not {"k1", "k3"} & set(arguments)
     assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from saccade.engine.loop import Engine
+from saccade.protocol.load import STEP_TOKEN_BOUNDS
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport.shared_memory import SlotPool, open_slot
@@ -61,6 +62,28 @@ def test_second_ask_is_cached_and_not_encoded(shared: Engine, tiny_qwen3_vl: Pat
     assert second.token_ids == first.token_ids
     assert load.encoded_items_total == before.encoded_items_total
     assert load.cached_tokens_total - before.cached_tokens_total == second.num_cached_tokens
+
+
+@pytest.mark.parametrize(("prefix", "media"), [(True, False), (False, True), (True, True)])
+def test_a_reset_forgets_what_it_names(prefix: bool, media: bool, tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 9], "first", max_tokens=4)
+    first = engines.drain(subject, asked).answers["first"]
+    subject.reset_caches(prefix=prefix, media=media)
+    second = engines.drain(subject, msgspec.structs.replace(asked, request_id="second")).answers["second"]
+    assert second.token_ids == first.token_ids
+    assert (second.num_cached_tokens == 0) == prefix
+    # A picture behind a cached prefix is not looked at again.
+    assert subject.load().encoded_items_total == 1 + (prefix and media)
+
+
+def test_a_reset_spares_what_a_request_uses(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 40], max_tokens=12)
+    expected = engines.drain(subject, asked).answers["a"].token_ids
+    reset = engines.drain(subject, asked, each_step=lambda: subject.reset_caches(prefix=True, media=True))
+    assert reset.answers["a"].token_ids == expected
+    assert engines.is_idle(subject)
 
 
 def test_other_picture_of_the_same_size_shares_no_block_of_it(shared: Engine, tiny_qwen3_vl: Path) -> None:  # E7
@@ -272,5 +295,10 @@ def test_counters(tiny_qwen3_vl: Path) -> None:
     load = subject.load()
     assert (load.steps_total, load.prompt_tokens_total, load.generated_tokens_total) == (told.steps, 11, 8)
     assert (load.encoded_items_total, load.encoded_patches_total) == (1, 24)
+    # One step of 11 tokens and 7 of one.
+    assert load.step_tokens_total == 18
+    assert dict(zip((*STEP_TOKEN_BOUNDS, None), load.steps_by_tokens, strict=True)) == {
+        bound: {1: 7, 16: 1}.get(bound, 0) if bound else 0 for bound in (*STEP_TOKEN_BOUNDS, None)
+    }
     assert 0 < load.encode_seconds_total < load.network_seconds_total
     assert min(load.schedule_seconds_total, load.batch_seconds_total, load.postprocess_seconds_total) > 0

@@ -25,6 +25,7 @@ from saccade.protocol.local import (
     Shutdown,
 )
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
+from saccade.protocol.request import ResetCaches
 from saccade.transport.handover import Lender
 
 SOURCES = str(Path(engines.__file__).parents[1] / "src")
@@ -92,6 +93,7 @@ def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
     description = front.until(EngineReady).description
     assert (description.model, description.block_size, description.dtype) == ("tiny", 16, "float32")
     assert "config.json" in description.files.files
+    assert description.takes_resets
     yield front
     front.process.kill()
     front.process.wait()
@@ -121,6 +123,15 @@ def test_serves_and_survives_bad_commands(front: Front, tiny_qwen3_vl: Path) -> 
     assert len(told["good"]) == 8
     assert told["bad"][0].failure is not None
     assert told["bad"][0].failure.code == "invalid_value"
+
+
+def test_caches_are_reset_between_two_requests(front: Front, tiny_qwen3_vl: Path) -> None:
+    for name, reset in (("cold", False), ("warm", False), ("reset", True)):
+        if reset:
+            front.send(Forward(7, msgspec.msgpack.encode(ResetCaches(prefix=True))))
+        asked = engines.request(tiny_qwen3_vl, [40], name, text_seed=9, max_tokens=1)
+        front.send(Forward(7, msgspec.msgpack.encode(asked)))
+        assert deltas(front, 1)[name][0].num_cached_tokens == (32 if name == "warm" else 0)
 
 
 def test_heartbeat_and_load(front: Front, tiny_qwen3_vl: Path) -> None:

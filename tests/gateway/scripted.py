@@ -3,6 +3,9 @@
 import asyncio
 import http.client
 import json
+import logging
+import os
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.connection import Connections
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.workers import Fleet
+from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
 from saccade.protocol.load import Load
@@ -46,6 +50,7 @@ class ScriptedWorker:
     pixels: list[bytes] = field(default_factory=list)
     num_aborted: int = 0
     aborted_samples: list[int] = field(default_factory=list)
+    resets: list[dict[str, bool]] = field(default_factory=list)
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
@@ -76,6 +81,11 @@ class ScriptedWorker:
         """Note that the gateway reads a sample no longer."""
         assert request_id == self.requests[-1].request_id
         self.aborted_samples.append(index)
+
+    def reset_caches(self, **which: bool) -> bool:
+        """Note what is to be forgotten."""
+        self.resets.append(which)
+        return self.ready
 
 
 @dataclass
@@ -108,13 +118,18 @@ class Gateway:
     application: app.Application
     server: Any
     loop: asyncio.AbstractEventLoop
+    log: LogOutput
+    log_file: Any
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send one request; *body* is sent as JSON unless it is bytes."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if raw is not None:
+            given = {"Content-Type": "application/json", **given}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(method, path, raw, given)
             response = connection.getresponse()
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
@@ -151,6 +166,14 @@ class Gateway:
         assert self.worker.description is not None
         return int(json.loads(self.worker.description.files.files["generation_config.json"])["eos_token_id"][0])
 
+    def lines(self, request_id: str) -> list[Any]:
+        """What the log says of a request."""
+        self.log.writer.flush()
+        descriptor = self.log_file.fileno()
+        # Reading at a place leaves the writer its own.
+        lines = os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines()
+        return [line for line in map(json.loads, lines) if line.get("request_id") == request_id]
+
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value, 0 where there is none."""
         return self.application.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -174,9 +197,19 @@ def describe(folder: Path) -> Description:
 
 
 @contextmanager
-def running(folder: Path, config: GatewayConfig | None = None, described: bool = True) -> Iterator[Gateway]:
-    """Run a gateway in a thread of its own until the block ends."""
-    config = replace(config or GatewayConfig(), num_decode_processes=1)
+def running(
+    folder: Path, config: GatewayConfig | None = None, described: bool = True, log: LogOutput | None = None
+) -> Iterator[Gateway]:
+    """Run a gateway in a thread of its own until the block ends. It logs to a file, or to *log*."""
+    with tempfile.TemporaryFile() as log_file:
+        log = log or LogOutput(LineWriter(log_file.fileno(), lambda _: b"{}\n"), logging.INFO, is_terminal=False)
+        with _running(folder, config or GatewayConfig(), described, log, log_file) as gateway:
+            yield gateway
+
+
+@contextmanager
+def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutput, log_file: Any) -> Iterator[Gateway]:
+    config = replace(config, num_decode_processes=1)
     started: list[Gateway] = []
     ready = threading.Event()
 
@@ -187,11 +220,11 @@ def running(folder: Path, config: GatewayConfig | None = None, described: bool =
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
         fleet._clients = (worker,)  # type: ignore[assignment]
         listener = app.listen("127.0.0.1", 0)
-        application = app.create_app(config, fleet, pool)
+        application = app.create_app(config, fleet, pool, logs=log)
         await application.start()
         server = app._DrainingServer(application, config)
         port = listener.getsockname()[1]
-        started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop()))
+        started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop(), log, log_file))
         ready.set()
         try:
             await server.serve([listener])

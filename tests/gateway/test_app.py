@@ -23,7 +23,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, TokenDelta
 
-PATHS = ("/v1/models", "/v1/models/tiny", "/metrics", "/version", "/openapi.json", "/nothing")
+PATHS = ("/v1/models", "/v1/models/tiny", "/load", "/metrics", "/version", "/openapi.json", "/nothing")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -63,7 +63,7 @@ def test_any_of_the_keys_opens(key: str, guarded: scripted.Gateway) -> None:
     assert guarded.ask("POST", "/v1/chat/completions", CHAT).status == 401
 
 
-@pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/ping"])
 def test_probes_need_no_key(path: str, guarded: scripted.Gateway) -> None:
     assert guarded.ask("GET", path).status == 200
 
@@ -95,7 +95,8 @@ def test_body_over_the_limit(guarded: scripted.Gateway) -> None:
 
 def test_body_over_the_limit_without_a_length(guarded: scripted.Gateway) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", guarded.port, timeout=10)
-    connection.request("POST", "/tokenize", iter([b" " * 3000] * 2), bearer("one"), encode_chunked=True)
+    headers = {"Content-Type": "application/json", **bearer("one")}
+    connection.request("POST", "/tokenize", iter([b" " * 3000] * 2), headers, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
 
@@ -189,7 +190,13 @@ def test_tokenize_refuses(body: dict[str, Any], gateway: scripted.Gateway) -> No
 
 def test_metrics(gateway: scripted.Gateway) -> None:
     gateway.worker.load = Load(
-        num_running=2, num_blocks=10, num_free_blocks=4, prompt_tokens_total=7, encode_seconds_total=0.5
+        num_running=2,
+        num_blocks=10,
+        num_free_blocks=4,
+        prompt_tokens_total=7,
+        encode_seconds_total=0.5,
+        step_tokens_total=40_010,
+        steps_by_tokens=(3, 2, *[0] * 11, 1),
     )
     gateway.chat()
     answer = gateway.ask("GET", "/metrics")
@@ -203,6 +210,14 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         f"vllm:prompt_tokens_total{labels} 7.0",
         f"vllm:prefix_cache_hits_total{labels} 0.0",
         'saccade_step_seconds_total{model_name="tiny",stage="encode",worker="grpc://scripted:1"} 0.5',
+        'vllm:iteration_tokens_total_bucket{le="1.0",model_name="tiny",worker="grpc://scripted:1"} 3.0',
+        'vllm:iteration_tokens_total_bucket{le="16384.0",model_name="tiny",worker="grpc://scripted:1"} 5.0',
+        'vllm:iteration_tokens_total_bucket{le="+Inf",model_name="tiny",worker="grpc://scripted:1"} 6.0',
+        f"vllm:iteration_tokens_total_count{labels} 6.0",
+        f"vllm:iteration_tokens_total_sum{labels} 40010.0",
+        'vllm:cache_config_info{block_size="16",cache_dtype="float32",enable_prefix_caching="None",'
+        'gpu_memory_utilization="None",model_name="tiny",num_gpu_blocks="64",worker="grpc://scripted:1"} 1.0',
+        "saccade_log_lines_dropped_total 0.0",
         "saccade_slots_in_use 0.0",
         f"saccade_picture_cache_misses_total {float(gateway.metric('saccade_picture_cache_misses_total'))}",
     ):
@@ -211,9 +226,38 @@ def test_metrics(gateway: scripted.Gateway) -> None:
     assert {
         "vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count",
         "vllm:e2e_request_latency_seconds_count", "vllm:generation_tokens_total", "vllm:prefix_cache_queries_total",
+        "vllm:request_params_n_bucket", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds",
         "saccade_event_loop_lag_seconds_count", "saccade_http_requests_total", "saccade_stage_seconds_bucket",
     } <= names  # fmt: skip
     assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_what_requests_ask_for_is_measured(gateway: scripted.Gateway) -> None:
+    names = ("vllm:request_params_n", "vllm:request_params_max_tokens")
+    before = {
+        name: [gateway.metric(f"{name}_{part}", model_name="tiny") for part in ("count", "sum")] for name in names
+    }
+    gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH, index=index) for index in range(2)]
+    assert gateway.chat(n=2, max_tokens=7).status == 200
+    gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+    assert gateway.chat().status == 200  # no limit of its own
+    after = {name: [gateway.metric(f"{name}_{part}", model_name="tiny") for part in ("count", "sum")] for name in names}
+    grown = {name: [new - old for new, old in zip(after[name], before[name], strict=True)] for name in names}
+    assert grown == {"vllm:request_params_n": [2, 3], "vllm:request_params_max_tokens": [1, 7]}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_sagemaker_pings(method: str, gateway: scripted.Gateway) -> None:
+    assert gateway.ask(method, "/ping").status == 200
+
+
+def test_load_counts_requests_in_flight(gateway: scripted.Gateway) -> None:
+    assert gateway.ask("GET", "/load").json == {"server_load": 0}
+    gateway.worker.script = [TokenDelta("r", [300]), 0.5, TokenDelta("r", [gateway.eos], FinishReason.STOP)]
+    running = threading.Thread(target=gateway.chat)
+    running.start()
+    until(lambda: gateway.ask("GET", "/load").json == {"server_load": 1})
+    running.join()
 
 
 def test_labels_hold_nothing_a_client_sent(gateway: scripted.Gateway) -> None:
@@ -303,6 +347,8 @@ def test_whole_process_starts_and_stops_by_signal() -> None:
 def test_taken_port_is_a_startup_error() -> None:
     with app.listen("127.0.0.1", 0) as listener, pytest.raises(StartupError, match="--port"):
         app.listen("127.0.0.1", listener.getsockname()[1])
+    with app.listen("127.0.0.1", 0) as listener, pytest.raises(StartupError, match="another --admin-port"):
+        app.listen("127.0.0.1", listener.getsockname()[1], "--admin-port")
 
 
 def test_loopback_is_the_default() -> None:
@@ -314,7 +360,7 @@ def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
     document = gateway.ask("GET", "/openapi.json").json
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/live", "/ready", "/health",
-        "/metrics", "/version", "/openapi.json",
+        "/ping", "/load", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references == set(document["components"]["schemas"])

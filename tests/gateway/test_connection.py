@@ -14,8 +14,9 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.connection import MAX_HEAD_BYTES, READ_BYTES, ConnectionLimits
 from saccade.protocol.output import FinishReason, TokenDelta
 
-BODY = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n"
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+JSON = b"Content-Type: application/json\r\n"
+BODY = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Content-Length: 15\r\n\r\n"
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 FILLER = b"a" * (16 << 10)
 
 
@@ -37,7 +38,9 @@ def hasty(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 
 
 def request(path: str, body: bytes, headers: bytes = b"") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    )
     return head.encode() + headers + b"\r\n" + body
 
 
@@ -61,7 +64,12 @@ def send(gateway: scripted.Gateway, pieces: Iterable[bytes]) -> bytes:
 
 @pytest.mark.parametrize(
     "start",
-    [b"GET /", b"GET /live HTTP/1.1\r\nHost: a\r\nX-Long: ", CHUNKED + b"0\r\nX-Long: ", CHUNKED + b"1;extension="],
+    [
+        b"GET /",
+        b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Long: ",
+        CHUNKED + b"0\r\nX-Long: ",
+        CHUNKED + b"1;extension=",
+    ],
     ids=["request line", "header", "trailer", "chunk extension"],
 )
 def test_endless_head_is_cut_off(start: bytes, gateway: scripted.Gateway) -> None:
@@ -71,12 +79,12 @@ def test_endless_head_is_cut_off(start: bytes, gateway: scripted.Gateway) -> Non
 
 
 def test_many_headers_are_cut_off(gateway: scripted.Gateway) -> None:
-    answer = send(gateway, [b"GET /live HTTP/1.1\r\nHost: a\r\n", *[b"X-Short: a\r\n" * 1024] * 64])
+    answer = send(gateway, [b"GET /live HTTP/1.1\r\nHost: localhost\r\n", *[b"X-Short: a\r\n" * 1024] * 64])
     assert answer == b"closed" or b"head is over the limit" in answer
 
 
 def test_large_head_and_long_pipeline_pass(gateway: scripted.Gateway) -> None:
-    head = b"GET /live HTTP/1.1\r\nHost: a\r\nX-Long: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n\r\n"
+    head = b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * (MAX_HEAD_BYTES // 2) + b"\r\n\r\n"
     assert send(gateway, [head]).startswith(b"HTTP/1.1 200")
     assert send(gateway, [head] * 4).startswith(b"HTTP/1.1 200")
 
@@ -86,7 +94,7 @@ def test_large_head_and_long_pipeline_pass(gateway: scripted.Gateway) -> None:
     [
         (b"", b""),
         (b"GET /li", b""),
-        (b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200"),
         (BODY + b"{", b"HTTP/1.1 408"),
         (CHUNKED, b"HTTP/1.1 408"),
     ],
@@ -186,7 +194,7 @@ def test_connections_of_one_address_are_bounded(tiny_qwen3_vl: Path) -> None:
             connection = opened.enter_context(
                 socket.create_connection(("127.0.0.1", gateway.port), timeout=5, source_address=(address, 0))
             )
-            connection.sendall(b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return connection.recv(1 << 16)
 
         wait_until(lambda: not gateway.connections.num_open)
@@ -202,7 +210,7 @@ def test_connections_of_one_address_are_bounded(tiny_qwen3_vl: Path) -> None:
 
 def test_connections_with_a_valid_key_do_not_count_towards_their_address(tiny_qwen3_vl: Path) -> None:
     config = GatewayConfig(api_keys=("secret",), connections=ConnectionLimits(max_per_address=2))
-    head = "GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {}\r\n\r\n"
+    head = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\n\r\n"
     with scripted.running(tiny_qwen3_vl, config) as gateway, contextlib.ExitStack() as opened:
         wait_until(lambda: not gateway.connections.num_open)
         for key, expected in [("secret", b"200")] * 4 + [("wrong", b"401")] * 2 + [("secret", b"429")]:
@@ -223,12 +231,12 @@ def test_a_refusal_is_seen_by_a_client_that_still_sends(tiny_qwen3_vl: Path) -> 
                 if headers:
                     assert connection.recv(1) == b""
                 else:
-                    connection.sendall(b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
+                    connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 def test_no_more_than_a_part_of_a_refused_body_is_read(hasty: scripted.Gateway) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n"
+    head = BODY.replace(b"Content-Length: 15", b"Content-Length: 99999999999")
     num_sent = 0
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=5) as connection:
         connection.sendall(head)

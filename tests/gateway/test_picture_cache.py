@@ -58,6 +58,23 @@ async def test_a_picture_seen_again_is_not_prepared_again(pool: Slots) -> None:
     assert pool.num_slots == 0
 
 
+async def test_clearing_spares_what_is_being_waited_for(pool: Slots) -> None:
+    cache = PictureCache(pool, 4 * NUM_BYTES)
+    release(pool, await cache.get(key("a"), pool.prepare))
+    pool.go.clear()
+    waiting = [asyncio.create_task(cache.get(key("b"), pool.prepare)) for _ in range(2)]
+    while pool.num_prepared < 2:  # noqa: ASYNC110  every round of the loop counts
+        await asyncio.sleep(0)
+    pool.go.set()
+    while cache.num_bytes < 2 * NUM_BYTES:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    cache.clear()  # b is made, and neither of the two has it yet
+    release(pool, *await asyncio.gather(*waiting))
+    assert cache.num_bytes == NUM_BYTES
+    cache.clear()
+    assert (cache.num_bytes, pool.num_slots) == (0, 0)
+
+
 async def test_tenants_and_wires_share_nothing(pool: Slots) -> None:
     cache = PictureCache(pool, 4 * NUM_BYTES)
     for other in (key("a"), key("a", b"tenant"), (b"", b"a", "bfloat16")):

@@ -113,3 +113,11 @@ def test_entry_of_long_headers_is_kept_without_them() -> None:
     kept = cache.get(b"", "u")
     assert kept is not None
     assert (kept.is_fresh, kept.reuse.conditions) == (True, {"If-Modified-Since": "then"})
+
+
+def test_clearing_forgets_everything() -> None:
+    cache = UrlCache(10_000)
+    cache.put(b"", "u", b"picture", Reuse("u", 60.0, ETAG))
+    cache.clear()
+    assert cache.get(b"", "u") is None
+    assert cache.num_bytes == 0

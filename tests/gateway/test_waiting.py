@@ -141,7 +141,7 @@ def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen
     body = json.dumps({"prompt": "a " * 100_000}).encode()
     config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.3)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
-        head = f"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow:
             slow.sendall(head.encode() + body[:1000])
             wait_until(lambda: gateway.application.memory.num_bytes == 2 * len(body))

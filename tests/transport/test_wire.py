@@ -13,7 +13,7 @@ from nested import NESTED_STEP
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
@@ -104,6 +104,19 @@ async def test_a_sample_is_aborted_and_the_others_go_on(bind: str) -> None:
         client.abort_sample("r", 0)
         await until(lambda: len(front.commands) == 3)
     assert front.commands[1:] == [Abort(request_id="r", index=1), Abort(request_id="r")]
+
+
+async def test_caches_are_reset_over_the_wire(bind: str) -> None:
+    front = Parrot([None])
+    async with talking(bind, front) as client:
+        assert client.description is not None
+        assert not client.reset_caches(prefix=True, media=False)  # to a worker that does not know it, it would be fatal
+        client.description = msgspec.structs.replace(client.description, takes_resets=True)
+        assert client.reset_caches(prefix=True, media=False)
+        assert client.reset_caches(prefix=False, media=True)
+        assert await tokens(client, ask("r", [1])) == [1]
+    assert front.commands[:2] == [ResetCaches(prefix=True), ResetCaches(media=True)]
+    assert not client.reset_caches(prefix=True, media=True)
 
 
 async def test_a_failure_ends_all_samples(bind: str) -> None:

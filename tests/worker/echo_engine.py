@@ -25,7 +25,7 @@ from saccade.protocol.local import (
     Shutdown,
 )
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
-from saccade.protocol.request import EngineRequest, GatewayCommand
+from saccade.protocol.request import EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport.framing import ChannelClosed
 from saccade.transport.local import EngineChannel
 
@@ -96,6 +96,8 @@ class EchoEngine:
                 if item.inline is not None:
                     self.note(f"inline {item.inline.hex()}")
             self.released.setdefault(connection, []).extend(item.slot.name for item in command.media if item.slot)
+        elif isinstance(command, ResetCaches):
+            self.note(f"reset prefix={command.prefix} media={command.media}")
         else:
             self.note(f"abort {command.request_id}")
             self.running.pop((connection, command.request_id), None)
@@ -162,6 +164,7 @@ def description(settings: Settings) -> Description:
         device="cpu",
         shm_namespace=settings.shm_namespace,
         version="0",
+        takes_resets=True,
     )
 
 

@@ -1,10 +1,12 @@
 """The flags, one frozen dataclass per group. Names are those of `vllm serve` where they mean the same."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
@@ -16,7 +18,7 @@ from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
 ENGINE = EngineConfig(model_dir="", model="")
-SECRET = ("api_key",)
+SECRET = ("api_key", "admin_key")
 GIB = 1 << 30
 
 
@@ -25,6 +27,21 @@ Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+
+
+def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Return origins that are given one by one, or as a JSON list as vLLM takes them."""
+    # A list in the environment arrives in pieces: variables are split at spaces.
+    written = " ".join(token.value for token in tokens)
+    if not written.startswith("["):
+        return tuple(token.value for token in tokens)
+    try:
+        return msgspec.json.decode(written, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise ValueError('must be an origin such as https://chat.example, or a JSON list of them: ["*"]') from error
+
+
+Origins = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, converter=_origins)]
 
 
 class ImageLimit(int):
@@ -59,8 +76,8 @@ class ServerFlags:
     "Port to listen on."
     api_key: Many = ()
     "A key that opens the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
-    allowed_origins: Many = ()
-    "An origin whose web pages may call the API; may be given many times."
+    allowed_origins: Origins = ()
+    "An origin whose web pages may call the API, * for every one; may be given many times, or as a JSON list."
     max_requests: Count = DEFAULTS.max_requests
     "Requests served at a time; more get 429."
     max_body_bytes: Count = DEFAULTS.max_body_bytes
@@ -77,11 +94,24 @@ class ServerFlags:
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
+    allowed_hosts: Many = ()
+    "A name that a server without keys answers to, or *.suffix; may be given many times. Addresses need none."
+    metrics_without_key: Annotated[bool, Parameter(negative="")] = False
+    "Show /metrics to those without a key."
+    admin_port: Port | None = None
+    "A second port, on loopback, that empties caches; needs --admin-key."
+    admin_key: Many = ()
+    "A key that opens the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
 
     def __post_init__(self) -> None:
         """Raise StartupError for a key that nobody could send, or that would leave the API open."""
-        if any(key.split() != [key] for key in self.api_key):
-            raise StartupError("An --api-key is empty or has a space in it; nobody could send it in a header.")
+        for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if any(key.split() != [key] for key in keys):
+                raise StartupError(f"An {flag} is empty or has a space in it; nobody could send it in a header.")
+        if self.admin_port is not None and not self.admin_key:
+            raise StartupError("--admin-port needs an --admin-key: give one, or set SACCADE_ADMIN_KEY.")
+        if set(self.admin_key) & set(self.api_key):
+            raise StartupError("An --admin-key is an --api-key too; give the admin port a key that no tenant has.")
 
 
 AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]
@@ -200,6 +230,10 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         worker_urls=worker_urls,
         api_keys=server.api_key,
         allowed_origins=server.allowed_origins,
+        allowed_hosts=server.allowed_hosts,
+        metrics_without_key=server.metrics_without_key,
+        admin_port=server.admin_port,
+        admin_keys=server.admin_key,
         limit_images=int(media.limit_mm_per_prompt),
         max_picture_pixels=media.max_image_pixels,
         max_requests=server.max_requests,

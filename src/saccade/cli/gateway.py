@@ -86,10 +86,10 @@ def gateway(
     for url in worker_url:
         target(url.replace(SCHEME, "grpc://", 1))
     credentials = workers.credentials(worker_url)
-    configure_logging(logging.getLevelNamesMapping()[log_level])
+    logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
     config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
-    uvloop.run(app.serve(config, models))
+    uvloop.run(app.serve(config, models, logs))
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

@@ -25,6 +25,9 @@ def describe(
         device=str(runner.device),
         shm_namespace=readers(),
         version=_version(),
+        takes_resets=True,
+        enable_prefix_caching=config.enable_prefix_caching,
+        gpu_memory_utilization=config.gpu_memory_utilization if runner.device.type == "cuda" else None,
     )
 
 

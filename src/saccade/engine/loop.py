@@ -1,6 +1,7 @@
 """The whole machine in one place: schedule, run, postprocess; requests in, one frame per connection and step out."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from saccade.engine.scheduler import Schedule, Scheduler
 from saccade.engine.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError
 from saccade.protocol.description import Description
-from saccade.protocol.load import Load
+from saccade.protocol.load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, Pixels
 
@@ -46,6 +47,8 @@ class Engine:
         self._outbox = self._requests.outbox
         self._pixel_desk = PixelDesk(scheduler, self._outbox)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
+        self._num_step_tokens = 0
+        self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
 
     @property
     def has_work(self) -> bool:
@@ -85,6 +88,13 @@ class Engine:
         """End a request, or its sample *index*, before any more work is done for it; an unknown one is no error."""
         self._requests.abort(connection, request_id, index)
 
+    def reset_caches(self, *, prefix: bool, media: bool) -> None:
+        """Forget what no request uses: KV blocks, encodings. Those who watch the caches are told."""
+        if prefix:
+            self._paged_blocks.clear()
+        if media:
+            self.runner.encoder_cache.clear()
+
     def hangup(self, connection: int) -> None:
         """End all requests of a connection that is gone; nothing more is said to it."""
         self._requests.hangup(connection)
@@ -114,6 +124,8 @@ class Engine:
             num_blocks=self._paged_blocks.num_blocks,
             num_free_blocks=self._paged_blocks.num_free_blocks,
             steps_total=self._num_steps,
+            step_tokens_total=self._num_step_tokens,
+            steps_by_tokens=tuple(self._steps_by_tokens),
             prompt_tokens_total=self._num_prompt_tokens,
             cached_tokens_total=self.scheduler.num_cached_tokens,
             generated_tokens_total=self._num_generated_tokens,
@@ -183,6 +195,9 @@ class Engine:
                 sequence.clock.first_token = now
                 # Before the commit, which lets go of the encodings that the request's other samples need as well.
                 self._requests.start_samples(sequence)
+        if num_tokens := sum(schedule.chunks.values()):
+            self._num_step_tokens += num_tokens
+            self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         self.scheduler.commit(schedule)
         self._num_generated_tokens += len(output.sampled)
         for sequence, token_id, logprob in output.sampled:

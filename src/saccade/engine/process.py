@@ -25,7 +25,7 @@ from saccade.protocol.local import (
     Unwatch,
     Watch,
 )
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels, ResetCaches
 from saccade.transport import malformed
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local import EngineChannel
@@ -122,3 +122,5 @@ class Loop:
                 self.engine.supply(connection, command)
             case Abort(request_id=request_id, index=index):
                 self.engine.abort(connection, request_id, index)
+            case ResetCaches(prefix=prefix, media=media):
+                self.engine.reset_caches(prefix=prefix, media=media)

@@ -5,9 +5,8 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
-import structlog
-
 from saccade.errors import WorkerFailed, from_code
+from saccade.gateway.access_log import line_of_request
 from saccade.gateway.openai_answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.openai_requests import ChatRequest
 from saccade.gateway.sample import Piece, Sample, samples_of
@@ -15,8 +14,6 @@ from saccade.gateway.served_model import ServedModel
 from saccade.gateway.workers import Worker
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
-
-_logger = structlog.get_logger(__name__)
 
 
 class Answer:
@@ -50,7 +47,7 @@ class Answer:
         unfinished = FinishReason.ERROR if kind is not None and issubclass(kind, Exception) else FinishReason.ABORT
         reasons = [sample.finish_reason or unfinished.value for sample in self.samples]
         self._measure(reasons)
-        self._log(self._worker.url, reasons)
+        self._note(self._worker.url, reasons)
 
     def begin(self, prompt: list[int]) -> None:
         """Note the token ids of the prompt that is answered."""
@@ -132,6 +129,10 @@ class Answer:
     def _measure(self, reasons: Sequence[str]) -> None:
         model, answers = self.served.name, self._metrics.answers
         answers.prompt_tokens.labels(model).observe(len(self.prompt_token_ids))
+        answers.asked_samples.labels(model).observe(len(self.samples))
+        asked_tokens = self.request.max_completion_tokens or self.request.max_tokens
+        if asked_tokens is not None:
+            answers.asked_tokens.labels(model).observe(asked_tokens)
         for sample, reason in zip(self.samples, reasons, strict=True):
             answers.success_total.labels(model, reason).inc()
             answers.generation_tokens.labels(model).observe(sample.num_tokens)
@@ -139,17 +140,16 @@ class Answer:
                 tpot_seconds = (sample.last_token_at - sample.first_token_at) / (sample.num_tokens - 1)
                 answers.tpot_seconds.labels(model).observe(tpot_seconds)
 
-    def _log(self, worker: str, reasons: Sequence[str]) -> None:
-        """Bind the request's id, which every line has, to the one that the engine knows."""
-        usage = self.usage
-        _logger.info(
-            "chat",
-            id=self.id,
-            model=self.served.name,
-            worker=worker,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.prompt_tokens_details.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            finish_reasons=reasons,
-            ttft_seconds=None if self._ttft_seconds is None else round(self._ttft_seconds, 4),
-        )
+    def _note(self, worker: str, reasons: list[str]) -> None:
+        """Put the answer into its request's log line, which so binds the request's id to the one the engine knows."""
+        line = line_of_request()
+        if line is None:
+            return
+        line.id = self.id
+        line.model = self.served.name
+        line.worker = worker
+        line.prompt_tokens = len(self.prompt_token_ids)
+        line.cached_tokens = self._num_cached_tokens
+        line.completion_tokens = sum(sample.num_tokens for sample in self.samples)
+        line.finish_reasons = reasons
+        line.ttft_seconds = None if self._ttft_seconds is None else round(self._ttft_seconds, 4)

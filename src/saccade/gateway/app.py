@@ -1,27 +1,34 @@
 """The gateway's way in: create_app() for an ASGI server, serve() for a whole process."""
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from types import FrameType, MappingProxyType
 
 import structlog
 import uvicorn
+from prometheus_client import ProcessCollector
+from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
+from saccade.gateway.access_log import AccessLog, DroppedLines, access_log
+from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import Connections, allow_descriptors
+from saccade.gateway.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
 from saccade.gateway.routes import Application
 from saccade.gateway.workers import Fleet
+from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
+ADMIN_CONNECTIONS = ConnectionLimits(max_connections=32, max_per_address=32)
 SEND_BUFFER_BYTES = 256 << 10
 """What the kernel keeps of an answer that a client is slow to read; by itself it would keep megabytes."""
 
@@ -35,36 +42,49 @@ _logger = structlog.get_logger(__name__)
 
 
 def create_app(
-    config: GatewayConfig, fleet: Fleet, pool: MediaPool, models: Mapping[str, ModelFiles] = NONE_GIVEN
+    config: GatewayConfig,
+    fleet: Fleet,
+    pool: MediaPool,
+    models: Mapping[str, ModelFiles] = NONE_GIVEN,
+    logs: LogOutput | None = None,
 ) -> Application:
     """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it.
 
-    *models* are files that stand in, by the model's name, for those that its workers send.
+    *models* are files that stand in, by the model's name, for those that its workers send. *logs* gets a line for every
+    request.
     """
-    application = Application(config, fleet, pool, models)
-    application.metrics.registry.register(FleetCollector(fleet))
+    application = Application(config, fleet, pool, models, access_log(logs))
+    registry = application.metrics.registry
+    registry.register(FleetCollector(fleet))
+    ProcessCollector(registry=registry)
+    if logs is not None:
+        registry.register(DroppedLines(logs))
     return application
 
 
-async def serve(config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN) -> None:
+async def serve(
+    config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones get 503, /ready too.
 
     A second signal ends it at once. Raises StartupError where the address is taken or a setting is wrong.
     """
     listener = listen(config.host, config.port)
+    admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     pool = MediaPool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
     fleet = Fleet(config.worker_urls, pool.release, discard, models, config.worker_credentials)
-    app = create_app(config, fleet, pool, models)
+    app = create_app(config, fleet, pool, models, logs)
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
     await app.start()
     await fleet.start()
     try:
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
-        await _DrainingServer(app, config).serve([listener])
+        async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
+            await _DrainingServer(app, config).serve([listener])
     finally:
         lag.cancel()
         await fleet.close()
@@ -72,17 +92,57 @@ async def serve(config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_G
         await pool.close()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError."""
+def listen(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
+    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise StartupError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
-        ) from error
+        raise StartupError(f"Cannot listen on {host}:{port}: {error.strerror}. Choose another {flags}.") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
+
+
+@contextlib.asynccontextmanager
+async def administered(
+    app: Application, fleet: Fleet, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
+) -> AsyncIterator[None]:
+    """Serve the operator's commands on *listener*, where there is one, while the block runs. Raises StartupError."""
+    if listener is None:
+        yield
+        return
+    server = _AdminServer(
+        _settings(Admin(keys, fleet, app.forget_media, app.metrics, log), Connections(ADMIN_CONNECTIONS))
+    )
+    serving = asyncio.create_task(server.serve([listener]), name="admin port")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _settings(app: ASGIApp, connections: Connections) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=connections,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=ABORT_SECONDS,
+    )
+
+
+class _AdminServer(uvicorn.Server):
+    """uvicorn beside another one, which alone listens to signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Set no handlers."""
+        yield
 
 
 class _DrainingServer(uvicorn.Server):
@@ -91,19 +151,7 @@ class _DrainingServer(uvicorn.Server):
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
         limits = dataclasses.replace(config.connections, max_connections=num_connections)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Connections(limits, app.proxies.is_trusted),  # type: ignore[arg-type]
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=ABORT_SECONDS,
-            )
-        )
+        super().__init__(_settings(app, Connections(limits, app.proxies.is_trusted)))
         self._admission = app.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()

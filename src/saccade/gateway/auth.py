@@ -8,8 +8,10 @@ from blake3 import blake3
 
 from saccade.errors import InvalidApiKey
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
 """What an orchestrator asks without a key; everything else is refused by default."""
+
+METRICS_PATH = "/metrics"
 
 SALT_BYTES = 16
 SALT_CONTEXT = "saccade 2026 cache salt of a tenant"
@@ -17,14 +19,18 @@ REQUEST_SALT_CONTEXT = "saccade 2026 cache salt of a request"
 
 
 class Keys:
-    """The operator's API keys; only their hashes are kept. Without any, everybody is one tenant."""
+    """The operator's API keys; only their hashes are kept. Without any, everybody is one tenant.
 
-    def __init__(self, api_keys: Collection[str]) -> None:
+    *open_metrics*: /metrics asks for no key either.
+    """
+
+    def __init__(self, api_keys: Collection[str], open_metrics: bool = False) -> None:
+        self._open_paths = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
         self._tenants = {_digest(key.encode()): _salt(key.encode()) for key in api_keys}
 
     def salt(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """Return the salt of the tenant who asks for *path*. Raises InvalidApiKey."""
-        if not self._tenants or path in OPEN_PATHS:
+        if not self._tenants or path in self._open_paths:
             return b""
         authorization = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, key = authorization.partition(b" ")

@@ -4,14 +4,14 @@ Each part is an ASGI application around another one, outermost first:
 
     Identified     gives the request an id, logs and counts it
     (CORS)         Starlette's, where origins are allowed
-    Guarded        asks for the key, turns errors into answers; nothing gets past it
+    Guarded        checks where the request comes from, asks for the key, turns errors into answers
 """
 
 import asyncio
 import re
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import structlog
@@ -28,16 +28,20 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
-from saccade.gateway.auth import Keys
+from saccade.gateway.access_log import AccessLog, note_failure
+from saccade.gateway.auth import OPEN_PATHS, Keys
 from saccade.gateway.body_reader import ClientDisconnected
 from saccade.gateway.openai_answers import ErrorAnswer, ErrorDetail
+from saccade.gateway.web_pages import WebPages
 from saccade.telemetry import Metrics
 
 REQUEST_ID = "saccade.request_id"
 SALT = "saccade.salt"
 ROUTE = "saccade.route"
-WARNINGS = "saccade.warnings"
 """Keys of the ASGI scope under which the border leaves what it found out."""
+
+WARNINGS = "saccade.warnings"
+"""The key of the ASGI scope for what a client should know about parameters that had no effect."""
 
 UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
 RETRY_AFTER_SECONDS = 1
@@ -51,9 +55,10 @@ _logger = structlog.get_logger(__name__)
 class Identified:
     """Gives every request an id: the client's x-request-id where it is usable, a fresh one elsewhere."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -68,28 +73,37 @@ class Identified:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                if warnings := scope.get(WARNINGS):
-                    message["headers"].append((b"x-saccade-warning", warnings.encode()))
+                if warning := scope.get(WARNINGS):
+                    message["headers"].append((b"x-saccade-warning", warning.encode()))
             await send(message)
 
         start = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            try:
-                await self._app(scope, receive, send_identified)
-            finally:
-                route = scope.get(ROUTE, "none")
-                self._metrics.requests_total.labels(route, str(status)).inc()
-                seconds = round(time.perf_counter() - start, 4)
-                found = {"warnings": scope[WARNINGS]} if scope.get(WARNINGS) else {}
-                _logger.info("request", method=scope["method"], route=route, status=status, seconds=seconds, **found)
+        # Every request is served by a task of its own, so that nothing needs to be unbound.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        line = self._access_log.begin(request_id, scope["method"], status) if self._access_log is not None else None
+        try:
+            await self._app(scope, receive, send_identified)
+        finally:
+            route = scope.get(ROUTE, "none")
+            self._metrics.requests_total.labels(route, str(status)).inc()
+            if self._access_log is not None and line is not None:
+                line.route = route
+                line.status = status
+                line.seconds = round(time.perf_counter() - start, 4)
+                line.warnings = scope.get(WARNINGS, "")
+                self._access_log.end(line)
 
 
 class Guarded:
-    """Decides on the path alone, refuses by default, and answers whatever is raised within."""
+    """Decides on the path and raw headers alone, refuses by default, and answers whatever is raised within.
 
-    def __init__(self, app: ASGIApp, api_keys: Collection[str]) -> None:
+    The probes of OPEN_PATHS pass. Others are checked for where they come from, then for their key, then routed.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, web_pages: WebPages) -> None:
         self._app = app
-        self._keys = Keys(api_keys)
+        self._keys = keys
+        self._web_pages = web_pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request; an error is answered unless the answer had begun."""
@@ -104,6 +118,8 @@ class Guarded:
         try:
             # Without an app in the scope, Starlette's router would answer unknown paths itself, in plain text.
             scope["app"] = self
+            if scope["path"] not in OPEN_PATHS:
+                self._web_pages.check(scope["method"], scope["headers"])
             scope[SALT] = self._keys.salt(scope["path"], scope["headers"])
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:
@@ -121,12 +137,17 @@ class Guarded:
             failure = InternalError(UNFORESEEN)
         else:
             return
+        body = encode_error(failure)
         if not started:
-            await send_json(send, failure.status, encode_error(failure), headers | _headers(failure))
+            await send_json(send, failure.status, body, headers | _headers(failure))
 
 
 def encode_error(error: SaccadeError) -> bytes:
-    """Return OpenAI's error object for *error* as JSON. An operator's error is not shown to clients."""
+    """Return OpenAI's error object for *error* as JSON, and note it for the request's log line.
+
+    An operator's error is not shown to clients.
+    """
+    note_failure(error)
     if isinstance(error, StartupError):
         error = InternalError(UNFORESEEN)
     detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
@@ -149,9 +170,10 @@ def _request_id(scope: Scope) -> str:
 def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
     match error.status_code:
         case 404:
-            return RouteNotFound(f"There is no {scope['path']} here.")
+            return RouteNotFound(f"There is no {scope['path']} here.", reason="There is no such path here.")
         case 405:
-            return MethodNotAllowed(f"{scope['path']} does not take {scope['method']}.")
+            method = scope["method"]
+            return MethodNotAllowed(f"{scope['path']} does not take {method}.", reason=f"It does not take {method}.")
         case _:
             return InvalidValue("The request could not be read.")
 

@@ -16,10 +16,12 @@ POOL = MediaPoolConfig()
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`. Without *api_keys* everybody may ask.
-    *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
-    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
-    *worker_credentials* are shown to workers over TCP.
+    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are shown to workers
+    over TCP. Without *api_keys* everybody may ask, under an IP address, a loopback name, *host* or one of
+    *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
+    loopback, which asks for one of *admin_keys*. *limit_images* and *max_picture_pixels* hold per request and per
+    picture. *max_requests* are served at a time; more get 429. With *strict_parameters* an unknown parameter is refused
+    rather than ignored with a warning.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -33,6 +35,10 @@ class GatewayConfig:
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    metrics_without_key: bool = False
+    admin_port: int | None = None
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     limit_images: int = 16
     max_picture_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256

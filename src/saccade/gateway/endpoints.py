@@ -73,12 +73,16 @@ class Endpoints:
         return _json({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /ready and /health: requests can be served now."""
+        """GET /ready, /health and /ping, which SageMaker asks by POST too: requests can be served now."""
         if self.admission.draining:
             raise Draining("The server is shutting down.")
         if not self.catalogue.ready:
             raise WorkerUnavailable("No worker is ready.")
         return _json({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """GET /load: how many requests are being served."""
+        return _json({"server_load": self.admission.num_requests})
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics."""

@@ -1,12 +1,13 @@
 """What the engines say of themselves, as metrics: collected from the fleet whenever somebody asks."""
 
+import itertools
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from saccade.gateway.workers import Fleet
-from saccade.protocol.load import Load
+from saccade.protocol.load import STEP_TOKEN_BOUNDS, Load
 
 LABELS = ("model_name", "worker")
 GAUGES = (
@@ -28,6 +29,9 @@ COUNTERS = (
     ("saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.", "evicted_blocks_total"),
     ("vllm:mm_cache_hits", "Pictures found in the encoder cache.", "encoder_cache_hits_total"),
 )
+CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks")
+"""What is told of a KV cache; the names are vLLM's, on a CPU too."""
+
 STEP_STAGES = ("schedule", "batch", "encode", "network", "postprocess")
 """Parts of a step's wall time; encode is the vision part of network."""
 
@@ -62,10 +66,31 @@ class FleetCollector(Collector):
         yield lookups
         yield usage
         yield seconds
+        yield _step_tokens(loads)
+        yield self._cache_info()
         ready = GaugeMetricFamily("saccade_worker_ready", "Whether the worker takes requests.", labels=("worker",))
         for client in self._fleet.clients:
             ready.add_metric((client.url,), float(client.ready))
         yield ready
+
+    def _cache_info(self) -> GaugeMetricFamily:
+        info = GaugeMetricFamily("vllm:cache_config_info", "What a KV cache is.", labels=(*LABELS, *CACHE_LABELS))
+        for client in self._fleet.clients:
+            if (said := client.description) is not None:
+                settings = (said.block_size, said.dtype, said.enable_prefix_caching, said.gpu_memory_utilization)
+                info.add_metric((said.model, client.url, *map(str, (*settings, said.num_blocks))), 1.0)
+        return info
+
+
+def _step_tokens(loads: dict[tuple[str, str], Load]) -> HistogramMetricFamily:
+    """Return how many tokens the steps computed; a worker that has not told yet has computed none."""
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS)
+    bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
+    for labels, load in loads.items():
+        counts = load.steps_by_tokens or (0,) * len(bounds)
+        buckets = list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True))
+        family.add_metric(labels, buckets, load.step_tokens_total)
+    return family
 
 
 def _filled(

@@ -24,6 +24,7 @@ POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "The model is not served here.",
     413: "The body is too large.",
+    415: "The body is not said to be JSON.",
     429: "Too many requests are being served.",
     500: "The server failed.",
     503: "No worker is ready, or the server is shutting down.",
@@ -31,6 +32,7 @@ POST_ERRORS = {
 }
 MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 ANYTHING = {"type": "object"}
+LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
 TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 """A picture of one pixel."""
 
@@ -73,6 +75,11 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/live": {"get": _get("The process runs", _schema(ANYTHING))},
         "/ready": {"get": _get("Requests can be served", _schema(ANYTHING), 503)},
         "/health": {"get": _get("As /ready", _schema(ANYTHING), 503)},
+        "/ping": {
+            "get": _get("As /ready", _schema(ANYTHING), 503),
+            "post": _get("As /ready", _schema(ANYTHING), 503),
+        },
+        "/load": {"get": _get("How many requests are being served", _schema(LOAD))},
         "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         "/version": {"get": _get("The server's version", _schema(ANYTHING))},
         "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
@@ -97,8 +104,13 @@ def _json(body: type) -> dict[str, Any]:
 
 
 def _errors(*statuses: int) -> dict[str, Any]:
-    words = {**POST_ERRORS, 401: "The API key is missing or unknown."}
-    return {str(status): {"description": words[status], "content": _json(ErrorAnswer)} for status in (401, *statuses)}
+    words = {
+        **POST_ERRORS,
+        401: "The API key is missing or unknown.",
+        403: "Without keys: the host or the origin of the request is not allowed.",
+    }
+    every = (401, 403, *statuses)
+    return {str(status): {"description": words[status], "content": _json(ErrorAnswer)} for status in every}
 
 
 def _get(summary: str, content: dict[str, Any], *statuses: int) -> dict[str, Any]:

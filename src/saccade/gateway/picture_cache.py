@@ -55,6 +55,10 @@ class PictureCache:
         kept = (picture for picture in self._kept.values() if picture.slot is not None)
         return sum(not self._pool.is_held_by_others(picture) for picture in kept)
 
+    def clear(self) -> None:
+        """Give up everything but what is being waited for."""
+        self._trim(0)
+
     def close(self) -> None:
         """Give up everything that is kept."""
         for key in list(self._kept):

@@ -27,10 +27,10 @@ class Preparation:
         self._fetcher = Fetcher(config.fetch)
         self._cache = PictureCache(pool, config.picture_cache_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
-        urls = UrlCache(config.url_cache_bytes)
-        for name, cache in (("picture", self._cache), ("url", urls)):
+        self._urls = UrlCache(config.url_cache_bytes)
+        for name, cache in (("picture", self._cache), ("url", self._urls)):
             metrics.registry.register(CacheCollector(name, cache))
-        sources = Sources(self._fetcher, urls, memory, metrics)
+        sources = Sources(self._fetcher, self._urls, memory, metrics)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self.preparer = Preparer(
             admission=admission,
@@ -50,6 +50,11 @@ class Preparation:
     async def start(self) -> None:
         """Make ready to fetch."""
         await self._fetcher.start()
+
+    def forget(self) -> None:
+        """Empty both caches, but for the pictures that requests are waiting for."""
+        self._cache.clear()
+        self._urls.clear()
 
     async def close(self) -> None:
         """Let go of connections and of pictures that were kept."""

@@ -74,6 +74,11 @@ class UrlCache:
             _, evicted = self._entries.popitem(last=False)
             self.num_bytes -= evicted.nbytes
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.num_bytes = 0
+
 
 def _num_bytes(text: str) -> int:
     return len(text) * (1 if text.isascii() else _CHARACTER_BYTES)

@@ -54,6 +54,9 @@ class Worker(Protocol):
     def abort_sample(self, request_id: str, index: int) -> None:
         """Stop work on one sample of a request that generate() is yielding; the others go on."""
 
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Have the worker forget what no request uses: KV blocks, encodings. Return whether it takes such a command."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -106,6 +109,10 @@ class Fleet:
         """Every worker, well or not, in the order of the urls."""
         return self._clients
 
+    def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
+        """Have every worker forget what no request uses; return the urls of those that do not take the command now."""
+        return [client.url for client in self._clients if not client.reset_caches(prefix=prefix, media=media)]
+
     def on_model(self, listener: Callable[[Model], None]) -> None:
         """Have *listener* called when a model is served first, and again when its fingerprint or files have changed."""
         self._listeners.append(listener)
@@ -121,7 +128,10 @@ class Fleet:
             raise WorkerUnavailable("No worker is ready yet; try again shortly.")
         if name not in names:
             shown = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
-            raise ModelNotFound(f"The model {shown!r} is not served here; served: {', '.join(names)}.", "model")
+            served = f"served: {', '.join(names)}."
+            raise ModelNotFound(
+                f"The model {shown!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
+            )
         model = self._model(name)
         if not model.workers:
             raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")

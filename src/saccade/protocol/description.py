@@ -16,6 +16,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
     tokens. *dtype* is the network's; *pixel_dtype* is uint8 on our own wire, on others that of the normalised values
     which the worker takes.
+    *takes_resets*: the worker knows the command ResetCaches.
     """
 
     model: str
@@ -30,3 +31,6 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     shm_namespace: str
     version: str
     pixel_dtype: str = "uint8"
+    takes_resets: bool = False
+    enable_prefix_caching: bool | None = None
+    gpu_memory_utilization: float | None = None

@@ -2,13 +2,17 @@
 
 import msgspec
 
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of *steps_by_tokens*, those of vLLM."""
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
 
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
     *draining*: the worker finishes what it has and takes no new requests. *evicted_blocks_total* counts cached KV
-    blocks that made room for others.
+    blocks that made room for others. *steps_by_tokens* counts steps that computed tokens by how many these were: one
+    count for each of STEP_TOKEN_BOUNDS, and one for more.
     """
 
     num_running: int = 0
@@ -17,6 +21,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     num_free_blocks: int = 0
     steps_total: int = 0
+    step_tokens_total: int = 0
+    steps_by_tokens: tuple[int, ...] = ()
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0

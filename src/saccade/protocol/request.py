@@ -69,5 +69,15 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     index: int | None = None
 
 
-GatewayCommand = EngineRequest | Pixels | Abort
+class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
+    """Forget what no request uses: KV blocks that could be reused, encoded pictures.
+
+    Only workers whose Description says *takes_resets* know it; another worker would end the stream.
+    """
+
+    prefix: bool = False
+    media: bool = False
+
+
+GatewayCommand = EngineRequest | Pixels | Abort | ResetCaches
 """What a gateway sends to a worker over the native stream, one msgpack message a frame."""

@@ -15,7 +15,7 @@ from saccade.protocol.description import Description
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels
+from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
 from saccade.transport import kv_feed, stream
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
@@ -100,6 +100,10 @@ class _Session:
         """Tell the worker that nobody reads one sample of an open request any more."""
         if request_id in self._open:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id, index=index)))
+
+    def reset_caches(self, command: ResetCaches) -> None:
+        """Send *command*: requests that are sent later find the caches empty."""
+        self._outbound.put_nowait(self._encoder.encode(command))
 
     def leave(self, request_id: str, *, finished: bool) -> None:
         """Forget a request, and abort it unless the worker has *finished* it."""
@@ -229,6 +233,13 @@ class WorkerClient:
         """Stop work on one sample of a request that generate() is yielding; the others go on."""
         if self._session is not None:
             self._session.abort_sample(request_id, index)
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Have the worker forget what no request uses: KV blocks, encodings. Return whether it takes such a command."""
+        if self._session is None or self.description is None or not self.description.takes_resets:
+            return False
+        self._session.reset_caches(ResetCaches(prefix=prefix, media=media))
+        return True
 
     async def _run(self) -> None:
         backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)

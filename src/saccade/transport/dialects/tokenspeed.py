@@ -172,6 +172,10 @@ class TokenSpeedClient:
     def abort_sample(self, request_id: str, index: int) -> None:
         """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
 
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Return False: this wire has no such command."""
+        return False
+
     async def _send(self, request: EngineRequest, links: Links) -> Any:
         """Begin the call for *request*. Raises what generate() does."""
         session = self._session

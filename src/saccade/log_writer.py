@@ -1,0 +1,101 @@
+"""LineWriter: writes log lines on a thread of its own, so that a full pipe on stderr blocks no other thread."""
+
+import contextlib
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_BYTES = 4 << 20
+"""What may wait to be written: about 10,000 lines."""
+
+GATHER_SECONDS = 0.05
+"""How long the thread gathers lines before it writes them: waking it for each would cost more than the line."""
+
+FLUSH_SECONDS = 2.0
+
+
+class LineWriter:
+    """Writes whole lines to *descriptor*. write() never blocks; a line for which the queue has no room is dropped.
+
+    *tell_dropped* makes a line from the number of lines that were dropped; it is written once writing works again.
+    """
+
+    def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
+        self.num_dropped = 0
+        self._descriptor = descriptor
+        self._tell_dropped = tell_dropped
+        self._max_bytes = max_bytes
+        self._num_told = 0
+        self._lines: list[bytes] = []
+        self._num_bytes = 0
+        # A finalizer may log while its thread is inside write(): both of these allow that.
+        self._lock = threading.RLock()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="log writer", daemon=True).start()
+
+    def write(self, line: bytes) -> None:
+        """Queue *line*, which ends in a newline."""
+        with self._lock:
+            if self._num_bytes + len(line) > self._max_bytes:
+                self.num_dropped += 1
+                return
+            self._lines.append(line)
+            self._num_bytes += len(line)
+            is_first = len(self._lines) == 1
+        if is_first:
+            self._wakes.put(None)
+
+    def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until all is written, at most *seconds*; return whether it is."""
+        self._wakes.put(None)
+        deadline = time.monotonic() + seconds
+        while self._num_bytes and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return not self._num_bytes
+
+    def _run(self) -> None:
+        while True:
+            self._wakes.get()
+            with contextlib.suppress(queue.Empty):
+                # A second item comes from flush().
+                self._wakes.get(timeout=GATHER_SECONDS)
+            self._write_all()
+
+    def _write_all(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        content = b"".join(lines)
+        is_written = self._put(content)
+        with self._lock:
+            self._num_bytes -= len(content)
+            self.num_dropped += 0 if is_written else len(lines)
+        if is_written and (num_new := self.num_dropped - self._num_told) and self._put(self._tell_dropped(num_new)):
+            self._num_told += num_new
+
+    def _put(self, content: bytes) -> bool:
+        """Write all of *content*, however long the reader takes; return False where nobody can read it any more."""
+        left = memoryview(content)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                # Another process has set the terminal or pipe that it shares with this one to non-blocking.
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll()
+            except OSError:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class LogOutput:
+    """Where a process's log lines go, the least *level* of them, and whether a person reads them there."""
+
+    writer: LineWriter
+    level: int
+    is_terminal: bool
