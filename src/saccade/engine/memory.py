@@ -49,10 +49,6 @@ def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int
     capacity = blocks * config.block_size
     if config.max_model_len is None:
         return min(max_position_embeddings, capacity)
-    if config.max_model_len > max_position_embeddings:
-        raise StartupError(
-            f"max_model_len is {config.max_model_len}, but the model was made for {max_position_embeddings} positions."
-        )
     if config.max_model_len > capacity:
         raise StartupError(
             f"max_model_len is {config.max_model_len}, but the KV cache holds {capacity} tokens ({blocks} blocks). "
