@@ -4,11 +4,19 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from saccade.protocol.description import Description
 from saccade.protocol.local import EngineProgress
+
+
+class _Count(ProgressColumn):
+    """Done of total, once the total is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:g}/{task.total:g}")
 
 
 class StartProgress:
@@ -22,7 +30,7 @@ class StartProgress:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("starting the engine", total=None)
             self._bar.start()

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade import config
+from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
     ENGINE_FLAGS,
@@ -46,7 +47,7 @@ def serve(
     media: MediaFlags = MEDIA_FLAGS,
     log_level: LogLevel = "WARNING",
     summary: Annotated[bool, Parameter(show=False)] = True,
-) -> None:
+) -> int:
     """Serve a model on this machine: one gateway and one worker.
 
     Parameters
@@ -69,7 +70,7 @@ def serve(
         worker = _worker(folder, socket, name, engine, log_level, server.shutdown_timeout)
         specs = (_gateway(socket, server, media, log_level), worker)
         configure_logging(logging.getLevelNamesMapping()[log_level])
-        asyncio.run(_run(specs, socket, server, console if summary else None))
+        return asyncio.run(_run(specs, socket, server, console if summary else None))
 
 
 def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: str) -> ChildSpec:
@@ -87,6 +88,7 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
         ),
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
         stop_seconds=server.shutdown_timeout + 5.0,
+        error_codes=exit_codes.TOLD,
     )
 
 
@@ -113,10 +115,11 @@ def _worker(
             *flags,
         ),
         environment=config.without_settings(os.environ),
+        error_codes=exit_codes.TOLD,
     )
 
 
-async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> None:
+async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> int:
     async def until_ready() -> None:
         worker = WorkerClient(f"unix:{socket}")
         await worker.start()
@@ -129,7 +132,7 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
         finally:
             await worker.close()
 
-    await Tree(specs, until_ready).run()
+    return await Tree(specs, until_ready).run()
 
 
 async def _is_ready(worker: WorkerClient) -> bool:
