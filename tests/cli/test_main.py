@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from saccade import config
-from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, gateway_config
+from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, engine_config, gateway_config
 from saccade.cli.main import make_app, run
 
 
@@ -72,12 +72,30 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerFlags("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 0.0)
     media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
-    engine = EngineFlags("name", 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True)
+    engine = EngineFlags(
+        ("name", "alias"), 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True
+    )
     for name, value in config.to_environment(server, SECRET).items():
         monkeypatch.setenv(name, value)
     arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
     assert "k1" not in arguments
     assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
+
+
+@pytest.mark.parametrize(
+    "tokens", [("--served-model-name", "a", "b"), ("--served-model-name", "a", "--served-model-name", "b")]
+)
+def test_model_has_several_names(tokens: tuple[str, ...], tmp_path: Path) -> None:
+    engine = parse("MODEL", *tokens, "--port", "81")["engine"]
+    assert engine == EngineFlags(served_model_name=("a", "b"))
+    config = engine_config("MODEL", tmp_path, EngineFlags(served_model_name=("a", "b", "a")))
+    assert (config.model, config.aliases) == ("a", ("b",))
+
+
+def test_model_behind_its_names_is_not_read_as_one(tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model under the name of another would answer wrongly."""
+    assert run(["serve", "--served-model-name", "tiny", str(tiny_qwen3_vl)]) == 1
+    assert f"`saccade serve {tiny_qwen3_vl} --served-model-name tiny`" in capsys.readouterr().err
 
 
 def test_child_gets_no_setting_from_our_environment() -> None:

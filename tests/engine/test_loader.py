@@ -165,3 +165,8 @@ def test_settings_that_cannot_work(tiny_qwen3_vl: Path, settings: dict[str, obje
 
 def test_pool_is_never_larger_than_needed(tiny_qwen3_vl: Path) -> None:
     assert engines.engine(tiny_qwen3_vl, num_blocks=None, max_num_seqs=2, max_model_len=40).description.num_blocks == 6
+
+
+def test_every_name_of_the_model_is_described(tiny_qwen3_vl: Path) -> None:
+    description = engines.engine(tiny_qwen3_vl, aliases=("small",)).description
+    assert (description.model, description.aliases) == ("tiny", ("small",))

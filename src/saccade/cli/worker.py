@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel, engine_config
-from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code
+from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
@@ -56,6 +56,8 @@ def worker(
     console = Console(stderr=True)
     if engine.trust_remote_code:
         warn_of_remote_code(console)
+    if summary:  # else the parent has said it
+        warn_of_unused_cuda(console)
     folder = resolve_model(model)
     settings = json.dumps(dataclasses.asdict(engine_config(model, folder, engine)))
     command = (sys.executable, "-m", "saccade.engine", "--config", settings, "--log-level", log_level)

@@ -19,7 +19,7 @@ class EngineConfig:
     *encode_budget_patches* bounds what the vision encoder does in one step; None is 16384 on CUDA and 1024 on the CPU,
     where many pictures at once take as long as one after the other, and the first would only wait for the last.
     *max_num_waiting* bounds the queue. *threads* None leaves one core to the other processes, unless OMP_NUM_THREADS
-    says otherwise.
+    says otherwise. *aliases* are names beside *model*.
     """
 
     model_dir: str
@@ -39,6 +39,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     threads: int | None = None
     enable_prefix_caching: bool = True
+    aliases: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, where a value cannot work."""

@@ -15,6 +15,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
     both see the same /dev/shm. *max_model_len* and *block_size* count tokens. *dtype* is the network's;
     *pixel_dtype* is uint8 on our own wire, on others that of the normalised values which the worker takes.
+    *aliases* are other names that the model may be asked for by.
     """
 
     model: str
@@ -29,3 +30,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     shm_namespace: str
     version: str
     pixel_dtype: str = "uint8"
+    aliases: tuple[str, ...] = ()

@@ -53,9 +53,9 @@ class Tree:
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             await asyncio.wait((starting, interrupted, *running), return_when=asyncio.FIRST_COMPLETED)
-            for child, task in zip(self.children, running, strict=True):
-                if task.done():
-                    return _reported(child.spec, task.result())
+            for child, life in zip(self.children, running, strict=True):
+                if life.done():
+                    return _reported(child.spec, life.result())
             if starting.done():
                 starting.result()
                 self.ready = True
