@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import socket
 from collections.abc import Mapping
 from functools import partial
@@ -73,9 +74,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise StartupError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --host or --port."
-        ) from error
+        # Python adds the address to what the system said.
+        cause = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another --host or --port.") from error
 
 
 class _DrainingServer(uvicorn.Server):
