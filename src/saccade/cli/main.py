@@ -14,8 +14,8 @@ from saccade.cli import exit_codes, vllm_flags
 from saccade.errors import SaccadeError
 
 HELP = "Serve vision-language models."
-EPILOGUE = """`saccade COMMAND --config FILE` takes flags from a TOML file: `max-model-len = 4096`.
-The environment gives them too: `SACCADE_MAX_MODEL_LEN=4096`.
+EPILOGUE = """`saccade COMMAND --config FILE` takes flags from a TOML file: `port = 8001`.
+The environment gives them too: `SACCADE_PORT=8001`.
 A flag wins over the environment, the environment over the file."""
 COMMANDS = {
     "serve": "Serve a model on this machine: one gateway and one worker.",
