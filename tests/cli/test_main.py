@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,46 @@ def test_exit_code_and_sentence(
     shown = capsys.readouterr()
     assert words in shown.out + shown.err
     assert "Traceback" not in shown.err
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("saccade")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["worker", "--help"], ["inspect", "--help"]])
+def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    assert "--config FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_with_commands_and_flags(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "inspect" in script
+    assert "max-num-batched-tokens" in script
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert run(["completion"]) == 0
+    assert capsys.readouterr().out == script
+
+
+def test_completion_for_an_unknown_shell_names_the_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert run(["completion"]) == 1
+    assert "saccade completion bash|zsh|fish" in capsys.readouterr().err
+
+
+def test_bash_completes_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "bash"]) == 0
+    asked = "COMP_WORDS=(saccade serve --max-num-s); COMP_CWORD=2; _saccade; echo ${COMPREPLY[@]}"
+    script = f"{capsys.readouterr().out}\n{asked}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--max-num-seqs"]
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "gateway"])

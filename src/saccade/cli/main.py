@@ -31,10 +31,16 @@ FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 def make_app(file: Path | None) -> App:
     """Return the program; a command's module is imported only when the command is called. Raises StartupError."""
-    app = App(name="saccade", help=HELP, help_epilogue=EPILOGUE, config=config.sources(file))
+    app = App(name="saccade", help=HELP, help_epilogue=EPILOGUE, version=_version, config=config.sources(file))
     for name, summary in COMMANDS.items():
         app.command(f"saccade.cli.{name}:{name}", name=name, help=summary)
     return app
+
+
+def _version() -> str:
+    from saccade.gateway.openapi import server_version
+
+    return server_version()
 
 
 def _show_usage_error(error: CycloptsError) -> None:

@@ -73,9 +73,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        # Python adds the address to what the system said.
-        cause = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
         raise StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another --host or --port.") from error
 
 
