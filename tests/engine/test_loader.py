@@ -152,7 +152,7 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
         ({"max_num_batched_tokens": 4}, "max_num_batched_tokens"),
         ({"block_size": 0}, "block_size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"num_blocks": 4, "max_model_len": 65}, "max_model_len"),
+        ({"num_blocks": 4, "max_model_len": 65}, "--max-model-len is 65, but the KV cache holds 64 tokens"),
         ({"num_blocks": None, "kv_cache_bytes": 10}, "KV cache"),
         ({"attention_backend": "magic"}, "torch_sdpa"),
         ({"max_model_len": 10**6, "num_blocks": 10**5}, "--max-model-len"),
