@@ -17,7 +17,7 @@ Flags that the page does not list are unknown. `saccade serve --help` and `docs/
 SECTIONS = {
     Support.SERVED: (
         "Served",
-        "These flags work. Where the second column has another name, use that one.",
+        "Where the second column says something else than `the same`, use that; the flag itself is refused with the sentence.",
         ("flag of vLLM", "here", "what to know"),
     ),
     Support.NO_EFFECT: (

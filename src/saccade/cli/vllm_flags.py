@@ -50,12 +50,12 @@ def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing"
 
 SAME_NAME = "Same name, same meaning."
 ONE_DEVICE = "A model runs on one device."
-NO_GRAPHS = "Steps run eagerly; nothing is compiled or captured."
+NO_GRAPHS = "Steps run eagerly: there are no CUDA graphs and no compiled models."
 OWN_SCHEDULER = (
     "The scheduler has settings of its own: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
 )
-NO_TOOLS = "Tools are not served yet."
-NO_LORA = "LoRA adapters are not served yet."
+NO_TOOLS = "Requests with tools are refused."
+NO_LORA = "A model is served as its folder has it, without adapters."
 NO_TLS = "The gateway speaks plain HTTP; put a proxy that ends TLS in front of it."
 OWN_FILES = "The files of the model's folder are used as they are; change them there."
 SERVED = (
@@ -64,7 +64,9 @@ SERVED = (
     _served("--config", "A TOML file instead of a YAML one."),
     _served("--host", SAME_NAME),
     _served("--port", SAME_NAME),
-    _served("--api-key", SAME_NAME + " Every route but the health checks asks for the key.", takes="many"),
+    _served(
+        "--api-key", "Repeat the flag for several keys. Every route but the health checks asks for one.", takes="many"
+    ),
     _served("--allowed-origins", "None by default, where vLLM allows every origin."),
     _served("--shutdown-timeout", SAME_NAME),
     _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not read."),
@@ -88,7 +90,7 @@ SERVED = (
     _served(
         "--disable-mm-preprocessor-cache", "Use `--mm-processor-cache-gb 0`.", "--mm-processor-cache-gb", "nothing"
     ),
-    _served("--allowed-media-domains", SAME_NAME, takes="many"),
+    _served("--allowed-media-domains", "Repeat the flag for several hosts.", takes="many"),
     _served("--allowed-local-media-path", SAME_NAME),
     _served("--uvicorn-log-level", "Use `--log-level`.", "--log-level"),
     _served("--enable-log-requests", "Use `--log-level INFO`; prompts are never logged.", "--log-level", "nothing"),
@@ -119,7 +121,10 @@ NO_EFFECT = (
     _no_effect("--code-revision", "Code that ships with a model is never run.", "one"),
     _no_effect("--skip-mm-profiling", "Pictures are not profiled at start."),
     _no_effect("--mm-processor-cache-type --mm-shm-cache-max-object-size-mb", "The cache is in shared memory.", "one"),
-    _no_effect("--disable-log-requests", "`saccade serve` logs no requests unless `--log-level INFO` asks for it."),
+    _no_effect(
+        "--disable-log-requests --no-enable-log-requests",
+        "`saccade serve` logs no requests unless `--log-level INFO` asks for it.",
+    ),
     _no_effect("--disable-uvicorn-access-log", "There is no access log beside the log of requests."),
     _no_effect("--disable-access-log-for-endpoints", "There is no access log beside the log of requests.", "one"),
     _no_effect("--disable-log-stats --aggregate-engine-logging", "Statistics are in `/metrics`, not in the log."),
@@ -163,8 +168,10 @@ NOT_YET = (
         "Reasoning between `<think>` and `</think>` is found by the tokenizer's tokens; other forms are not.",
         "qwen3 deepseek_r1 kimi_k2",
     ),
-    _not_yet("--structured-outputs-config --guided-decoding-backend", "Structured outputs are not served yet.", "auto"),
-    _not_yet("--speculative-config -sc", "Speculative decoding is not served yet."),
+    _not_yet(
+        "--structured-outputs-config --guided-decoding-backend", "Answers are not held to a schema or grammar.", "auto"
+    ),
+    _not_yet("--speculative-config -sc", "A step computes one token of each answer."),
     _not_yet("--scheduling-policy", "Requests have no priorities.", "fcfs"),
     _not_yet("--stream-interval", "Each step's tokens are sent at once.", "1"),
     _not_yet("--enable-lora --fully-sharded-loras", NO_LORA, takes="nothing"),
@@ -175,7 +182,7 @@ NOT_YET = (
     _not_yet("--mm-encoder-attn-backend", "`--attention-backend` holds for the vision encoder too."),
     _not_yet("--enable-mm-embeds", "Embeddings are not taken in place of pictures.", takes="nothing"),
     _not_yet("--interleave-mm-strings", "Templates that take strings get pictures where they stand.", takes="nothing"),
-    _not_yet("--video-pruning-rate", "Videos are not served yet."),
+    _not_yet("--video-pruning-rate", "Videos are refused."),
     _not_yet(
         "--task --runner --convert",
         "Saccade generates answers; it does not embed, score or classify.",
@@ -208,6 +215,7 @@ NOT_YET = (
     _not_yet("--worker-cls --worker-extension-cls --additional-config", "Saccade runs no code of others."),
 )
 FLAGS = (*SERVED, *NO_EFFECT, *NOT_YET)
+SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
 
 
 @dataclass(frozen=True)
@@ -219,13 +227,15 @@ class Arguments:
 
 
 def find(name: str) -> VllmFlag | None:
-    """Return the flag of vLLM that is called *name* on a command line, or in a settings file without its dashes."""
+    """Return the flag of vLLM that is called *name* on a command line, or in a settings file without its dashes.
+
+    Like vLLM it takes `_` for `-`, `--flag.key` for a key of a JSON value, and `--no-flag` where a flag takes nothing.
+    """
     dashed = name if name.startswith("-") else f"--{name}"
-    spelt = dashed.replace("_", "-")
-    plain = spelt.replace("--no-", "--", 1)
-    return next(
-        (flag for flag in FLAGS if spelt in flag.names or (plain in flag.names and flag.takes == "nothing")), None
-    )
+    spelt = dashed.partition(".")[0].replace("_", "-")
+    switch = spelt.replace("--no-", "--", 1)
+    exact = (flag for flag in FLAGS if spelt in flag.names)
+    return next(exact, None) or next((flag for flag in SWITCHES if switch in flag.names), None)
 
 
 def take_out(arguments: Sequence[str]) -> Arguments:
@@ -262,7 +272,7 @@ def _has_no_effect(flag: VllmFlag, name: str, values: Sequence[str]) -> bool:
     if flag.support is Support.NO_EFFECT:
         return True
     if flag.takes == "nothing":  # `--no-` and the name of what is not there
-        return name not in flag.names and name.replace("_", "-") not in flag.names
+        return name.replace("_", "-") not in flag.names
     return bool(values) and all(value in flag.same_values for value in values)
 
 
