@@ -198,7 +198,9 @@ NOT_YET = (
     _not_yet("--root-path", "Have the proxy in front strip the path.", takes="one"),
     _not_yet("--middleware", "The gateway runs no code of others; put a proxy in front of it."),
     _not_yet("--allow-credentials", "Web pages send the key in a header, not as a credential.", takes="nothing"),
-    _not_yet("--allowed-methods --allowed-headers", "Allowed origins may send GET and POST with any header.", '["*"] *'),
+    _not_yet(
+        "--allowed-methods --allowed-headers", "Allowed origins may send GET and POST with any header.", '["*"] *'
+    ),
     _not_yet(
         "--disable-fastapi-docs", "`/openapi.json` is always there; with keys set it asks for one.", takes="nothing"
     ),
