@@ -5,15 +5,17 @@ import os
 import sys
 from pathlib import Path
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
+URL = os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1")
+KEY = os.environ.get("SACCADE_API_KEY", "none")
 PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures/texts"
 
 
 def main() -> None:
     """Print how many prompt tokens each ask found in the worker's cache."""
     picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
-    client = OpenAI(base_url=os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1"), api_key="none")
+    client = OpenAI(base_url=URL, api_key=KEY)
     url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
     for question in ("What does it say?", "What does it say?", "What colour is the text?"):
         answer = client.chat.completions.create(
@@ -35,4 +37,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server answers at {URL}; start one with `saccade serve`.")

@@ -22,7 +22,9 @@ FILES = """## Files of a model
 
 A folder in hub layout holds `config.json`, `generation_config.json`, `preprocessor_config.json`, a tokenizer (`tokenizer.json`, or
 `tiktoken.model` where the release has that), `tokenizer_config.json`, a chat template (`chat_template.jinja`, `chat_template.json`, or inside
-`tokenizer_config.json`), and for the engine `*.safetensors`, sharded or not. Pickled weights (`*.bin`, `*.pt`) and code are never read.
+`tokenizer_config.json`), and for the engine `*.safetensors`, sharded or not. `preprocessor_config.json` may be the `image_processor` of
+`processor_config.json` instead, as transformers 5 writes it; a folder with neither has lost how its pictures are prepared, and is refused.
+Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
 The chat template is the checkpoint's own. What the tests render is written anew, after descriptions of the releases' templates and not from
 them (reconstructed); a release's own file is served as it is, and start-up refuses one that does not write exactly one placeholder for one

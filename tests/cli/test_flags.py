@@ -15,6 +15,7 @@ UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
 WORDS: dict[str, Any] = {
     "none": (),
     "every public host": (),
+    "the folder's last part, or the hub id": (),
     "on": True,
     "off": False,
     "up to 4, one a core": MediaFlags.decode_processes,

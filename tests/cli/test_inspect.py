@@ -1,5 +1,6 @@
 """`saccade inspect` shows what the server would do."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from saccade.cli.main import run
 
 
 def test_shows_grids_spans_hashes_keys_and_writes_the_resized_picture(
-    tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     pictures = [picture(301, 199, 1), picture(64, 96, 2)]
     paths = [tmp_path / f"{number}.png" for number in range(2)]
     for path, image in zip(paths, pictures, strict=True):
@@ -27,8 +31,26 @@ def test_shows_grids_spans_hashes_keys_and_writes_the_resized_picture(
     assert f"prompt: {num_tokens} tokens" in shown
     assert shown.count("content_hash") == 2
     assert f"{16 * (num_tokens // 16) - 16}-{16 * (num_tokens // 16)}" in shown  # the last full block has a key
-    with Image.open(tmp_path / "0.288x192.png") as written:
+    assert len(list(tmp_path.glob("*.png"))) == 2  # beside the pictures nothing is written
+    with Image.open(here / "0.288x192.png") as written:
         assert written.size == (288, 192)
+
+
+def test_keys_are_summed_up_unless_all_are_asked_for(
+    tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture(301, 199, 1).save(tmp_path / "a.png")
+    command = ["inspect", str(tiny_qwen3_vl), str(tmp_path / "a.png"), "--out", str(tmp_path)]
+    keys = re.compile(r"^ *(\d+) +\d+-\d+ +[0-9a-f]{32} *$", re.MULTILINE)
+    assert run(command) == 0
+    few = capsys.readouterr().out
+    assert run([*command, "--blocks"]) == 0
+    every = capsys.readouterr().out
+    count = int(re.findall(r"full KV blocks of 16 tokens: (\d+)", few)[0])
+    assert keys.findall(few) == ["0", str(count - 1)]
+    assert keys.findall(every) == [str(number) for number in range(count)]
+    assert "--blocks" in few
+    assert "--blocks" not in every
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture"])

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from saccade import config
-from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, gateway_config
+from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, engine_config, gateway_config
 from saccade.cli.main import make_app, run
 
 
@@ -41,6 +42,46 @@ def test_exit_code_and_sentence(
     shown = capsys.readouterr()
     assert words in shown.out + shown.err
     assert "Traceback" not in shown.err
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("saccade")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["worker", "--help"], ["inspect", "--help"]])
+def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    assert "--config FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_with_commands_and_flags(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "inspect" in script
+    assert "max-num-batched-tokens" in script
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    assert run(["completion"]) == 0
+    assert capsys.readouterr().out == script
+
+
+def test_completion_for_an_unknown_shell_names_the_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert run(["completion"]) == 1
+    assert "saccade completion bash|zsh|fish" in capsys.readouterr().err
+
+
+def test_bash_completes_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "bash"]) == 0
+    asked = "COMP_WORDS=(saccade serve --max-num-s); COMP_CWORD=2; _saccade; echo ${COMPREPLY[@]}"
+    script = f"{capsys.readouterr().out}\n{asked}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--max-num-seqs"]
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "gateway"])
@@ -123,12 +164,31 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         admin_key=("k3", "k4"),
     )
     media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
-    engine = EngineFlags("name", 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True)
+    engine = EngineFlags(
+        ("name", "alias"), 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True
+    )
     for name, value in config.to_environment(server, SECRET).items():
         monkeypatch.setenv(name, value)
     arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
     assert not {"k1", "k3"} & set(arguments)
     assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
+
+
+@pytest.mark.parametrize(
+    "tokens", [("--served-model-name", "a", "b"), ("--served-model-name", "a", "--served-model-name", "b")]
+)
+def test_model_has_several_names(tokens: tuple[str, ...], tmp_path: Path) -> None:
+    engine = parse("MODEL", *tokens, "--port", "81")["engine"]
+    assert engine == EngineFlags(served_model_name=("a", "b"))
+    config = engine_config("MODEL", tmp_path, EngineFlags(served_model_name=("a", "b", "a")))
+    assert (config.model, config.aliases) == ("a", ("b",))
+
+
+def test_model_behind_its_names_is_not_read_as_one(tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model under the name of another would answer wrongly."""
+    # The limit would end the start of the bundled model.
+    assert run(["serve", "--max-model-len", "999999", "--served-model-name", "tiny", str(tiny_qwen3_vl)]) == 1
+    assert f"`saccade serve {tiny_qwen3_vl} --served-model-name tiny`" in capsys.readouterr().err
 
 
 def test_child_gets_no_setting_from_our_environment() -> None:

@@ -14,6 +14,7 @@ from saccade.cli.main import run
         ("chat_template.json", "no chat template"),
         ("tokenizer.json", "no tokenizer.json"),
         ("config.json", "config.json"),
+        ("preprocessor_config.json", "no preprocessor_config.json"),
     ],
 )
 def test_incomplete_folder_is_named(

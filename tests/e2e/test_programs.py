@@ -1,14 +1,16 @@
 """What the README promises a newcomer, run: its code, the examples, `saccade demo`. # F8"""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server import Server, serving
+from server import Server, free_port, serving
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "src/saccade/cli/bundled/pictures"
@@ -17,9 +19,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Server]:
-    """`saccade serve` without a model: the bundled one."""
-    with serving() as server:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`saccade serve` without a model: the bundled one. What it prints is kept."""
+    with serving(log=tmp_path_factory.mktemp("reader") / "stderr") as server:
         yield server
 
 
@@ -29,11 +31,15 @@ def demo() -> str:
     return run("-m", "saccade.cli.main", "demo")
 
 
-def run(*command: str, folder: Path = ROOT, url: str = "") -> str:
+def finished(*command: str, folder: Path = ROOT, url: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "120"} | ({"SACCADE_URL": url} if url else {})
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
+
+
+def run(*command: str, folder: Path = ROOT, url: str = "") -> str:
+    done = finished(*command, folder=folder, url=url)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -49,6 +55,53 @@ def test_example(reader: Server, example: Path) -> None:
     text, colour = expected(TEXTS[0])
     output = run(str(example), url=f"{reader.url}/v1")
     assert text in output or colour in output
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_without_a_server_ends_in_one_sentence(example: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    done = finished(str(example), url=url)
+    assert done.returncode == 1
+    assert done.stderr == f"No server answers at {url}; start one with `saccade serve`.\n"
+
+
+def shown_at_start(server: Server) -> str:
+    """What `saccade serve` prints until its summary is whole."""
+    assert server.log is not None
+    while not (shown := server.log.read_text()).rpartition("Try it:\n")[2].endswith("'\n"):
+        assert server.process.poll() is None
+        time.sleep(0.05)
+    return shown
+
+
+def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server) -> None:
+    stages, _, summary = shown_at_start(reader).partition("model      saccade-reader")
+    assert stages.splitlines()[-3:] == ["reading the model's files", "loading weights", "warming up"]
+    assert "fork" not in stages
+    assert "\nTry it:\ncurl " in summary
+
+
+def test_line_of_the_summary_works_when_it_is_pasted(reader: Server) -> None:
+    line = shown_at_start(reader).splitlines()[-1]
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == expected(TEXTS[0])[0]
+
+
+def test_port_in_use_is_one_sentence(reader: Server) -> None:
+    done = finished("-m", "saccade.cli.main", "serve", "--port", str(reader.port))
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("saccade: ")]
+    sentence = f"Cannot listen on 127.0.0.1:{reader.port}: Address already in use. Choose another --host or --port."
+    assert errors == [f"saccade: {sentence}"]
+
+
+def test_worker_that_cannot_start_is_one_sentence() -> None:
+    done = finished("-m", "saccade.cli.main", "serve", "--port", str(free_port()), "--max-model-len", "999999")
+    assert done.returncode == 1
+    *stages, error = done.stderr.splitlines()
+    assert "loading weights" not in stages
+    assert not any("saccade: " in line for line in stages)
+    assert error.startswith("saccade: --max-model-len is 999999, but the model has 2048 positions")
 
 
 def test_readme_code(reader: Server, tmp_path: Path) -> None:

@@ -54,6 +54,20 @@ def test_wrong_tensors(copy: Path, change: Callable[[Tensors], object], words: l
     assert all(word in error.value.message for word in words), error.value.message
 
 
+def test_more_positions_than_the_model_has_are_refused_before_weights_are_read(tiny_qwen3_vl: Path) -> None:
+    stages: list[str] = []
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", max_model_len=999_999)
+    with pytest.raises(StartupError, match=r"--max-model-len is 999999, but the model has \d+ positions"):
+        load_model(config, lambda stage, *_: stages.append(stage))
+    assert stages == []
+
+
+def test_lost_image_settings_are_named(copy: Path) -> None:
+    (copy / "preprocessor_config.json").unlink()
+    with pytest.raises(StartupError, match=r"preprocessor_config\.json"):
+        load(copy)
+
+
 def test_sharded_index_loads_the_same(copy: Path) -> None:
     whole = load(copy).state_dict()
     tensors = load_file(copy / "model.safetensors")
@@ -138,10 +152,10 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
         ({"max_num_batched_tokens": 4}, "max_num_batched_tokens"),
         ({"block_size": 0}, "block_size"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"num_blocks": 4, "max_model_len": 65}, "max_model_len"),
+        ({"num_blocks": 4, "max_model_len": 65}, "--max-model-len is 65, but the KV cache holds 64 tokens"),
         ({"num_blocks": None, "kv_cache_bytes": 10}, "KV cache"),
         ({"attention_backend": "magic"}, "torch_sdpa"),
-        ({"max_model_len": 10**6, "num_blocks": 10**5}, "max_model_len"),
+        ({"max_model_len": 10**6, "num_blocks": 10**5}, "--max-model-len"),
     ],
 )
 def test_settings_that_cannot_work(tiny_qwen3_vl: Path, settings: dict[str, object], words: str) -> None:
@@ -151,3 +165,8 @@ def test_settings_that_cannot_work(tiny_qwen3_vl: Path, settings: dict[str, obje
 
 def test_pool_is_never_larger_than_needed(tiny_qwen3_vl: Path) -> None:
     assert engines.engine(tiny_qwen3_vl, num_blocks=None, max_num_seqs=2, max_model_len=40).description.num_blocks == 6
+
+
+def test_every_name_of_the_model_is_described(tiny_qwen3_vl: Path) -> None:
+    description = engines.engine(tiny_qwen3_vl, aliases=("small",)).description
+    assert (description.model, description.aliases) == ("tiny", ("small",))

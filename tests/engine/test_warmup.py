@@ -6,6 +6,10 @@ import engines
 import pytest
 import torch
 
+from saccade.engine import startup
+from saccade.engine.config import EngineConfig
+from saccade.engine.execution import prepare
+from saccade.engine.loader import load_model
 from saccade.nn.backends.numba_cpu import Backend
 from saccade.nn.kernels import paged_attention, rows, tile_attention, tile_product, tiles
 
@@ -37,3 +41,18 @@ def test_no_kernel_is_compiled_for_a_request(tiny_qwen3_vl: Path, monkeypatch: p
         assert len(engines.drain(subject, *requests).answers) == len(asked)
     torch.set_num_threads(before)
     assert [made.cache_info().currsize for made in kernels] == ready
+
+
+def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Path) -> None:
+    """On a GPU memory is measured with a pool of one step's size; the context is held by the one that follows."""
+    config = EngineConfig(
+        str(tiny_qwen3_vl),
+        "tiny",
+        device="cpu",
+        max_model_len=4096,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        encode_budget_patches=64,
+    )
+    model = load_model(config, lambda *_: None)
+    startup._use_all_memory(config, model, prepare(config, model))

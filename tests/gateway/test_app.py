@@ -364,3 +364,11 @@ def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
     }  # fmt: skip
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references == set(document["components"]["schemas"])
+
+
+@pytest.mark.parametrize("host", ["name.invalid", "a..b"])
+def test_host_that_is_none_is_one_sentence(host: str) -> None:
+    with pytest.raises(StartupError) as failure:
+        app.listen(host, 8000)
+    sentence = f"Cannot listen on {host}:8000: there is no such host. Choose another --host or --port."
+    assert failure.value.message == sentence

@@ -99,6 +99,15 @@ async def test_models_are_told_apart_by_name(tmp_path: Path) -> None:
         assert [worker.url for worker in fleet.model("other").workers] == [url(b)]
 
 
+async def test_alias_means_its_model_and_a_models_own_name_wins(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "a", "b")
+    names = {"model": "one", "aliases": ["first", "two"]}
+    async with serving(a, **names), serving(b, model="two"), fleet_of(a, b, released=[]) as fleet:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        assert [fleet.model(name).name for name in ("one", "first", "two")] == ["one", "one", "two"]
+        assert [(model.name, model.aliases) for model in fleet.models()] == [("one", ("first",)), ("two", ())]
+
+
 @pytest.mark.parametrize(
     ("model", "place", "error"),
     [("other", "a", ModelNotFound), ("echo", "nowhere", WorkerUnavailable)],

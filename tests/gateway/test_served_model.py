@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import msgspec
 import pytest
 import scripted
 
 from saccade.errors import StartupError
 from saccade.gateway.served_model import ServedModel, generation_defaults
+from saccade.models.files import read_model_files
 from saccade.protocol.description import Description, ModelFiles
 
 
@@ -44,6 +47,17 @@ def changed(description: Description, name: str, content: bytes | None) -> Descr
 def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, description: Description) -> None:  # A9
     with pytest.raises(StartupError, match=sentence):
         ServedModel.from_description(changed(description, name, content))
+
+
+@pytest.mark.parametrize("name", checkpoints.CHECKPOINTS)
+def test_lost_image_settings_stop_the_start(name: str, checkpoint: Callable[[str], Path]) -> None:
+    """Whatever the family: with settings that are not the release's, the model would answer, and wrongly."""
+    content = dict(read_model_files(checkpoint(name)).files)
+    settings = content.pop("preprocessor_config.json")
+    with pytest.raises(StartupError, match=r"preprocessor_config\.json"):
+        ServedModel.from_files(name, ModelFiles(files=content), 4096)
+    content["processor_config.json"] = b'{"image_processor": ' + settings + b"}"
+    assert ServedModel.from_files(name, ModelFiles(files=content), 4096).layout.settings
 
 
 def test_missing_placeholder_id_is_named(description: Description) -> None:  # A9

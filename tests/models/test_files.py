@@ -1,5 +1,6 @@
 """A checkpoint's small files. # A5"""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from saccade import models
 from saccade.errors import StartupError
 from saccade.models.files import image_processor, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
+
+FAMILY = models.families()["qwen3_vl"]
 
 
 def test_reads_what_a_gateway_needs_and_no_weights(tiny_qwen3_vl: Path) -> None:
@@ -53,17 +56,30 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
             {"a": 1},
         ),
         ({"processor_config.json": b'{"image_processor": {"a": 2}}'}, {"a": 2}),
-        ({"processor_config.json": b'{"patch_size": 14}'}, {}),
-        ({}, {}),
     ],
 )
 def test_settings_of_pictures_in_either_file(given: dict[str, bytes], expected: dict[str, int]) -> None:  # A3
-    assert image_processor(ModelFiles(files=given)) == expected
+    assert image_processor(ModelFiles(files=given), FAMILY) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"processor_config.json": b'{"patch_size": 14}'},  # older releases: settings of the text around pictures only
+        {"video_preprocessor_config.json": b'{"patch_size": 14}'},
+    ],
+)
+def test_lost_settings_of_pictures_stop_the_start(given: dict[str, bytes]) -> None:
+    files = ModelFiles(files=given)
+    with pytest.raises(StartupError, match=r"has no preprocessor_config\.json"):
+        image_processor(files, FAMILY)
+    assert image_processor(files, dataclasses.replace(FAMILY, ships_image_settings=False)) == {}
 
 
 def test_processor_config_that_holds_no_settings_is_named() -> None:
     with pytest.raises(StartupError, match=r"processor_config\.json: image_processor"):
-        image_processor(ModelFiles(files={"processor_config.json": b'{"image_processor": 1}'}))
+        image_processor(ModelFiles(files={"processor_config.json": b'{"image_processor": 1}'}), FAMILY)
 
 
 def test_unknown_architecture_lists_the_known() -> None:

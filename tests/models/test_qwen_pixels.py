@@ -111,10 +111,6 @@ def test_16_bit_grey_is_seen_as_its_upper_byte(family: str, layout: Layout, proc
     assert torch.equal(_normalised(patches, layout.settings), expected["pixel_values"])
 
 
-def test_a_checkpoint_without_the_file_gets_its_releases_values(family: str, layout: Layout) -> None:  # A3
-    assert models.load_layout(family)(_config(family), {}).settings == layout.settings
-
-
 def test_where_the_file_is_silent_the_older_family_is_the_reference_processor(tmp_path: Path) -> None:
     silent = {"do_resize": True}
     reference, settings = _reference(tmp_path, silent), models.load_layout("qwen2_vl")({}, silent).settings

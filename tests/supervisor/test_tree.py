@@ -48,7 +48,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def run(specs: list[ChildSpec], journal: Path) -> tuple[Tree, asyncio.Task[None]]:
+async def run(specs: list[ChildSpec], journal: Path) -> tuple[Tree, asyncio.Task[int]]:
     """A tree whose programs have all started."""
 
     async def until_ready() -> None:
@@ -117,9 +117,24 @@ async def test_death_before_all_are_ready_ends_the_start(tmp_path: Path) -> None
     journal = tmp_path / "journal"
     failing = ChildSpec("worker", (sys.executable, "-c", "raise SystemExit(3)"))
     tree = Tree([spec("gateway", journal), failing], asyncio.Event().wait)
-    with pytest.raises(StartupError, match="worker ended with code 3"):
+    with pytest.raises(StartupError, match="worker ended with exit code 3 before it was ready"):
         await tree.run()
     assert [child.pid for child in tree.children] == [None, None]
+
+
+async def test_start_ends_with_the_code_of_a_program_that_has_printed_its_error(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    failing = ChildSpec("worker", (sys.executable, "-c", "raise SystemExit(3)"), error_codes=(1, 3))
+    tree = Tree([spec("gateway", journal), failing], asyncio.Event().wait)
+    assert await tree.run() == 3
+    assert [child.pid for child in tree.children] == [None, None]
+
+
+async def test_signal_that_ends_the_start_is_named() -> None:
+    command = (sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    tree = Tree([ChildSpec("worker", command, error_codes=(1, 2))], asyncio.Event().wait)
+    with pytest.raises(StartupError, match="worker was ended by SIGKILL before it was ready"):
+        await tree.run()
 
 
 def test_supervisor_that_is_killed_takes_all_with_it(tmp_path: Path) -> None:

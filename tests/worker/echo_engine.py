@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """*failure* stops the start; *journal* is a file that gets a line for every abort, hangup and inline picture."""
 
     model: str = "echo"
+    aliases: tuple[str, ...] = ()
     fingerprint: str = "f"
     shm_namespace: str = "here"
     failure: str | None = None
@@ -154,6 +155,7 @@ def main() -> None:
 def description(settings: Settings) -> Description:
     return Description(
         model=settings.model,
+        aliases=settings.aliases,
         fingerprint=settings.fingerprint.encode(),
         files=ModelFiles(files={"config.json": b"{}"}),
         max_model_len=4096,

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.config import without_settings
 from saccade.errors import StartupError
@@ -63,7 +64,10 @@ def _is_ready(port: int) -> bool:
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """Run `saccade serve` on the bundled model; yield its base URL; stop it. Raises StartupError."""
+    """Run `saccade serve` on the bundled model; yield its base URL; stop it.
+
+    Raises StartupError where it does not get ready, SystemExit where it has told why.
+    """
     port = _free_port()
     command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)]
     # A key or a host meant for a real server would shut the demo out of its own.
@@ -71,6 +75,8 @@ def serving() -> Iterator[str]:
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _is_ready(port):
+            if server.poll() in exit_codes.TOLD:
+                raise SystemExit(server.returncode)
             if server.poll() is not None:
                 raise StartupError(f"`saccade serve` ended with exit code {server.returncode} before it was ready.")
             if time.monotonic() > deadline:

@@ -27,6 +27,7 @@ Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=True)]
 
 
 def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -152,8 +153,8 @@ class MediaFlags:
 class EngineFlags:
     """What the engine may use."""
 
-    served_model_name: str | None = None
-    "The model's name in the API; by default MODEL as given, a folder by its last part."
+    served_model_name: Names = ()
+    "The model's names in the API; answers have the first. By default MODEL as given, a folder by its last part."
     max_model_len: Count | None = ENGINE.max_model_len
     "Tokens of prompt and answer together; by default the model's own limit."
     max_num_seqs: Count = ENGINE.max_num_seqs
@@ -188,9 +189,9 @@ class EngineFlags:
     "Accepted and ignored: code that ships with a model is never run."
 
 
-def served_name(model: str, folder: Path, flags: EngineFlags) -> str:
-    """Return the model's name in the API: the flag, else a hub id as given, else the folder's last part."""
-    return flags.served_model_name or default_name(model, folder)
+def served_names(model: str, folder: Path, flags: EngineFlags) -> tuple[str, ...]:
+    """Return the model's names in the API, without repeats: the flag's, else a hub id as given or the folder's name."""
+    return tuple(dict.fromkeys(flags.served_model_name)) or (default_name(model, folder),)
 
 
 def default_name(model: str, folder: Path) -> str:
@@ -200,9 +201,11 @@ def default_name(model: str, folder: Path) -> str:
 
 def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
     """Return the settings of an engine. Raises StartupError where one cannot work."""
+    name, *aliases = served_names(model, folder, flags)
     config = EngineConfig(
         model_dir=str(folder),
-        model=served_name(model, folder, flags),
+        model=name,
+        aliases=tuple(aliases),
         device=flags.device,
         dtype=flags.dtype,
         max_model_len=flags.max_model_len,

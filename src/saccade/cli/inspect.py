@@ -2,7 +2,9 @@
 
 import asyncio
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +25,13 @@ UNBOUNDED = 1 << 40
 
 
 def inspect(
-    model: str, images: tuple[Path, ...], /, *, question: str = "What is in this picture?", out: Path | None = None
+    model: str,
+    images: tuple[Path, ...],
+    /,
+    *,
+    question: str = "What is in this picture?",
+    out: Path = Path(),
+    blocks: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Show what a model will see of pictures: grids, token ids with spans, hashes, block keys, timings.
 
@@ -36,7 +44,9 @@ def inspect(
     question
         The text that follows the pictures.
     out
-        Folder for the resized pictures, each written as PNG; by default beside the picture.
+        Folder for the resized pictures, each written as PNG; by default the current one.
+    blocks
+        Show the key of every KV block, not only the first and the last.
     """
     if not images:
         raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
@@ -50,9 +60,9 @@ def inspect(
     for path, picture in zip(images, draft.pictures, strict=True):
         _show_picture(console, path, picture, _write_resized(path, picture, served, out, watch))
     _show_prompt(console, served, draft)
-    _show_keys(console, folder, draft)
+    _show_keys(console, folder, draft, all_of_them=blocks)
     timings = (f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report")
-    console.print("  ".join(timings), highlight=False)
+    console.print("  ".join(timings), highlight=False, soft_wrap=True)
 
 
 def _read(path: Path) -> bytes:
@@ -62,10 +72,10 @@ def _read(path: Path) -> bytes:
         raise StartupError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path | None, watch: Stopwatch) -> Path:
+def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path, watch: Stopwatch) -> Path:
     """Write what comes out of the resize as PNG and return its path."""
     layout = picture.layout
-    target = (out or path.parent) / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
+    target = out / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
     try:
         Image.fromarray(resized(picture, served, watch)).save(target)
     except RequestError as error:
@@ -114,8 +124,8 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
         table.add_row(str(start), str(end), "text", shown + more, text)
 
 
-def _show_keys(console: Console, folder: Path, draft: Draft) -> None:
-    """Block keys as the engine computes them, for the tenant without a key."""
+def _show_keys(console: Console, folder: Path, draft: Draft, all_of_them: bool) -> None:
+    """Print block keys as the engine computes them for a client without a key: first and last, or *all_of_them*."""
     pictures = zip(draft.pictures, draft.spans, strict=True)
     runs = [MediaRun(span.start, span.length, picture.content_hash) for picture, span in pictures]
     try:
@@ -124,8 +134,13 @@ def _show_keys(console: Console, folder: Path, draft: Draft) -> None:
         console.print("block keys depend on the weights, which are not here")
         return
     root = root_key(fingerprint(read_model_files(folder), weights), b"")
+    keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
+    console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}", highlight=False)
     table = Table("block", "tokens", "key", box=None)
-    for number, key in enumerate(block_keys(root, draft.token_ids, runs, BLOCK_SIZE)):
-        table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", key.hex())
+    shown = range(len(keys)) if all_of_them or len(keys) <= 2 else (0, len(keys) - 1)
+    for number in shown:
+        table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", keys[number].hex())
     console.print(table, markup=False, highlight=False)
+    if len(shown) < len(keys):
+        console.print("`--blocks` shows the keys of all.", highlight=False)
     console.print()

@@ -1,37 +1,56 @@
 """The `saccade` program: its commands and how an error is shown."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownOptionError
 from rich.console import Console
 
 from saccade import config
+from saccade.cli import exit_codes, vllm_flags
 from saccade.errors import SaccadeError
 
-HELP = """Serve vision-language models.
-
-Every flag of a command may also come from the environment, or from a TOML file: `saccade COMMAND --config FILE`.
-"""
-EXIT_ERROR = 1
-EXIT_USAGE = 2
+HELP = "Serve vision-language models."
+EPILOGUE = """`saccade COMMAND --config FILE` takes flags from a TOML file: `port = 8001`.
+The environment gives them too: `SACCADE_PORT=8001`.
+A flag wins over the environment, the environment over the file."""
 COMMANDS = {
     "serve": "Serve a model on this machine: one gateway and one worker.",
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
     "demo": "Start the bundled model, ask it about the bundled pictures, and stop.",
     "inspect": "Show what a model will see of pictures.",
+    "completion": "Print a script that completes commands and flags in a shell.",
 }
+VLLM_PAGE = "docs/from-vllm.md"
+FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def make_app(file: Path | None) -> App:
     """Return the program; a command's module is imported only when the command is called. Raises StartupError."""
-    app = App(name="saccade", help=HELP, config=config.sources(file))
+    app = App(name="saccade", help=HELP, help_epilogue=EPILOGUE, version=_version, config=config.sources(file))
     for name, summary in COMMANDS.items():
         app.command(f"saccade.cli.{name}:{name}", name=name, help=summary)
     return app
+
+
+def _version() -> str:
+    from saccade.gateway.openapi import server_version
+
+    return server_version()
+
+
+def _show_usage_error(error: CycloptsError) -> None:
+    """Print what is wrong; for a flag of vLLM what holds here, instead of a flag with a similar name."""
+    if isinstance(error, UnknownOptionError):
+        name = (error.token.keyword or error.token.value).partition("=")[0].strip("[]")  # a file's comes in brackets
+        if sentence := vllm_flags.explanation(name):
+            _say(f"{sentence} See {VLLM_PAGE}.")
+            return
+    Console(stderr=True).print(CycloptsPanel(error))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -42,23 +61,35 @@ def run(arguments: Sequence[str]) -> int:
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         config: Annotated[Path | None, Parameter(help="Settings as TOML.")] = None,
-    ) -> None:
-        make_app(config)(tokens, exit_on_error=False, result_action="return_value")
+    ) -> int | None:
+        app = make_app(config)
+        taken = vllm_flags.take_out(tokens)
+        if taken.without_effect:
+            _say(f"accepted without effect: {', '.join(taken.without_effect)} ({VLLM_PAGE} says why).")
+        code: int | None = app(taken.kept, exit_on_error=False, print_error=False, result_action="return_value")
+        return code
 
     try:
-        launcher(arguments, exit_on_error=False)
+        return launcher(arguments, exit_on_error=False, print_error=False) or 0
     except SaccadeError as error:
-        Console(stderr=True).print(f"saccade: {error.message}", markup=False, highlight=False, soft_wrap=True)
-        return EXIT_ERROR
-    except CycloptsError:
-        return EXIT_USAGE
+        _say(error.message)
+        return exit_codes.ERROR
+    except CycloptsError as error:
+        _show_usage_error(error)
+        return exit_codes.USAGE
     except KeyboardInterrupt:
-        return EXIT_ERROR
-    return 0
+        return exit_codes.ERROR
+
+
+def _say(sentence: str) -> None:
+    Console(stderr=True).print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
     """The console script."""
+    # gRPC's handlers around a fork are for children that go on to use gRPC. Each of ours becomes another program at
+    # once; the handlers would only print a warning at every start. gRPC reads this when it is first used.
+    os.environ.setdefault(FORK_SUPPORT, "0")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -1,14 +1,26 @@
 """What the terminal shows while a program starts, and once when it is ready."""
 
+import json
+import shlex
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.protocol.description import Description
 from saccade.protocol.local import EngineProgress
+
+
+class _Count(ProgressColumn):
+    """Done of total, once the total is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:g}/{task.total:g}")
 
 
 class StartProgress:
@@ -22,7 +34,7 @@ class StartProgress:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("starting the engine", total=None)
             self._bar.start()
@@ -46,8 +58,8 @@ class StartProgress:
             self._bar = None
 
 
-def show_summary(console: Console, description: Description, address: str) -> None:
-    """Print the one summary of a start."""
+def show_summary(console: Console, description: Description, address: str, command: str | None = None) -> None:
+    """Print the one summary of a start; *command* is a line to paste into a shell."""
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -59,6 +71,31 @@ def show_summary(console: Console, description: Description, address: str) -> No
     table.add_row("at a time", f"{description.max_num_seqs} requests")
     table.add_row("address", address)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
+    if command is not None:
+        console.print(f"\nTry it:\n{command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
+    """Return a command that asks *model* at *url*, the root of the API, what *picture* says."""
+    mark = "PICTURE"
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
+        {"type": "text", "text": "What does it say?"},
+    ]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
+    before, _, after = body.rpartition(mark)
+    encoded = f'"$(base64 -w0 {shlex.quote(str(picture))})"'
+    key = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if with_key else ""
+    return (
+        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{key} '
+        f"-d {shlex.quote(before)}{encoded}{shlex.quote(after)}"
+    )
+
+
+def warn_of_unused_cuda(console: Console) -> None:
+    """Say that torch is a CUDA build where the machine has no GPU for it."""
+    if sentence := unused_cuda(installed_torch()):
+        console.print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def warn_of_remote_code(console: Console) -> None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade import config
+from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
     ENGINE_FLAGS,
@@ -22,9 +23,10 @@ from saccade.cli.flags import (
     LogLevel,
     MediaFlags,
     ServerFlags,
-    served_name,
+    served_names,
 )
-from saccade.cli.screen import show_summary, warn_of_remote_code
+from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.errors import StartupError
 from saccade.gateway.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
@@ -46,7 +48,7 @@ def serve(
     media: MediaFlags = MEDIA_FLAGS,
     log_level: LogLevel = "WARNING",
     summary: Annotated[bool, Parameter(show=False)] = True,
-) -> None:
+) -> int:
     """Serve a model on this machine: one gateway and one worker.
 
     Parameters
@@ -59,17 +61,29 @@ def serve(
     console = Console(stderr=True)
     if engine.trust_remote_code:
         warn_of_remote_code(console)
+    warn_of_unused_cuda(console)
     folder = resolve_model(str(bundled("model")) if model is None else model)
-    name = served_name(model, folder, engine) if model is not None else engine.served_model_name or BUNDLED_NAME
+    names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker finds out about weights; what only the gateway reads would fail behind everybody's back.
-    ServedModel.from_files(name, read_model_files(folder), 0)
+    ServedModel.from_files(names[0], read_model_files(folder), 0)
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"
-        worker = _worker(folder, socket, name, engine, log_level, server.shutdown_timeout)
+        worker = _worker(folder, socket, names, engine, log_level, server.shutdown_timeout)
         specs = (_gateway(socket, server, media, log_level), worker)
         configure_logging(logging.getLevelNamesMapping()[log_level])
-        asyncio.run(_run(specs, socket, server, console if summary else None))
+        return asyncio.run(_run(specs, socket, server, console if summary else None))
+
+
+def _bundled_names(engine: EngineFlags) -> tuple[str, ...]:
+    """Return the bundled model's names. Raises StartupError where MODEL seems to have been read as one of them."""
+    names = engine.served_model_name
+    if len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
+        raise StartupError(
+            f"--served-model-name takes all words behind it, so {names[-1]} was read as a name. Write MODEL first: "
+            f"`saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
+        )
+    return tuple(dict.fromkeys(names)) or (BUNDLED_NAME,)
 
 
 def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: str) -> ChildSpec:
@@ -87,11 +101,12 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
         ),
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
         stop_seconds=server.shutdown_timeout + 5.0,
+        error_codes=exit_codes.TOLD,
     )
 
 
 def _worker(
-    folder: Path, socket: Path, name: str, engine: EngineFlags, log_level: str, shutdown_timeout: float
+    folder: Path, socket: Path, names: tuple[str, ...], engine: EngineFlags, log_level: str, shutdown_timeout: float
 ) -> ChildSpec:
     flags = config.to_arguments(engine, secret=("served_model_name", "trust_remote_code"))
     return ChildSpec(
@@ -102,8 +117,7 @@ def _worker(
             str(folder),
             "--uds",
             str(socket),
-            "--served-model-name",
-            name,
+            *(word for name in names for word in ("--served-model-name", name)),
             # It drains by itself where a signal reaches all processes at once; behind the gateway it has nothing open.
             "--shutdown-timeout",
             str(shutdown_timeout),
@@ -113,10 +127,11 @@ def _worker(
             *flags,
         ),
         environment=config.without_settings(os.environ),
+        error_codes=exit_codes.TOLD,
     )
 
 
-async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> None:
+async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> int:
     async def until_ready() -> None:
         worker = WorkerClient(f"unix:{socket}")
         await worker.start()
@@ -124,12 +139,24 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
             await until(lambda: _is_ready(worker))
             await until(lambda: answers_ready(server.host, server.port))
             if console is not None and worker.description is not None:
-                host = f"[{server.host}]" if ":" in server.host else server.host
-                show_summary(console, worker.description, f"http://{host}:{server.port}/v1")
+                picture = sorted(bundled("pictures").glob("texts/*.png"))[0]
+                command = curl(
+                    _url(_reachable(server.host), server.port), worker.description.model, picture, bool(server.api_key)
+                )
+                show_summary(console, worker.description, _url(server.host, server.port), command)
         finally:
             await worker.close()
 
-    await Tree(specs, until_ready).run()
+    return await Tree(specs, until_ready).run()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+def _reachable(host: str) -> str:
+    """Return an address of this machine under which a server on *host* answers a shell here."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
 async def _is_ready(worker: WorkerClient) -> bool:

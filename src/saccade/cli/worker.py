@@ -16,7 +16,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel, engine_config
-from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code
+from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
@@ -107,6 +107,8 @@ def worker(
         warn_of_remote_code(console)
     bind, checked = access.bind(), access.access()
     checked.check(bind)
+    if summary:  # else the parent has said it
+        warn_of_unused_cuda(console)
     folder = resolve_model(model)
     settings = engine_config(model, folder, engine)
     settings = dataclasses.replace(settings, kv_events_token_ids=access.kv_events_token_ids)

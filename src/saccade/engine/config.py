@@ -19,7 +19,8 @@ class EngineConfig:
     *encode_budget_patches* bounds what the vision encoder does in one step; None is 16384 on CUDA and 1024 on the CPU,
     where many pictures at once take as long as one after the other, and the first would only wait for the last.
     *max_num_waiting* bounds the queue. *threads* None leaves one core to the other processes, unless OMP_NUM_THREADS
-    says otherwise. *kv_events_token_ids* has block events hold what their blocks' keys were made of.
+    says otherwise. *kv_events_token_ids* has block events hold what their blocks' keys were made of. *aliases* are
+    names beside *model*.
     """
 
     model_dir: str
@@ -40,6 +41,7 @@ class EngineConfig:
     threads: int | None = None
     enable_prefix_caching: bool = True
     kv_events_token_ids: bool = False
+    aliases: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, where a value cannot work."""

@@ -15,6 +15,7 @@ def describe(
     """Return the description of an engine that serves *model* with *num_blocks* KV blocks."""
     return Description(
         model=config.model,
+        aliases=config.aliases,
         fingerprint=model.fingerprint,
         files=model.files,
         max_model_len=max_model_len,

@@ -52,11 +52,14 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     folder = Path(config.model_dir)
     files = read_model_files(folder)
     parsed = parse_json(files, CONFIG)
-    family = models.load_network(models.family_of(parsed))
+    family = models.family_of(parsed)
+    build = models.load_network(family)
+    processor = image_processor(files, models.families()[family])
     device = choose_device(config.device)
     # Built without storage first: neither a second copy in float32 nor random initial values are ever made.
     with torch.device("meta"):
-        network = family(parsed, image_processor(files))
+        network = build(parsed, processor)
+    _check_length(config, network.max_position_embeddings)
     network.to(choose_dtype(config.dtype, device, parsed))
     network.to_empty(device=device)
     weights = weight_files(folder)
@@ -64,6 +67,15 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     network.finish()
     return LoadedModel(network.eval(), files, fingerprint(files, weights), num_parameters)
+
+
+def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:
+    """Raise StartupError where more positions are wanted than the model has."""
+    if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
+        raise StartupError(
+            f"--max-model-len is {config.max_model_len}, but the model has {max_position_embeddings} positions "
+            f"(max_position_embeddings in {CONFIG}). Lower --max-model-len, or leave it out to get all of them."
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -49,14 +49,10 @@ def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int
     capacity = blocks * config.block_size
     if config.max_model_len is None:
         return min(max_position_embeddings, capacity)
-    if config.max_model_len > max_position_embeddings:
-        raise StartupError(
-            f"max_model_len is {config.max_model_len}, but the model was made for {max_position_embeddings} positions."
-        )
     if config.max_model_len > capacity:
         raise StartupError(
-            f"max_model_len is {config.max_model_len}, but the KV cache holds {capacity} tokens ({blocks} blocks). "
-            f"Lower max_model_len, or give the KV cache more memory."
+            f"--max-model-len is {config.max_model_len}, but the KV cache holds {capacity} tokens ({blocks} blocks). "
+            "Lower --max-model-len, or give the KV cache more memory with --kv-cache-memory-bytes."
         )
     return config.max_model_len
 

@@ -1,5 +1,6 @@
 """From a config to a warm engine."""
 
+import dataclasses
 from math import isqrt
 
 import torch
@@ -57,6 +58,8 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Executi
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.item_tokens((1, side, side)) + config.block_size
     caches = _allocate(config, model, -(-num_tokens // config.block_size) + 1)
+    # This pool holds one step, not the context that is wanted of the one that follows.
+    config = dataclasses.replace(config, max_model_len=None)
     warmup.run(_assemble(config, model, execution, caches), num_text_tokens, side)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
@@ -97,8 +98,10 @@ def listen(host: str, port: int, flags: str = "--host or --port") -> socket.sock
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise StartupError(f"Cannot listen on {host}:{port}: {error.strerror}. Choose another {flags}.") from error
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
+        raise StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another {flags}.") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 

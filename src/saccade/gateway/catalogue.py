@@ -39,12 +39,17 @@ class Catalogue:
         """Return the models that can be asked for, ready or not."""
         return [self._served[model.name] for model in self._fleet.models() if model.name in self._served]
 
+    def names(self) -> list[tuple[str, ServedModel]]:
+        """Return every name that may be asked for, with its model; a model's own name stands before its aliases."""
+        served = [(model, self._served[model.name]) for model in self._fleet.models() if model.name in self._served]
+        return [(name, one) for model, one in served for name in (model.name, *model.aliases)]
+
     def get(self, name: str) -> ServedModel:
-        """Return the model *name*. Raises ModelNotFound and WorkerUnavailable."""
-        self._fleet.model(name)
-        if name not in self._served:
+        """Return the model that may be asked for as *name*. Raises ModelNotFound and WorkerUnavailable."""
+        served = self._served.get(self._fleet.model(name).name)
+        if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
-        return self._served[name]
+        return served
 
     def _on_model(self, model: Model) -> None:
         self._served.pop(model.name, None)

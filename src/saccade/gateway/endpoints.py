@@ -37,11 +37,12 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(ModelList([_card(served) for served in self.catalogue.models()]))
+        return _json(ModelList([_card(name, served) for name, served in self.catalogue.names()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        return _json(_card(self._served(request.path_params["model"])))
+        name = request.path_params["model"]
+        return _json(_card(name, self._served(name)))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
@@ -125,8 +126,8 @@ class Endpoints:
                 raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
 
 
-def _card(served: ServedModel) -> ModelCard:
-    return ModelCard(id=served.name, created=served.created, max_model_len=served.max_model_len)
+def _card(name: str, served: ServedModel) -> ModelCard:
+    return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
 
 
 def _json(value: object) -> Response:

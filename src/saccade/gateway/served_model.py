@@ -60,8 +60,8 @@ class ServedModel:
         """Build the gateway's half of a model from its files. Raises StartupError."""
         config = files.parse_json(given, files.CONFIG)
         family = models.family_of(config)
-        layout = models.load_layout(family)(config, files.image_processor(given))
         declaration = models.families()[family]
+        layout = models.load_layout(family)(config, files.image_processor(given, declaration))
         text = _text_side(declaration, config, given)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(

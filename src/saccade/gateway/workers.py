@@ -60,11 +60,12 @@ class Worker(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A served model: its name, what its workers say of it, and those of them that are ready now."""
+    """A served model: its name, what its workers say of it, those of them that are ready now, and its other names."""
 
     name: str
     description: Description
     workers: tuple[Worker, ...]
+    aliases: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -119,10 +120,13 @@ class Fleet:
 
     def models(self) -> list[Model]:
         """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""
-        return [self._model(name) for name in self._names()]
+        return [self._model(name) for name in dict.fromkeys(self._names().values())]
 
     def model(self, name: str) -> Model:
-        """Return the model *name*, with at least one ready worker. Raises ModelNotFound and WorkerUnavailable."""
+        """Return the model that may be asked for as *name*, with at least one ready worker.
+
+        Raises ModelNotFound and WorkerUnavailable.
+        """
         names = self._names()
         if not names:
             raise WorkerUnavailable("No worker is ready yet; try again shortly.")
@@ -132,13 +136,18 @@ class Fleet:
             raise ModelNotFound(
                 f"The model {shown!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
             )
-        model = self._model(name)
+        model = self._model(names[name])
         if not model.workers:
             raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
         return model
 
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys(client.description.model for client in self._clients if client.description))
+    def _names(self) -> dict[str, str]:
+        """Return every name that may be asked for, and which model it means; a model's own name wins over an alias."""
+        said = [client.description for client in self._clients if client.description]
+        names = {one.model: one.model for one in said}
+        for one in said:
+            names |= {alias: one.model for alias in one.aliases if alias not in names}
+        return names
 
     def _model(self, name: str) -> Model:
         """Workers that say something else of the model than the first ready one get no work: ids could differ."""
@@ -147,7 +156,8 @@ class Fleet:
         ready = [(client, said) for client, said in serving if client.ready]
         description = (ready or serving)[0][1]
         workers = tuple(client for client, said in ready if _same_model(said, description))
-        return Model(name=name, description=description, workers=workers)
+        aliases = tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
+        return Model(name=name, description=description, workers=workers, aliases=aliases)
 
     def _client(self, url: str) -> Worker:
         if url.startswith(tokenspeed.SCHEME):

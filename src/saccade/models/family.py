@@ -21,7 +21,8 @@ class Family:
     placeholder and a line break. With *split_at_pictures* every stretch of text between pictures is tokenised by
     itself, each with its BOS. *tiktoken_pattern* splits text before a tiktoken.model encodes it.
     *template_switches* are the `chat_template_kwargs` that the releases' templates know. *foreign_grid* is the name of
-    a picture's grid on wires that are not ours; a family without one is not sent over them.
+    a picture's grid on wires that are not ours; a family without one is not sent over them. *ships_image_settings* says
+    that its releases come with the settings of their image processor, so that a folder without them has lost them.
     """
 
     architectures: tuple[str, ...]
@@ -34,6 +35,7 @@ class Family:
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
     foreign_grid: str | None = None
+    ships_image_settings: bool = True
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the placeholder's id as config.json gives it, None where it is silent. Raises StartupError."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.models.family import Family
 from saccade.protocol.description import ModelFiles
 
 CONFIG = "config.json"
@@ -52,14 +53,20 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
     return parsed
 
 
-def image_processor(files: ModelFiles) -> Mapping[str, Any]:
+def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
     """Return the settings of the image processor: preprocessor_config.json, or that part of processor_config.json.
 
-    transformers 5 writes the latter only. Raises StartupError where a file is malformed.
+    transformers 5 writes the latter only. Raises StartupError where a file is malformed, and where there is none
+    although the releases of *family* have one: with other settings than it was trained on, a model answers wrongly.
     """
     if PREPROCESSOR_CONFIG in files.files:
         return parse_json(files, PREPROCESSOR_CONFIG)
-    nested = parse_json(files, PROCESSOR_CONFIG).get("image_processor", {})
-    if not isinstance(nested, dict):
+    nested = parse_json(files, PROCESSOR_CONFIG).get("image_processor")
+    if nested is None and family.ships_image_settings:
+        raise StartupError(
+            f"The model has no {PREPROCESSOR_CONFIG}, which says how pictures are prepared for it; copy the file from "
+            "the model's release into its folder."
+        )
+    if not isinstance(nested, dict | None):
         raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")
-    return nested
+    return nested or {}

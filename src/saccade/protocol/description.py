@@ -16,7 +16,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
     tokens. *dtype* is the network's; *pixel_dtype* is uint8 on our own wire, on others that of the normalised values
     which the worker takes.
-    *takes_resets*: the worker knows the command ResetCaches.
+    *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the
+    model.
     """
 
     model: str
@@ -34,3 +35,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     takes_resets: bool = False
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
+    aliases: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saccade.transport import lifeline
 from saccade.transport.backoff import Backoff
@@ -18,12 +18,16 @@ EXIT_NOT_STARTED = 126
 
 @dataclasses.dataclass(frozen=True)
 class ChildSpec:
-    """What to start, and how long it may take to end after SIGTERM. *environment* None means ours."""
+    """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
+
+    *error_codes* are the exit codes before which the program prints its own error.
+    """
 
     name: str
     command: Sequence[str]
     stop_seconds: float = 10.0
     environment: Mapping[str, str] | None = None
+    error_codes: Collection[int] = ()
 
 
 class Child:

@@ -26,32 +26,40 @@ class Tree:
         self._interrupted = asyncio.Event()
         self.children = [Child(spec, lambda: self.ready and not self._interrupted.is_set()) for spec in specs]
 
-    async def run(self) -> None:
-        """Run until a signal. Raises StartupError where a program ends before all are ready."""
+    async def run(self) -> int:
+        """Run until a signal and return 0.
+
+        Where a program ends before all are ready: return its exit code if it has printed its own error, else raise
+        StartupError.
+        """
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._interrupt)
         running = [asyncio.create_task(child.run(), name=child.spec.name) for child in self.children]
         try:
-            await self._start(running)
-            await self._interrupted.wait()
+            code = await self._start(running)
+            if code == 0:
+                await self._interrupted.wait()
+            return code
         finally:
             await self._drain(running)
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
             shared_memory.sweep()
 
-    async def _start(self, running: Sequence[asyncio.Task[int]]) -> None:
+    async def _start(self, running: Sequence[asyncio.Task[int]]) -> int:
+        """Return 0 once all are ready or a signal has come, else the code of a program that has printed its error."""
         starting = asyncio.ensure_future(self._until_ready())
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             await asyncio.wait((starting, interrupted, *running), return_when=asyncio.FIRST_COMPLETED)
-            for child in running:
-                if child.done():
-                    raise StartupError(f"The {child.get_name()} ended with code {child.result()} before it was ready.")
+            for child, life in zip(self.children, running, strict=True):
+                if life.done():
+                    return _reported(child.spec, life.result())
             if starting.done():
                 starting.result()
                 self.ready = True
+            return 0
         finally:
             for task in (starting, interrupted):
                 task.cancel()
@@ -69,6 +77,14 @@ class Tree:
             for child in self.children:
                 child.kill()
         self._interrupted.set()
+
+
+def _reported(spec: ChildSpec, code: int) -> int:
+    """Return *code*, with which the program of *spec* has ended, if the terminal says why. Raises StartupError."""
+    if code in spec.error_codes:
+        return code
+    ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise StartupError(f"The {spec.name} {ending} before it was ready.")
 
 
 async def until(check: Callable[[], Awaitable[bool]], every_seconds: float = 0.1) -> None:

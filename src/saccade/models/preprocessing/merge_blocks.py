@@ -50,14 +50,13 @@ TOWER_KEYS = (
 class MergeBlocksLayout:
     """Counts from dimensions. A family adds its data.
 
-    *defaults* hold where preprocessor_config.json is silent; *released* is taken for a file that is missing.
+    *defaults* hold where preprocessor_config.json is silent.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
-    released: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-        self.settings: Mapping[str, Any] = resolve(preprocessor or self.released, self.defaults)
+        self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
         check_tower(config, self.settings)
 
     def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:

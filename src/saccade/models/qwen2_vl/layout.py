@@ -19,6 +19,3 @@ class Layout(MergeBlocksLayout):
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
     """What the reference processor takes where a file is silent: transformers 5.23, Qwen2VLImageProcessor."""
-
-    released: ClassVar[Mapping[str, Any]] = {"max_pixels": 28 * 28 * 16384}
-    """What the releases' own files say beyond that, for a checkpoint that has lost its own."""

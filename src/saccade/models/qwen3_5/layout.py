@@ -18,4 +18,4 @@ class Layout(MergeBlocksLayout):
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    """What the releases' preprocessor_config.json say, for a checkpoint that has lost its own."""
+    """What the releases' preprocessor_config.json say; they hold where a file is silent."""

@@ -1,0 +1,75 @@
+"""Write docs/from-vllm.md from `saccade.cli.vllm_flags`: `python scripts/vllm_flags.py`; with `--check`, only compare."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "from-vllm.md"
+INTRODUCTION = """# From vLLM
+
+This page is written by `scripts/vllm_flags.py` from the declaration in `src/saccade/cli/vllm_flags.py`, which the command line uses too.
+
+`saccade serve MODEL` takes the flags of `vllm serve` in three ways. A flag that would change an answer is never accepted without effect.
+Flags that the page does not list are unknown. `saccade serve --help` and `docs/configuration.md` list all that Saccade has.
+"""
+SECTIONS = {
+    Support.SERVED: (
+        "Served",
+        "Where the second column says something else than `the same`, use that; the flag itself is refused with the sentence.",
+        ("flag of vLLM", "here", "what to know"),
+    ),
+    Support.NO_EFFECT: (
+        "Accepted without effect",
+        "One line at the start names those that were given. The answers are the same with and without them.",
+        ("flag of vLLM", "why it changes nothing"),
+    ),
+    Support.NOT_YET: (
+        "Not yet",
+        "These stop the start, with exit code 2 and the sentence below, unless they ask for what holds anyway: the values of the second\n"
+        "column, and `--no-` before a flag that takes no value.",
+        ("flag of vLLM", "accepted values", "what holds instead"),
+    ),
+}
+
+
+def document() -> str:
+    """Return the whole page."""
+    return "\n".join((INTRODUCTION, *(_section(support) for support in SECTIONS)))
+
+
+def _section(support: Support) -> str:
+    title, sentence, header = SECTIONS[support]
+    rows = [_line(_cells(flag)) for flag in FLAGS if flag.support is support]
+    return "\n".join((f"## {title}\n\n{sentence}\n", _line(header), _line(("---",) * len(header)), *rows, ""))
+
+
+def _cells(flag: VllmFlag) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in flag.names)
+    sentence = flag.sentence.replace("|", "\\|")
+    match flag.support:
+        case Support.SERVED:
+            return names, "the same" if flag.ours in flag.names else f"`{flag.ours}`", sentence
+        case Support.NO_EFFECT:
+            return names, sentence
+        case Support.NOT_YET:
+            return names, ", ".join(f"`{value}`" for value in flag.same_values), sentence
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Write the page, or fail where it is not what would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
+        DOCUMENT.write_text(document())
+    elif DOCUMENT.read_text() != document():
+        sys.exit("docs/from-vllm.md is out of date: run `python scripts/vllm_flags.py`.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The flags of `vllm serve` and what Saccade makes of each: the parser and docs/from-vllm.md read this declaration.
+
+A flag that would change an answer is never accepted without effect; only a value that asks for what Saccade does anyway
+is (`same_values`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+COMMANDS = frozenset({"serve", "worker", "gateway"})
+"""The commands that take flags of `vllm serve`."""
+
+
+class Support(StrEnum):
+    """What becomes of a flag."""
+
+    SERVED = "served as"
+    NO_EFFECT = "accepted without effect"
+    NOT_YET = "not yet"
+
+
+@dataclass(frozen=True)
+class VllmFlag:
+    """A flag of `vllm serve`, all its *names*, and a *sentence* that says what holds here.
+
+    *ours* is what a SERVED flag is called here. *same_values* are accepted without effect whatever *support* says.
+    """
+
+    names: tuple[str, ...]
+    support: Support
+    sentence: str
+    takes: Literal["nothing", "one", "many"] = "one"
+    same_values: tuple[str, ...] = ()
+    ours: str = ""
+
+
+def _served(name: str, sentence: str, ours: str = "", takes: Literal["nothing", "one", "many"] = "one") -> VllmFlag:
+    return VllmFlag((name,), Support.SERVED, sentence, takes, ours=ours or name)
+
+
+def _no_effect(names: str, sentence: str, takes: Literal["nothing", "one", "many"] = "nothing") -> VllmFlag:
+    return VllmFlag(tuple(names.split()), Support.NO_EFFECT, sentence, takes)
+
+
+def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing", "one", "many"] = "one") -> VllmFlag:
+    return VllmFlag(tuple(names.split()), Support.NOT_YET, sentence, takes, tuple(same.split()))
+
+
+SAME_NAME = "Same name, same meaning."
+ONE_DEVICE = "A model runs on one device."
+NO_GRAPHS = "Steps run eagerly: there are no CUDA graphs and no compiled models."
+OWN_SCHEDULER = (
+    "The scheduler has settings of its own: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
+)
+NO_TOOLS = "Requests with tools are refused."
+NO_LORA = "A model is served as its folder has it, without adapters."
+NO_TLS = "The gateway speaks plain HTTP; put a proxy that ends TLS in front of it."
+OWN_FILES = "The files of the model's folder are used as they are; change them there."
+SERVED = (
+    _served("--model", "Or without the flag, as the first argument: `saccade serve MODEL`."),
+    _served("--served-model-name", "One name or more; the first is the `model` of every answer.", takes="many"),
+    _served("--config", "A TOML file instead of a YAML one."),
+    _served("--host", SAME_NAME),
+    _served("--port", SAME_NAME),
+    _served(
+        "--api-key", "Repeat the flag for several keys. Every route but the health checks asks for one.", takes="many"
+    ),
+    _served("--allowed-origins", "None by default, where vLLM allows every origin."),
+    _served("--shutdown-timeout", SAME_NAME),
+    _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not read."),
+    _served("--max-num-seqs", SAME_NAME),
+    _served("--max-num-batched-tokens", SAME_NAME),
+    _served("--gpu-memory-utilization", SAME_NAME),
+    _served("--kv-cache-memory-bytes", "A whole number of bytes."),
+    _served("--num-gpu-blocks-override", "Use `--kv-cache-memory-bytes`.", "--kv-cache-memory-bytes"),
+    _served("--block-size", SAME_NAME),
+    _served("--enable-prefix-caching", "On by default; `--no-enable-prefix-caching` turns it off.", takes="nothing"),
+    _served("--dtype", "Auto is float32 on a CPU, and the checkpoint's own on a GPU."),
+    _served("--attention-backend", "Same name, other values: `saccade serve --help` lists them."),
+    _served(
+        "--trust-remote-code", "Accepted with a warning: code that ships with a model is never run.", takes="nothing"
+    ),
+    _served("--limit-mm-per-prompt", "JSON as in vLLM; pictures are the only kind of media."),
+    _served(
+        "--language-model-only", "Use `--limit-mm-per-prompt '{\"image\": 0}'`.", "--limit-mm-per-prompt", "nothing"
+    ),
+    _served("--mm-processor-cache-gb", "Prepared pictures are kept in shared memory."),
+    _served(
+        "--disable-mm-preprocessor-cache", "Use `--mm-processor-cache-gb 0`.", "--mm-processor-cache-gb", "nothing"
+    ),
+    _served("--allowed-media-domains", "Repeat the flag for several hosts.", takes="many"),
+    _served("--allowed-local-media-path", SAME_NAME),
+    _served("--uvicorn-log-level", "Use `--log-level`.", "--log-level"),
+    _served("--enable-log-requests", "Use `--log-level INFO`; prompts are never logged.", "--log-level", "nothing"),
+    _served("--revision", "Write it behind the hub id: `saccade serve MODEL@REVISION`.", "MODEL@REVISION"),
+    _served("--download-dir", "Set HF_HUB_CACHE in the environment.", "HF_HUB_CACHE"),
+    _served("--hf-token", "Set HF_TOKEN in the environment, where `ps` does not show it.", "HF_TOKEN"),
+    _served("--grpc", "`saccade worker MODEL` serves gRPC.", "saccade worker", "nothing"),
+)
+NO_EFFECT = (
+    _no_effect("--enforce-eager", NO_GRAPHS),
+    _no_effect("--max-seq-len-to-capture --max-cudagraph-capture-size", NO_GRAPHS, "one"),
+    _no_effect("--cudagraph-capture-sizes --cuda-graph-sizes", NO_GRAPHS, "many"),
+    _no_effect("--compilation-config -cc --optimization-level -O", NO_GRAPHS, "one"),
+    _no_effect("-O0 -O1 -O2 -O3", NO_GRAPHS),
+    _no_effect("--swap-space", "KV blocks are never moved to the host's memory.", "one"),
+    _no_effect("--enable-chunked-prefill", "Long prompts are always computed in chunks."),
+    _no_effect("--max-num-partial-prefills --max-long-partial-prefills", OWN_SCHEDULER, "one"),
+    _no_effect("--long-prefill-token-threshold --num-scheduler-steps --num-lookahead-slots", OWN_SCHEDULER, "one"),
+    _no_effect("--scheduler-delay-factor --preemption-mode", OWN_SCHEDULER, "one"),
+    _no_effect("--async-scheduling --use-v2-block-manager", OWN_SCHEDULER),
+    _no_effect("--disable-cascade-attn", "There is no cascade attention."),
+    _no_effect("--prefix-caching-hash-algo", "Blocks are named by BLAKE3 of their content.", "one"),
+    _no_effect("--distributed-executor-backend --mm-encoder-tp-mode", "A model runs on one device.", "one"),
+    _no_effect("--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "A model runs on one device."),
+    _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always processes of their own."),
+    _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
+    _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),
+    _no_effect("--code-revision", "Code that ships with a model is never run.", "one"),
+    _no_effect("--skip-mm-profiling", "Pictures are not profiled at start."),
+    _no_effect("--mm-processor-cache-type --mm-shm-cache-max-object-size-mb", "The cache is in shared memory.", "one"),
+    _no_effect(
+        "--disable-log-requests --no-enable-log-requests",
+        "`saccade serve` logs no requests unless `--log-level INFO` asks for it.",
+    ),
+    _no_effect("--disable-uvicorn-access-log", "There is no access log beside the log of requests."),
+    _no_effect("--disable-access-log-for-endpoints", "There is no access log beside the log of requests.", "one"),
+    _no_effect("--disable-log-stats --aggregate-engine-logging", "Statistics are in `/metrics`, not in the log."),
+    _no_effect("--max-log-len", "Prompts are never logged.", "one"),
+    _no_effect("--enable-request-id-headers", "Every answer has an `x-request-id`."),
+    _no_effect("--enable-prompt-tokens-details", "`usage` always has `prompt_tokens_details`."),
+    _no_effect("--h11-max-incomplete-event-size --h11-max-header-count", "A request's head may have 64 KiB.", "one"),
+)
+NOT_YET = (
+    _not_yet("--tensor-parallel-size -tp", ONE_DEVICE, "1"),
+    _not_yet("--pipeline-parallel-size -pp", ONE_DEVICE, "1"),
+    _not_yet("--data-parallel-size -dp", "Start one `saccade worker` per copy behind one `saccade gateway`.", "1"),
+    _not_yet("--enable-expert-parallel -ep", ONE_DEVICE, takes="nothing"),
+    _not_yet("--api-server-count -asc", "A gateway is one process; start more `saccade gateway` beside it.", "1"),
+    _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
+    _not_yet("--quantization -q", "Quantised weights are not served yet; use the model's bfloat16 release.", "none"),
+    _not_yet("--kv-cache-dtype", "The KV cache has the network's own number format.", "auto"),
+    _not_yet("--calculate-kv-scales", "The KV cache has the network's own number format.", takes="nothing"),
+    _not_yet("--cpu-offload-gb", "Weights are all on the device.", "0"),
+    _not_yet("--kv-offloading-size", "KV blocks are never moved to the host's memory."),
+    _not_yet("--load-format", "Weights are read from safetensors files only.", "auto safetensors"),
+    _not_yet("--tokenizer --tokenizer-revision", OWN_FILES),
+    _not_yet("--tokenizer-mode --config-format", OWN_FILES, "auto hf"),
+    _not_yet("--skip-tokenizer-init", OWN_FILES, takes="nothing"),
+    _not_yet("--hf-config-path --hf-overrides --rope-scaling --rope-theta", OWN_FILES),
+    _not_yet("--disable-sliding-window", OWN_FILES, takes="nothing"),
+    _not_yet("--generation-config", "The model's own generation_config.json gives the defaults of sampling.", "auto"),
+    _not_yet("--override-generation-config", "Send the sampling parameters with each request."),
+    _not_yet("--seed", "Send `seed` with each request whose answer must be drawn again."),
+    _not_yet("--max-logprobs", "A request may ask for 20 log probabilities a token.", "20"),
+    _not_yet("--logprobs-mode", "Log probabilities are those of the model, before temperature.", "raw_logprobs"),
+    _not_yet("--chat-template", "The model's own template is used; put yours into its folder as chat_template.jinja."),
+    _not_yet("--chat-template-content-format", "What the template takes is found out at start.", "auto"),
+    _not_yet("--trust-request-chat-template", "A template in a request is refused.", takes="nothing"),
+    _not_yet("--default-chat-template-kwargs", "Send `chat_template_kwargs` with each request."),
+    _not_yet("--response-role", "Answers have the role `assistant`.", "assistant"),
+    _not_yet("--enable-auto-tool-choice --exclude-tools-when-tool-choice-none", NO_TOOLS, takes="nothing"),
+    _not_yet("--tool-call-parser --tool-parser-plugin --tool-server", NO_TOOLS),
+    _not_yet(
+        "--reasoning-parser",
+        "Reasoning between `<think>` and `</think>` is found by the tokenizer's tokens; other forms are not.",
+        "qwen3 deepseek_r1 kimi_k2",
+    ),
+    _not_yet(
+        "--structured-outputs-config --guided-decoding-backend", "Answers are not held to a schema or grammar.", "auto"
+    ),
+    _not_yet("--speculative-config -sc", "A step computes one token of each answer."),
+    _not_yet("--scheduling-policy", "Requests have no priorities.", "fcfs"),
+    _not_yet("--stream-interval", "Each step's tokens are sent at once.", "1"),
+    _not_yet("--enable-lora --fully-sharded-loras", NO_LORA, takes="nothing"),
+    _not_yet("--lora-modules", NO_LORA, takes="many"),
+    _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
+    _not_yet("--mm-processor-kwargs", "Send `mm_processor_kwargs` with each request."),
+    _not_yet("--media-io-kwargs", "Pictures are decoded in one way only."),
+    _not_yet("--mm-encoder-attn-backend", "`--attention-backend` holds for the vision encoder too."),
+    _not_yet("--enable-mm-embeds", "Embeddings are not taken in place of pictures.", takes="nothing"),
+    _not_yet("--interleave-mm-strings", "Templates that take strings get pictures where they stand.", takes="nothing"),
+    _not_yet("--video-pruning-rate", "Videos are refused."),
+    _not_yet(
+        "--task --runner --convert",
+        "Saccade generates answers; it does not embed, score or classify.",
+        "auto generate none",
+    ),
+    _not_yet("--model-impl", "The networks are Saccade's own.", "auto"),
+    _not_yet("--kv-transfer-config --ec-transfer-config", "Prefill and decode are not split over workers yet."),
+    _not_yet("--kv-events-config", "Workers tell what their caches hold over gRPC: `KvEvents`."),
+    _not_yet("--uds", "The gateway listens on TCP; `saccade worker` takes `--uds`."),
+    _not_yet("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", NO_TLS),
+    _not_yet("--ssl-cert-reqs", NO_TLS, "0"),
+    _not_yet("--enable-ssl-refresh", NO_TLS, takes="nothing"),
+    _not_yet("--root-path", "Have the proxy in front strip the path.", takes="one"),
+    _not_yet("--middleware", "The gateway runs no code of others; put a proxy in front of it."),
+    _not_yet("--allow-credentials", "Web pages send the key in a header, not as a credential.", takes="nothing"),
+    _not_yet(
+        "--allowed-methods --allowed-headers", "Allowed origins may send GET and POST with any header.", '["*"] *'
+    ),
+    _not_yet(
+        "--disable-fastapi-docs", "`/openapi.json` is always there; with keys set it asks for one.", takes="nothing"
+    ),
+    _not_yet("--enable-force-include-usage", "Send `stream_options.include_usage` with the request.", takes="nothing"),
+    _not_yet("--return-tokens-as-token-ids", "Send `return_token_ids` with the request.", takes="nothing"),
+    _not_yet("--enable-log-outputs", "Answers are never logged.", takes="nothing"),
+    _not_yet("--log-config-file", "`--log-level` is the one setting of the log."),
+    _not_yet("--otlp-traces-endpoint --collect-detailed-traces", "Traces are not sent yet; `/metrics` has the stages."),
+    _not_yet(
+        "--enable-sleep-mode --tokens-only --enable-tokenizer-info-endpoint",
+        "There is no such endpoint.",
+        takes="nothing",
+    ),
+    _not_yet("--worker-cls --worker-extension-cls --additional-config", "Saccade runs no code of others."),
+)
+FLAGS = (*SERVED, *NO_EFFECT, *NOT_YET)
+SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line without what has no effect, and the names of what was taken out."""
+
+    kept: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+
+
+def find(name: str) -> VllmFlag | None:
+    """Return the flag of vLLM that is called *name* on a command line, or in a settings file without its dashes.
+
+    Like vLLM it takes `_` for `-`, `--flag.key` for a key of a JSON value, and `--no-flag` where a flag takes nothing.
+    """
+    dashed = name if name.startswith("-") else f"--{name}"
+    spelt = dashed.partition(".")[0].replace("_", "-")
+    switch = spelt.replace("--no-", "--", 1)
+    exact = (flag for flag in FLAGS if spelt in flag.names)
+    return next(exact, None) or next((flag for flag in SWITCHES if switch in flag.names), None)
+
+
+def take_out(arguments: Sequence[str]) -> Arguments:
+    """Split a command line of Saccade into what its parser must see and what has no effect."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return Arguments(list(arguments))
+    taken = Arguments()
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        name, equals, value = token.partition("=")
+        flag = find(name) if token.startswith("-") else None
+        if flag is None or flag.support is Support.SERVED:
+            taken.kept.append(token)
+            continue
+        values = [value] if equals else _values(flag, rest)
+        if _has_no_effect(flag, name, values):
+            taken.without_effect.append(name)
+            del rest[: 0 if equals else len(values)]
+        else:
+            taken.kept.append(token)
+    return taken
+
+
+def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:
+    """Return what belongs to *flag* at the head of *rest*."""
+    if flag.takes == "one":
+        return list(rest[:1])
+    following = next((place for place, token in enumerate(rest) if token.startswith("-")), len(rest))
+    return list(rest[:following]) if flag.takes == "many" else []
+
+
+def _has_no_effect(flag: VllmFlag, name: str, values: Sequence[str]) -> bool:
+    if flag.support is Support.NO_EFFECT:
+        return True
+    if flag.takes == "nothing":  # `--no-` and the name of what is not there
+        return name.replace("_", "-") not in flag.names
+    return bool(values) and all(value in flag.same_values for value in values)
+
+
+def explanation(name: str) -> str | None:
+    """Return what holds for a flag of vLLM that the command does not know; None where vLLM does not know it either."""
+    flag = find(name)
+    if flag is None:
+        return None
+    same = f" Accepted values: {', '.join(flag.same_values)}." if flag.same_values else ""
+    match flag.support:
+        case Support.NOT_YET:
+            return f"{name} is not served yet. {flag.sentence}{same}"
+        case Support.NO_EFFECT:
+            return f"{name} has no effect here. {flag.sentence}"
+        case _:
+            return f"{name} is no flag of this command. {flag.sentence}"

@@ -1,0 +1,43 @@
+"""What the terminal shows of a start."""
+
+import io
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from saccade.cli.screen import StartProgress, curl
+from saccade.protocol.local import EngineProgress
+
+PATH = {"PATH": os.environ["PATH"]}
+
+
+def test_count_is_shown_once_the_total_is_known() -> None:
+    shown = io.StringIO()
+    with StartProgress(Console(file=shown, force_terminal=True, width=100)) as progress:
+        progress.show(EngineProgress("warming up", 0, 0))
+        assert progress._bar is not None
+        progress._bar.refresh()
+        progress.show(EngineProgress("loading weights", 1, 3))
+        progress._bar.refresh()
+    assert "1/3" in shown.getvalue()
+    assert "/?" not in shown.getvalue()
+
+
+@pytest.mark.parametrize("model", ["tiny", 'it\'s "mine"'])
+@pytest.mark.parametrize("with_key", [False, True])
+def test_line_to_paste_is_one_request(model: str, with_key: bool, tmp_path: Path) -> None:
+    picture = tmp_path / "it's one.png"
+    picture.write_bytes(b"pixels")
+    line = curl("http://127.0.0.1:8000/v1", model, picture, with_key)
+    shell = ["bash", "-c", f"curl() {{ printf '%s\\0' \"$@\"; }}\n{line}"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=True, env={"SACCADE_API_KEY": "k", **PATH})
+    words = done.stdout.split("\0")
+    assert words[:3] == ["http://127.0.0.1:8000/v1/chat/completions", "-H", "Content-Type: application/json"]
+    assert ("Authorization: Bearer k" in words) is with_key
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == model
+    assert body["messages"][0]["content"][0]["image_url"]["url"] == "data:image/png;base64,cGl4ZWxz"

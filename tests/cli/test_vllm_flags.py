@@ -1,0 +1,114 @@
+"""What the command line makes of the flags of `vllm serve`."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
+from saccade.cli.main import run
+from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, take_out
+
+OURS = {
+    f"--{field.name.replace('_', '-')}"
+    for flags in (ServerFlags, EngineFlags, MediaFlags)
+    for field in dataclasses.fields(flags)
+} | {"--log-level", "--config", "--model", "--shutdown-timeout"}
+BY_SUPPORT = {support: [flag for flag in FLAGS if flag.support is support] for support in Support}
+
+
+def name_of(flag: VllmFlag) -> str:
+    return flag.names[0]
+
+
+def test_every_name_stands_once() -> None:
+    names = [name for flag in FLAGS for name in flag.names]
+    assert len(names) == len(set(names))
+    assert all(name.startswith("-") for name in names)
+    assert all(flag.sentence.endswith(".") for flag in FLAGS)
+
+
+@pytest.mark.parametrize("flag", BY_SUPPORT[Support.SERVED], ids=name_of)
+def test_what_is_served_is_a_flag_here(flag: VllmFlag) -> None:
+    """A flag of the same name is one of ours; for another, the sentence names what to use instead."""
+    if flag.ours in flag.names:
+        assert flag.ours in OURS
+    elif flag.ours.startswith("--"):
+        assert flag.ours in OURS
+        assert flag.ours in flag.sentence
+        assert not OURS & set(flag.names)
+
+
+@pytest.mark.parametrize("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.NOT_YET], ids=name_of)
+def test_what_is_not_served_is_no_flag_here(flag: VllmFlag) -> None:
+    assert not OURS & set(flag.names)
+
+
+@pytest.mark.parametrize("name", [name for flag in BY_SUPPORT[Support.NOT_YET] for name in flag.names])
+def test_flag_that_is_not_served_stops_the_start_with_its_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = find(name)
+    assert flag is not None
+    values = [] if flag.takes == "nothing" else ["other"]
+    assert run(["serve", name, *values]) == 2
+    shown = capsys.readouterr().err
+    assert flag.sentence in shown
+    assert "Did you mean" not in shown
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", BY_SUPPORT[Support.NO_EFFECT], ids=name_of)
+def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
+    values = {"nothing": [], "one": ["1"], "many": ["1", "2"]}[flag.takes]
+    for name in flag.names:
+        taken = take_out(["serve", "MODEL", name, *values, "--port", "81"])
+        assert (taken.kept, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["-tp", "1", "MODEL"], ["MODEL"]),
+        (["-tp=1"], []),
+        (["--tensor_parallel_size", "1"], []),
+        (["-tp", "2"], ["-tp", "2"]),
+        (["-tp=2"], ["-tp=2"]),
+        (["--tensor-parallel-size"], ["--tensor-parallel-size"]),
+        (["--load-format", "auto", "--load-format", "dummy"], ["--load-format", "dummy"]),
+        (["--no-enable-lora"], []),
+        (["--no-enable-log-requests", "--enable-log-requests"], ["--enable-log-requests"]),
+        (["--no-enable-prefix-caching"], ["--no-enable-prefix-caching"]),
+        (["--compilation-config.mode", "3", "-O.mode=3", "MODEL"], ["MODEL"]),
+        (["--speculative-config.method", "ngram"], ["--speculative-config.method", "ngram"]),
+        (["--enable-lora"], ["--enable-lora"]),
+        (["--lora-modules", "a", "b"], ["--lora-modules", "a", "b"]),
+        (["--swap-space=4", "MODEL"], ["MODEL"]),
+        (["--cudagraph-capture-sizes", "1", "2", "--port", "81"], ["--port", "81"]),
+        (["--port", "81", "--nonsense"], ["--port", "81", "--nonsense"]),
+    ],
+)
+def test_only_what_changes_nothing_is_taken_out(given: list[str], kept: list[str]) -> None:
+    assert take_out(["serve", *given]).kept == ["serve", *kept]
+
+
+def test_other_commands_take_no_flags_of_vllm() -> None:
+    assert take_out(["inspect", "--swap-space", "4"]).kept == ["inspect", "--swap-space", "4"]
+
+
+def test_flags_without_effect_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "/nowhere", "--swap-space", "4", "--enforce-eager", "-tp", "1"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "saccade: accepted without effect: --swap-space, --enforce-eager, -tp (docs/from-vllm.md says why)."
+    assert "/nowhere" in second
+
+
+def test_settings_file_gets_the_sentence_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "saccade.toml"
+    file.write_text("swap-space = 4\n")
+    assert run(["serve", "--config", str(file)]) == 2
+    assert "swap-space has no effect here." in capsys.readouterr().err
+
+
+def test_flag_that_vllm_does_not_have_gets_no_sentence() -> None:
+    assert explanation("--prot") is None

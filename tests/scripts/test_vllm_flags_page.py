@@ -1,0 +1,13 @@
+"""docs/from-vllm.md says what the declaration of vLLM's flags says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "vllm_flags.py"
+
+
+def test_page_is_what_the_declaration_says() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0

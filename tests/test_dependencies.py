@@ -1,0 +1,38 @@
+"""pyproject.toml and constraints.txt agree, and what Saccade depends on too closely has an upper bound."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])]
+PINNED = {
+    canonicalize_name(name): version
+    for name, _, version in (
+        line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
+}
+PLACES = {
+    "uvicorn": ("gateway/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
+    "numba": ("nn/kernels/words.py", "numba.extending"),  # the compiler's inside
+    "msgspec": ("gateway/body.py", "Expected `"),  # the text of its errors
+    "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit
+}
+"""What has an upper bound, and the file and the words that are the reason."""
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
+def test_pinned_version_satisfies_the_requirement(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(PINNED[canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_close_dependency_has_an_upper_bound_as_long_as_it_is_one(name: str) -> None:
+    file, words = PLACES[name]
+    assert words in (ROOT / "src" / "saccade" / file).read_text()
+    (requirement,) = (one for one in REQUIREMENTS if canonicalize_name(one.name) == name)
+    assert any(bound.operator in ("<", "<=", "==", "~=") for bound in requirement.specifier)
