@@ -297,7 +297,10 @@ async def test_close_answers_all_and_leaves_nothing(shared: MediaPool) -> None:
 
 GATEWAY = """
 import asyncio
+import logging
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.telemetry import configure_logging
+configure_logging(logging.WARNING)
 async def main():
     pool = MediaPool(MediaPoolConfig(num_processes=2))
     await pool.start()
