@@ -205,13 +205,13 @@ print(json.dumps(found))
     ("without", "holds", "denied"),
     [
         ("", {"no_new_privs", "landlock", "seccomp"}, {"socket", "connect", "file", "signal", "fork"}),
-        ("seccomp.restrict = lambda: False", {"no_new_privs", "landlock"}, {"connect", "file", "signal"}),
+        ("seccomp.restrict = lambda *_: False", {"no_new_privs", "landlock"}, {"connect", "file", "signal"}),
         (
-            "sandbox._landlock = lambda libc: False",
+            "sandbox._landlock = lambda *_: False",
             {"no_new_privs", "seccomp"},
             {"socket", "connect", "file", "signal", "fork"},
         ),
-        ("sandbox._landlock = lambda libc: False; seccomp.restrict = lambda: False", {"no_new_privs"}, set()),
+        ("sandbox._landlock = lambda *_: False; seccomp.restrict = lambda *_: False", {"no_new_privs"}, set()),
     ],
     ids=["all", "landlock", "seccomp", "neither"],
 )

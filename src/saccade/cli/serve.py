@@ -25,7 +25,7 @@ from saccade.cli.flags import (
     served_name,
 )
 from saccade.cli.screen import show_summary, warn_of_remote_code
-from saccade.gateway.served_model import ServedModel
+from saccade.gateway.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.child import ChildSpec
@@ -62,7 +62,7 @@ def serve(
     folder = resolve_model(str(bundled("model")) if model is None else model)
     name = served_name(model, folder, engine) if model is not None else engine.served_model_name or BUNDLED_NAME
     # The worker finds out about weights; what only the gateway reads would fail behind everybody's back.
-    ServedModel.from_files(name, read_model_files(folder), 0)
+    ModelProbe(name, read_model_files(folder)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"

@@ -9,6 +9,7 @@ through the descriptor that came with the job. So all that a job needs is import
 """
 
 import argparse
+import codecs
 import gc
 import io
 import os
@@ -157,6 +158,8 @@ def _preload() -> None:
     for name in models.families():
         models.load_pixels(name)
     # A library may load the rest of itself at its first use, which a confined process cannot.
+    for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):
+        codecs.lookup(codec)
     sample_rgb = np.zeros((8, 8, 3), np.uint8)
     resize(sample_rgb, 4, 4)
     resample(sample_rgb, 4, 4, Image.Resampling.BICUBIC)

@@ -10,7 +10,8 @@ import ctypes
 import os
 import resource
 import struct
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 
 from saccade.gateway import seccomp
 
@@ -39,7 +40,11 @@ MAX_OPEN_FILES = 16
 """Standard streams, the connection, one slot, and some to spare."""
 
 PR_SET_NO_NEW_PRIVS = 38
-LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_PATH_BENEATH = 1
+LANDLOCK_READ_RIGHTS = 1 << 2 | 1 << 3
+"""To read files, and to list folders."""
+
 LANDLOCK_VERSION_FLAG = 1
 LANDLOCK_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """From each ABI on: all rights over files that this ABI knows."""
@@ -57,10 +62,11 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
     return kept | ONE_THREAD
 
 
-def confine(memory_bytes: int) -> tuple[str, ...]:
-    """Confine this process for good; return which of MEASURES hold. Later imports and opened files fail.
+def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
+    """Confine this process for good; return which of MEASURES hold. Descriptors that are open stay usable.
 
-    *memory_bytes* is what it may take beyond what it has. Descriptors that are open stay usable.
+    *memory_bytes* is what it may take beyond what it has. Where it *may_import*, it may read the folders of Python's
+    modules, and without Landlock every file that its user may read; else it opens no file at all.
     """
     _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
@@ -70,12 +76,22 @@ def confine(memory_bytes: int) -> tuple[str, ...]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return ()
-    holds = {NO_NEW_PRIVILEGES: True, LANDLOCK: _landlock(libc), SECCOMP: seccomp.restrict()}
+    readable = _module_folders() if may_import else []
+    holds = {
+        NO_NEW_PRIVILEGES: True,
+        LANDLOCK: _landlock(libc, readable),
+        SECCOMP: seccomp.restrict(seccomp.OPENING if may_import else frozenset()),
+    }
     return tuple(measure for measure in MEASURES if holds[measure])
 
 
-def _landlock(libc: ctypes.CDLL) -> bool:
-    """Deny all that this kernel's Landlock knows; return whether it did."""
+def _module_folders() -> list[str]:
+    """Return where modules lie; the first entry of sys.path is only the folder that the program was started in."""
+    return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
+
+
+def _landlock(libc: ctypes.CDLL, readable: Iterable[str]) -> bool:
+    """Deny all that this kernel's Landlock knows, but reading below *readable*; return whether it did."""
     abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG)
     if abi < 1:
         return False
@@ -87,6 +103,11 @@ def _landlock(libc: ctypes.CDLL) -> bool:
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:
         return False
+    for folder in readable:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", LANDLOCK_READ_RIGHTS, descriptor)
+        libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_PATH_BENEATH, rule, 0)
+        os.close(descriptor)
     holds = libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
     return bool(holds)

@@ -58,6 +58,8 @@ REFUSED: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Name of the call: its number on x86_64, its number on aarch64."""
 
+OPENING = frozenset(("open", "openat", "openat2"))
+
 
 @dataclass(frozen=True)
 class _Architecture:
@@ -76,20 +78,24 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def restrict() -> bool:
-    """Put the filter on this process, for good; return whether the kernel took it. It needs no_new_privs."""
+def restrict(allowed: frozenset[str] = frozenset()) -> bool:
+    """Put the filter on this process, for good, without the calls *allowed*; return whether the kernel took it.
+
+    The process must have no_new_privs.
+    """
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
         return False
-    content = program(architecture)
+    content = program(architecture, allowed)
     given = _Program(len(content) // INSTRUCTION.size, content)
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0) == 0)
 
 
-def program(architecture: _Architecture) -> bytes:
-    """Return the BPF program for *architecture*: one comparison for each refused call."""
-    numbers = [entry[architecture.column] for entry in REFUSED.values() if entry[architecture.column] != ABSENT]
+def program(architecture: _Architecture, allowed: frozenset[str]) -> bytes:
+    """Return the BPF program for *architecture*: one comparison for each call that is refused and not *allowed*."""
+    listed = (entry[architecture.column] for name, entry in REFUSED.items() if name not in allowed)
+    numbers = [number for number in listed if number != ABSENT]
     comparisons = [(JUMP_IF_AT_LEAST, FIRST_X32_CALL), *((JUMP_IF_EQUAL, number) for number in numbers)]
     refuse = len(comparisons) + 1
     return b"".join(

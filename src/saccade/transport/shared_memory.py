@@ -1,9 +1,10 @@
 """Pixels between processes of one machine: pooled segments in /dev/shm.
 
 The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
-copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then the data.
-Every use of a slot has its own generation, written after the data, so a reader never takes another picture's pixels
-or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a crash left.
+copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes,
+then the data. Every use of a slot has its own generation, written after the data, so a reader never takes another
+picture's pixels or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a
+crash left.
 """
 
 import mmap
