@@ -269,7 +269,7 @@ async def test_start_says_what_confines_the_processes() -> None:
     assert {*line["by"], *line["missing"]} == set(MEASURES)
 
 
-def test_start_warns_where_nothing_confines_the_processes() -> None:
+async def test_start_warns_where_nothing_confines_the_processes() -> None:
     with structlog.testing.capture_logs() as lines:
         _log_confinement(())
     assert [line["log_level"] for line in lines] == ["warning"]

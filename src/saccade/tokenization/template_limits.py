@@ -24,7 +24,7 @@ import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 2.0
 """Processor time of one rendering. Templates of releases take a tenth of it for 10,000 messages."""
 
 MAX_VALUE_BYTES = 32 << 20
@@ -33,7 +33,7 @@ MAX_INTEGER_BITS = 1 << 16
 MAX_WIDTH = 1 << 16
 MAX_PRECISION = 300
 ELEMENT_BYTES = 64
-STEPS_BETWEEN_LOOKS = 16
+STEPS_BETWEEN_LOOKS = 32
 SHORT_CHARACTERS = 1 << 20
 
 _UNBOUNDED = ("urlize", "xmlattr", "pprint", "striptags")
@@ -49,6 +49,10 @@ _LAZY = frozenset(
 
 _WIDE_PRINTF = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*?(?:\*|\d{5})")
 _WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
+
+
+ITERATION, VALUE, SLICE = "count iteration", "count value", "count slice"
+"""Filters that only the meter uses: no template can write a name with a space."""
 
 
 class TooCostly(jinja2.TemplateError):
@@ -137,6 +141,8 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Put the meter around all filters; called once, when all are there."""
         for name, function in self.filters.items():
             self.filters[name] = self._metered(name, function)
+        counting = {ITERATION: self._count_iteration, VALUE: self._count_value, SLICE: self._count_slice}
+        self.filters.update(counting)
 
     def metered(self, render: Callable[[], Iterator[str]]) -> Iterator[str]:
         """Yield what *render* yields, with a new meter. Renderings of one thread may not overlap."""
@@ -148,20 +154,6 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """The meter of the rendering in this thread."""
         running: Meter = self._running.meter
         return running
-
-    def count_iteration(self, num_bytes: int) -> bool:
-        """Count one iteration of a loop whose body writes *num_bytes* of its own."""
-        self.meter.step(num_bytes)
-        return True
-
-    def count_value(self, value: Any) -> Any:
-        """Count a value that the template made and return it."""
-        return self.meter.made(value)
-
-    def count_slice(self, value: Any) -> Any:
-        """Count a slice, whose elements are not copied, and return it."""
-        self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
-        return value
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Do what an operator does, unless it would make too much."""
@@ -192,6 +184,20 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.meter.step()
         return super().call_test(name, *args, **kwargs)
 
+    def _count_iteration(self, num_bytes: int) -> bool:
+        """Count one iteration of a loop whose body writes *num_bytes* of its own."""
+        self.meter.step(num_bytes)
+        return True
+
+    def _count_value(self, value: Any) -> Any:
+        """Count a value that the template made and return it."""
+        return self.meter.made(value)
+
+    def _count_slice(self, value: Any) -> Any:
+        """Count a slice, whose elements are not copied, and return it."""
+        self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
+        return value
+
     @jinja2.pass_context
     def _finalized(self, context: jinja2.runtime.Context, value: Any) -> Any:
         return self.meter.made(value)
@@ -221,28 +227,26 @@ def meter_tree(tree: jinja2.nodes.Template) -> None:
 
 
 class _Metering(jinja2.visitor.NodeTransformer):
-    """Adds calls of the environment's count_ methods."""
+    """Adds the filters that count."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         num_bytes = _written_bytes(node.body)
         self.generic_visit(node)
-        step = _counted("count_iteration", jinja2.nodes.Const(num_bytes, lineno=node.lineno))
+        step = _counted(ITERATION, jinja2.nodes.Const(num_bytes, lineno=node.lineno))
         node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
         if node.test is not None:
-            looked_at = _counted("count_iteration", jinja2.nodes.Const(0, lineno=node.lineno))
+            looked_at = _counted(ITERATION, jinja2.nodes.Const(0, lineno=node.lineno))
             node.test = jinja2.nodes.And(looked_at, node.test, lineno=node.lineno)
         return node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         self.generic_visit(node)
-        node.nodes = [
-            part if isinstance(part, jinja2.nodes.Const) else _counted("count_value", part) for part in node.nodes
-        ]
-        return _counted("count_value", node)
+        node.nodes = [part if isinstance(part, jinja2.nodes.Const) else _counted(VALUE, part) for part in node.nodes]
+        return _counted(VALUE, node)
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
         self.generic_visit(node)
-        return _counted("count_slice", node) if isinstance(node.arg, jinja2.nodes.Slice) else node
+        return _counted(SLICE, node) if isinstance(node.arg, jinja2.nodes.Slice) else node
 
     def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:
         return self._literal(node)
@@ -256,12 +260,11 @@ class _Metering(jinja2.visitor.NodeTransformer):
     def _literal(self, node: jinja2.nodes.Literal) -> jinja2.nodes.Node:
         self.generic_visit(node)
         is_constant = next(node.find_all((jinja2.nodes.Name, jinja2.nodes.Call, jinja2.nodes.Filter)), None) is None
-        return node if is_constant else _counted("count_value", node)
+        return node if is_constant else _counted(VALUE, node)
 
 
-def _counted(method: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Call:
-    attribute = jinja2.nodes.EnvironmentAttribute(method, lineno=node.lineno)
-    return jinja2.nodes.Call(attribute, [node], [], None, None, lineno=node.lineno)
+def _counted(name: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _written_bytes(body: list[jinja2.nodes.Node]) -> int:
