@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +68,11 @@ def test_a_file_that_fails_is_named(sound: ModelFiles, contents: dict[str, bytes
 def test_a_tokenizer_that_unfolds_ends_the_child_alone(sound: ModelFiles) -> None:
     unfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     tokenizer = normalised(sound, unfold, unfold, unfold)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with pytest.raises(StartupError, match=r"tokenizer\.json.*more than 512 MiB of memory"):
         ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert after <= max(before, 1 << 20)  # in KiB
 
 
 def test_a_tokenizer_without_end_is_stopped(sound: ModelFiles) -> None:
