@@ -1,10 +1,12 @@
 """The pool of decode processes: good pictures, bad ones, and processes that die."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import attacks
@@ -13,9 +15,11 @@ import pictures
 import psutil
 import pytest
 import pytest_asyncio
+import structlog
 
 from saccade.errors import DeadlineExceeded, Draining, ImageTooLarge, InternalError, InvalidImage, RequestError
-from saccade.gateway.media_pool import MediaPool, MediaPoolConfig, PreparedPicture
+from saccade.gateway.media_pool import MediaPool, MediaPoolConfig, PreparedPicture, _log_confinement
+from saccade.gateway.sandbox import MEASURES
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits, read_header
 from saccade.models import load_layout, load_pixels
@@ -91,6 +95,15 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_patches_lie_in_the_slot(pool: MediaPool, name: str) -> None:  # A7
     avif = {"avif": pictures.turned(6, "AVIF")}
     await _check(pool, (pictures.corpus() | avif)[name])
+
+
+async def test_descriptors_of_slots_are_given_back(pool: MediaPool) -> None:
+    await _check(pool)
+    before = set(os.listdir("/proc/self/fd"))
+    for encoded in (JPEG, JPEG[:60], JPEG[: len(JPEG) // 2]):
+        with contextlib.suppress(RequestError):
+            await _check(pool, encoded)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 async def test_many_at_once(pool: MediaPool) -> None:
@@ -232,6 +245,36 @@ async def test_without_shared_memory_patches_come_inline() -> None:
         await pool.close()
 
 
+async def test_processes_start_and_end_while_the_loops_own_threads_are_busy() -> None:
+    loop, done = asyncio.get_running_loop(), threading.Event()
+    busy = [loop.run_in_executor(None, done.wait) for _ in range(2 * (os.cpu_count() or 1) + 32)]
+    pool = MediaPool(MediaPoolConfig(num_processes=1))
+    try:
+        async with asyncio.timeout(60):
+            await pool.start()
+            await _check(pool)
+            await pool.close()
+    finally:
+        done.set()
+        await asyncio.gather(*busy)
+
+
+async def test_start_says_what_confines_the_processes() -> None:
+    pool = MediaPool(MediaPoolConfig(num_processes=1))
+    with structlog.testing.capture_logs() as lines:
+        await pool.start()
+    await pool.close()
+    (line,) = lines
+    assert line["log_level"] == "info"
+    assert {*line["by"], *line["missing"]} == set(MEASURES)
+
+
+async def test_start_warns_where_nothing_confines_the_processes() -> None:
+    with structlog.testing.capture_logs() as lines:
+        _log_confinement(())
+    assert [line["log_level"] for line in lines] == ["warning"]
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def narrow() -> AsyncIterator[MediaPool]:
     """A pool whose limits are easily reached."""
@@ -297,7 +340,10 @@ async def test_close_answers_all_and_leaves_nothing(shared: MediaPool) -> None:
 
 GATEWAY = """
 import asyncio
+import logging
 from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.telemetry import configure_logging
+configure_logging(logging.WARNING)
 async def main():
     pool = MediaPool(MediaPoolConfig(num_processes=2))
     await pool.start()

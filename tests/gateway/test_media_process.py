@@ -1,22 +1,27 @@
 """The fork server by itself, and what a decode process takes."""
 
 import asyncio
+import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pictures
 import pytest
 from PIL import Image
 
+from saccade import models
 from saccade.gateway.media_job import PictureAnswer, PictureJob
 from saccade.gateway.media_server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
-from saccade.models import load_layout
-from saccade.transport.shared_memory import SlotPool
+from saccade.models import files, load_layout
+from saccade.models.family import Layout
+from saccade.protocol.media import PictureLayout
+from saccade.transport.shared_memory import SlotPool, open_descriptor
 
 FAMILY = "qwen3_vl"
 LAYOUT = load_layout(FAMILY)(
@@ -98,19 +103,28 @@ def peak_bytes(process: DecodeProcess) -> int:
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10
 
 
-def decoded(server: DecodeServer, encoded: bytes) -> tuple[PictureAnswer, int]:
+def decoded(
+    server: DecodeServer, encoded: bytes, family: str = FAMILY, layout_of: Layout = LAYOUT, dtype: str = "uint8"
+) -> tuple[PictureAnswer, int]:
     """Return the answer of a new process for *encoded*, and the memory it took for it at most."""
 
+    def layout(picture: bytes) -> PictureLayout:
+        made = layout_of.picture(*read_header(picture).upright, layout_of.settings)
+        return made if dtype == "uint8" else layout_of.foreign(made, dtype)
+
     async def ask() -> tuple[PictureAnswer, int]:
-        process, slots = server.fork(), SlotPool(256 << 20)
+        process, slots = server.fork(), SlotPool(1 << 30)
         try:
             for picture in (pictures.encode(pictures.picture(64, 64), "JPEG"), encoded):
-                layout = LAYOUT.picture(*read_header(picture).upright, LAYOUT.settings)
-                slot = slots.acquire(layout.num_pixel_bytes)
+                expected = layout(picture)
+                slot = slots.acquire(expected.num_pixel_bytes)
                 assert slot is not None
                 before = peak_bytes(process)
-                job = PictureJob(picture, FAMILY, dict(LAYOUT.settings), layout, PictureLimits(), slot.ref)
-                answer = await asyncio.wait_for(process.exchange(job), 120)
+                job = PictureJob(picture, family, dict(layout_of.settings), expected, PictureLimits(), slot.ref)
+                descriptor = open_descriptor(slot.ref)
+                answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
+                os.close(descriptor)
+                assert answer.inline is None
             return answer, peak_bytes(process) - before
         finally:
             process.kill()
@@ -135,3 +149,57 @@ def test_the_largest_accepted_picture_fits_a_process(server: DecodeServer, kind:
     assert answer.failure is None
     assert peak < read_header(encoded).decoded_bytes + 3 * len(encoded) + NOISE_BYTES
     assert peak < MEMORY_BYTES
+
+
+SIZES = {"square": (7071, 7071), "wide": (32_768, 1525), "tall": (1525, 32_768)}
+"""The pixel limit and the side limit."""
+
+FAMILIES = {
+    "qwen2_vl": "qwen2_vl", "qwen3_vl": "qwen3_vl", "qwen3_5": "qwen3_5", "kimi_k25": "kimi_k25", "phi3_v": "phi3_v",
+    "llava": "llava_next",
+}  # fmt: skip
+"""Every family, and a release of it."""
+
+
+@cache
+def at_the_limit(shape: str) -> bytes:
+    slope = Image.linear_gradient("L").resize(SIZES[shape])
+    return pictures.encode(Image.merge("RGB", [slope] * 3), "JPEG", quality=30)
+
+
+def check_peak(server: DecodeServer, folder: Path, family: str, shape: str, dtype: str) -> None:
+    """Beyond the slot itself, a picture takes what its header's estimate says, whatever the family does with it."""
+    given = files.read_model_files(folder)
+    config = files.parse_json(given, files.CONFIG)
+    assert models.family_of(config) == family
+    layout = load_layout(family)(config, files.image_processor(given, models.families()[family]))
+    encoded = at_the_limit(shape)
+    header = read_header(encoded)
+    expected = layout.picture(*header.upright, layout.settings)
+    expected = expected if dtype == "uint8" else layout.foreign(expected, dtype)
+    answer, peak = decoded(server, encoded, family, layout, dtype)
+    assert answer.failure is None
+    assert peak < header.decoded_bytes + expected.num_pixel_bytes + NOISE_BYTES
+    assert peak < MEMORY_BYTES
+
+
+def test_every_family_is_measured() -> None:  # A12
+    assert set(FAMILIES) == set(models.families())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_takes_no_more_than_the_budget_was_told(
+    server: DecodeServer, family: str, checkpoint: Callable[[str], Path]
+) -> None:  # A12
+    check_peak(server, checkpoint(FAMILIES[family]), family, "square", "uint8")
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_form_of_a_family_takes_no_more(
+    server: DecodeServer, family: str, shape: str, dtype: str, checkpoint: Callable[[str], Path]
+) -> None:  # A12
+    if dtype == "uint8" or models.families()[family].foreign_grid is not None:
+        check_peak(server, checkpoint(FAMILIES[family]), family, shape, dtype)

@@ -20,7 +20,7 @@ from saccade.cli.flags import (
 )
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.served_model import ServedModel
+from saccade.gateway.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
@@ -98,5 +98,5 @@ def _given(model: str) -> tuple[str, ModelFiles]:
     folder = resolve_model(source, weights=False)
     name = name or default_name(source, folder)
     files = read_model_files(folder)
-    ServedModel.from_files(name, files, 0)
+    ModelProbe(name, files).run()
     return name, files

@@ -27,7 +27,7 @@ from saccade.cli.flags import (
 )
 from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.errors import StartupError
-from saccade.gateway.served_model import ServedModel
+from saccade.gateway.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.child import ChildSpec
@@ -65,7 +65,7 @@ def serve(
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker finds out about weights; what only the gateway reads would fail behind everybody's back.
-    ServedModel.from_files(names[0], read_model_files(folder), 0)
+    ModelProbe(names[0], read_model_files(folder)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import structlog
 
 from saccade.errors import StartupError, WorkerUnavailable
+from saccade.gateway.model_probe import ModelProbe
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.workers import Fleet, Model
 from saccade.protocol.description import Description, ModelFiles
@@ -61,6 +62,7 @@ class Catalogue:
     async def _build(self, description: Description) -> None:
         try:
             files = self._given.get(description.model, description.files)
+            await _try_in_child(description.model, files)
             served = await asyncio.to_thread(
                 ServedModel.from_files, description.model, files, description.max_model_len
             )
@@ -77,3 +79,12 @@ class Catalogue:
                 # milliseconds and holds up every request.
                 gc.collect()
                 gc.freeze()
+
+
+async def _try_in_child(name: str, files: ModelFiles) -> None:
+    """Load the files in a limited child. Raises StartupError where they fail there."""
+    probe = ModelProbe(name, files)
+    try:
+        await asyncio.to_thread(probe.run)
+    finally:
+        probe.stop()

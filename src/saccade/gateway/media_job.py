@@ -1,4 +1,8 @@
-"""What the gateway and a decode process say to one another: one job, one answer, each a length and a msgpack struct."""
+"""What the gateway and a decode process say to one another: one job, one answer, each a length and a msgpack struct.
+
+The first bytes of a job carry the descriptor of its slot. Before its first job a decode process says which measures of
+its confinement hold.
+"""
 
 import struct
 from typing import Any
@@ -19,6 +23,8 @@ PID = struct.Struct("<i")
 
 class PictureJob(msgspec.Struct, frozen=True, array_like=True):
     """Decode *encoded* and leave the patches of *layout* in *slot*, or send them back where there is none.
+
+    The slot's descriptor comes along; its name only serves in messages.
 
     *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is for the upright picture.
     """
@@ -47,7 +53,13 @@ class PictureAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
     failure: Failure | None = None
 
 
-def frame(message: PictureJob | PictureAnswer) -> tuple[bytes, bytes]:
+class Confinement(msgspec.Struct, frozen=True, array_like=True):
+    """What a decode process says first: those of sandbox.MEASURES that hold."""
+
+    holds: tuple[str, ...]
+
+
+def frame(message: PictureJob | PictureAnswer | Confinement) -> tuple[bytes, bytes]:
     """Return *message* as it goes over the socket: its length, then itself; joining them would copy the picture."""
     payload = msgspec.msgpack.encode(message)
     return len(payload).to_bytes(PREFIX_BYTES, "little"), payload

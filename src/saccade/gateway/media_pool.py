@@ -9,10 +9,12 @@ dies, for which the picture may have no guilt: it gets a second process, and a p
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from saccade.errors import (
     DeadlineExceeded,
@@ -26,10 +28,14 @@ from saccade.errors import (
 from saccade.gateway.media_job import PictureAnswer, PictureJob, StageSeconds
 from saccade.gateway.media_queue import MediaQueue
 from saccade.gateway.media_server import DecodeProcess, DecodeServer
+from saccade.gateway.sandbox import MEASURES
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import PictureLayout, SlotRef
 from saccade.transport.framing import UNREADABLE
-from saccade.transport.shared_memory import Slot, SlotPool, exists, sweep
+from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, open_descriptor, sweep
+
+_logger = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 RETRY_SECONDS = 1.0
 MAX_ATTEMPTS = 8
@@ -82,6 +88,8 @@ class MediaPool:
         self._processes: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        # Threads of its own: the loop's are busy where long texts are tokenised.
+        self._threads = ThreadPoolExecutor(config.num_processes + 1, "decode-processes")
         self.num_replaced = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
         """Asked to free so many bytes of slots when there is no room; tells whether it freed any."""
@@ -114,9 +122,12 @@ class MediaPool:
     async def start(self) -> None:
         """Remove segments of dead owners and start the processes. Raises StartupError."""
         sweep()
-        await asyncio.to_thread(self._server.start)
+        await self._in_thread(self._server.start)
         for _ in range(self._config.num_processes):
             await self._add_process()
+        for process in self._processes:
+            _log_confinement(process.measures)
+            break
 
     async def picture(
         self, encoded: bytes, family: str, settings: Mapping[str, Any], layout: PictureLayout
@@ -176,7 +187,9 @@ class MediaPool:
             self._slots.release(name, reusable=reusable)
 
     async def close(self) -> None:
-        """End all processes, answer what runs and waits with Draining, and unlink every segment."""
+        """End all processes, answer what runs and waits with Draining, and unlink every segment. Again is no error."""
+        if self._closing:
+            return
         self._closing = True
         self._queue.refuse(_draining())
         # Before the server, which reaps them; whoever waits for one sees its end.
@@ -184,10 +197,14 @@ class MediaPool:
             process.terminate()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(asyncio.to_thread(process.kill) for process in self._processes))
+        await asyncio.gather(*(self._in_thread(process.kill) for process in self._processes))
         self._processes.clear()
-        await asyncio.to_thread(self._server.stop)
+        await self._in_thread(self._server.stop)
+        self._threads.shutdown(wait=False)
         self._slots.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -198,10 +215,11 @@ class MediaPool:
     async def _run(self, process: DecodeProcess, nbytes: int, job: PictureJob, waited: float) -> PreparedPicture:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
+        descriptor = _opened(ref)
         survivor: DecodeProcess | None = None
         filled = False
         try:
-            answer = await self._ask(process, msgspec.structs.replace(job, slot=ref))
+            answer = await self._ask(process, msgspec.structs.replace(job, slot=ref), descriptor)
             survivor = process
             if answer.failure:
                 raise from_code(answer.failure.code, answer.failure.message)
@@ -209,6 +227,8 @@ class MediaPool:
             num_bytes = job.layout.num_pixel_bytes
             return PreparedPicture(ref if filled else None, answer.inline, num_bytes, answer.seconds, waited)
         finally:
+            if descriptor is not None:
+                os.close(descriptor)
             if ref and not filled:
                 self._slots.release(ref.name)
             self._queue.leave(nbytes, survivor)
@@ -219,19 +239,19 @@ class MediaPool:
             slot = self._slots.acquire(num_bytes)
         return slot
 
-    async def _ask(self, process: DecodeProcess, job: PictureJob) -> PictureAnswer:
+    async def _ask(self, process: DecodeProcess, job: PictureJob, slot: int | None) -> PictureAnswer:
         """Return the answer of *process*; a process that gives none is gone when this raises."""
         error: SaccadeError | ProcessDied
         limit = self._config.time_limit_seconds
         try:
             async with asyncio.timeout(limit):
-                return await process.exchange(job)
+                return await process.exchange(job, slot)
         except TimeoutError:
             error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
         except (OSError, *UNREADABLE):
             error = ProcessDied()
         # Its slot may be used again only when it can write no more.
-        await asyncio.to_thread(process.kill)
+        await self._in_thread(process.kill)
         if isinstance(error, ProcessDied):
             error.with_server = process.life != self._server.life
         if self._closing:
@@ -245,7 +265,7 @@ class MediaPool:
 
     async def _replace(self, process: DecodeProcess) -> None:
         self.num_replaced += 1
-        await asyncio.to_thread(process.kill)
+        await self._in_thread(process.kill)
         while not self._closing:
             try:
                 await self._add_process()
@@ -255,7 +275,7 @@ class MediaPool:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _add_process(self) -> None:
-        process = await asyncio.to_thread(self._server.fork)
+        process = await self._in_thread(self._server.fork)
         self._processes.add(process)
         self._queue.add(process)
 
@@ -263,6 +283,24 @@ class MediaPool:
         """Free the slot of a picture that nobody waits for any more."""
         if not task.cancelled() and task.exception() is None and (ref := task.result().slot):
             self._slots.release(ref.name)
+
+
+def _opened(ref: SlotRef | None) -> int | None:
+    """Return a descriptor of the slot; None where there is no slot, or none any more: pixels come inline then."""
+    if ref is None:
+        return None
+    try:
+        return open_descriptor(ref)
+    except SlotError:
+        return None
+
+
+def _log_confinement(measures: tuple[str, ...]) -> None:
+    missing = [measure for measure in MEASURES if measure not in measures]
+    if measures:
+        _logger.info("decode processes are confined", by=list(measures), missing=missing)
+    else:
+        _logger.warning("decode processes are confined by limits only; the kernel or container allows no more")
 
 
 def _draining() -> Draining:

@@ -3,13 +3,16 @@
 `python -m saccade.gateway.media_process --fd N --memory-bytes M` is the fork server: it imports everything once, stays
 single-threaded, and forks a decode process for each socket that it gets over descriptor N. It answers with the
 process's id and pidfd, and ends, with all its children, when the gateway closes its end.
+
+A decode process confines itself before its first job: it then opens no file and no socket, and reaches a slot only
+through the descriptor that came with the job. So all that a job needs is imported, and used once, by the fork server.
 """
 
 import argparse
+import codecs
 import gc
 import io
 import os
-import resource
 import signal
 import socket
 import time
@@ -22,13 +25,25 @@ from PIL import AvifImagePlugin, Image
 
 from saccade import models
 from saccade.errors import ImageTooLarge, SaccadeError, StartupError
-from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, PictureJob, StageSeconds, frame
+from saccade.gateway.media_job import (
+    PID,
+    PREFIX_BYTES,
+    READY,
+    Confinement,
+    PictureAnswer,
+    PictureJob,
+    StageSeconds,
+    frame,
+)
+from saccade.gateway.sandbox import confine
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
+from saccade.media.resample import resample
+from saccade.media.resize import resize
 from saccade.protocol.media import NUMPY_DTYPE, PictureLayout
 from saccade.protocol.output import Failure
 from saccade.transport.lifeline import tie_to_parent
-from saccade.transport.shared_memory import SlotError, open_slot
+from saccade.transport.shared_memory import SlotError, write_slot
 
 NICENESS = 5
 """Behind the gateway's event loop, and behind a network on the CPU; but a quarter of a core where all are busy.
@@ -73,34 +88,35 @@ def fork_server(control: socket.socket) -> socket.socket | None:
 def decode_process(connection: socket.socket, memory_bytes: int) -> None:
     """Do one job after another until the gateway closes *connection*; *memory_bytes* is what jobs may take."""
     os.nice(NICENESS)
-    limit = _address_space_bytes() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     decoder = msgspec.msgpack.Decoder(PictureJob)
+    _send(connection, Confinement(confine(memory_bytes)))
     while True:
-        prefix = _receive(connection, PREFIX_BYTES)
-        if len(prefix) < PREFIX_BYTES:
-            return
-        job = decoder.decode(_receive(connection, int.from_bytes(prefix, "little")))
-        length, payload = frame(answer(job))
-        if len(payload) < SMALL_BYTES:
-            connection.sendall(length + payload)
-        else:
-            connection.sendall(length)
-            connection.sendall(payload)
+        prefix, slots = _receive_with_slot(connection)
+        try:
+            if len(prefix) < PREFIX_BYTES:
+                return
+            job = decoder.decode(_receive(connection, int.from_bytes(prefix, "little")))
+            answered = answer(job, slots[0] if slots else None)
+        finally:
+            for descriptor in slots:
+                os.close(descriptor)
+        _send(connection, answered)
 
 
-def answer(job: PictureJob) -> PictureAnswer:
-    """Return what came of *job*. A fault that nobody foresaw ends the process, and the gateway replaces it."""
+def answer(job: PictureJob, slot: int | None) -> PictureAnswer:
+    """Return what came of *job*, *slot* being the descriptor that came with it.
+
+    A fault that nobody foresaw ends the process, and the gateway replaces it.
+    """
     try:
-        return _prepare(job)
+        return _prepare(job, slot)
     except SaccadeError as error:
         return PictureAnswer(failure=Failure(error.code, error.message))
     except MemoryError:
         return PictureAnswer(failure=Failure(ImageTooLarge.code, "The picture takes more memory than one may use."))
 
 
-def _prepare(job: PictureJob) -> PictureAnswer:
+def _prepare(job: PictureJob, slot: int | None) -> PictureAnswer:
     began = time.perf_counter()
     picture = decode(job.encoded, job.limits)
     decoded = time.perf_counter()
@@ -114,9 +130,9 @@ def _prepare(job: PictureJob) -> PictureAnswer:
 
     inline = None
     try:
-        if job.slot is None:
+        if job.slot is None or slot is None:
             raise SlotError("no slot was given")
-        with open_slot(job.slot) as target:
+        with write_slot(slot, job.slot) as target:
             preprocess = write(target)
     except SlotError:
         # Without shared memory the request is slower, not lost.
@@ -141,6 +157,12 @@ def _preload() -> None:
         decode(sample.getvalue(), PictureLimits())
     for name in models.families():
         models.load_pixels(name)
+    # A library may load the rest of itself at its first use, which a confined process cannot.
+    for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):
+        codecs.lookup(codec)
+    sample_rgb = np.zeros((8, 8, 3), np.uint8)
+    resize(sample_rgb, 4, 4)
+    resample(sample_rgb, 4, 4, Image.Resampling.BICUBIC)
     if len(os.listdir("/proc/self/task")) > 1:
         raise StartupError("The decode server must have one thread only; set OMP_NUM_THREADS=1 in its environment.")
     # Children share these pages as long as the collector leaves them alone.
@@ -154,9 +176,21 @@ def _die_with(parent: int) -> None:
         raise SystemExit
 
 
-def _address_space_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+def _send(connection: socket.socket, message: PictureAnswer | Confinement) -> None:
+    length, payload = frame(message)
+    if len(payload) < SMALL_BYTES:
+        connection.sendall(length + payload)
+    else:
+        connection.sendall(length)
+        connection.sendall(payload)
+
+
+def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the length that a job begins with, shorter where the gateway is gone, and the descriptor of its slot."""
+    prefix, descriptors, _, _ = socket.recv_fds(connection, PREFIX_BYTES, 1)
+    if 0 < len(prefix) < PREFIX_BYTES:
+        prefix += _receive(connection, PREFIX_BYTES - len(prefix))
+    return prefix, descriptors
 
 
 def _receive(connection: socket.socket, length: int) -> bytearray:

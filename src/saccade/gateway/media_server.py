@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,19 +14,18 @@ import threading
 import msgspec
 
 from saccade.errors import StartupError
-from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, PictureAnswer, PictureJob, frame
+from saccade.gateway import sandbox
+from saccade.gateway.media_job import PID, PREFIX_BYTES, READY, Confinement, PictureAnswer, PictureJob, frame
 
 PROGRAM = "saccade.gateway.media_process"
 START_SECONDS = 60.0
 FORK_SECONDS = 10.0
 END_SECONDS = 5.0
 SEND_BUFFER_BYTES = 1 << 20
+MAX_WORDS_BYTES = 64 << 10
+"""What an answer may have beside pixels: the gateway does not believe a decode process about lengths."""
+
 ENVIRONMENT = {
-    # A fork must not inherit threads, and pixels are made on the CPU.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
     # Buffers of ordinary pictures are kept for the next one: fresh pages would double the time of a decode.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
@@ -33,12 +33,18 @@ ENVIRONMENT = {
 
 
 class DecodeProcess:
-    """One decode process: one job at a time. *life* is that of the server that forked it."""
+    """One decode process: one job at a time. *life* is that of the server that forked it.
 
-    def __init__(self, pid: int, pidfd: int, connection: socket.socket, life: int) -> None:
+    *measures* are those of sandbox.MEASURES that confine it.
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int, connection: socket.socket, life: int, measures: tuple[str, ...] = ()
+    ) -> None:
         connection.setblocking(False)
         self.pid = pid
         self.life = life
+        self.measures = measures
         self._pidfd = pidfd
         self._connection = connection
 
@@ -47,12 +53,20 @@ class DecodeProcess:
         """Whether it can still take a job."""
         return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
 
-    async def exchange(self, job: PictureJob) -> PictureAnswer:
-        """Send one job and return its answer. Raises OSError where the process died."""
-        await self._send(frame(job))
+    async def exchange(self, job: PictureJob, slot: int | None = None) -> PictureAnswer:
+        """Send one job and return its answer; *slot* is a descriptor of job.slot, which the process gets with it.
+
+        *slot* is the caller's again once the job is sent. Raises OSError where the process died.
+        """
+        await self._send(frame(job), slot)
         prefix = await self._receive(PREFIX_BYTES)
-        payload = await self._receive(int.from_bytes(prefix, "little"))
-        return msgspec.msgpack.decode(payload, type=PictureAnswer)
+        length = int.from_bytes(prefix, "little")
+        if length > job.layout.num_pixel_bytes + MAX_WORDS_BYTES:
+            raise ConnectionResetError
+        answer = msgspec.msgpack.decode(await self._receive(length), type=PictureAnswer)
+        if answer.inline is not None and len(answer.inline) != job.layout.num_pixel_bytes:
+            raise ConnectionResetError
+        return answer
 
     def terminate(self) -> None:
         """End it at once; a pidfd never names another process, even when the id is used again."""
@@ -70,12 +84,12 @@ class DecodeProcess:
         os.close(pidfd)
         self._connection.close()
 
-    async def _send(self, pieces: tuple[bytes, bytes]) -> None:
-        # In one call where they fit: sent one by one, they would wake the process twice.
-        try:
-            sent = self._connection.sendmsg(pieces)
-        except BlockingIOError:
-            sent = 0
+    async def _send(self, pieces: tuple[bytes, bytes], descriptor: int | None) -> None:
+        # In one call where they fit: sent one by one, they would wake the process twice. The process has read all of
+        # its last job, so the call takes some bytes at least, and the descriptor goes with them.
+        rights = struct.pack("=i", descriptor) if descriptor is not None else b""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+        sent = self._connection.sendmsg(pieces, ancillary)
         for piece in pieces:
             if sent < len(piece):
                 await asyncio.get_running_loop().sock_sendall(self._connection, memoryview(piece)[sent:])
@@ -98,6 +112,15 @@ def _ended(pidfd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def _confinement(connection: socket.socket) -> tuple[str, ...]:
+    """Return what a new decode process says first. Raises OSError where it does not get so far."""
+    length = int.from_bytes(connection.recv(PREFIX_BYTES, socket.MSG_WAITALL), "little")
+    try:
+        return msgspec.msgpack.decode(connection.recv(length, socket.MSG_WAITALL), type=Confinement).holds
+    except msgspec.DecodeError:
+        raise ConnectionResetError from None
 
 
 class DecodeServer:
@@ -152,7 +175,7 @@ class DecodeServer:
                 [sys.executable, "-m", PROGRAM, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT},
+                env=sandbox.environment(os.environ) | ENVIRONMENT,
             )
         self._control = ours
         ours.settimeout(START_SECONDS)
@@ -181,7 +204,14 @@ class DecodeServer:
             ours.close()
             raise
         (pid,) = PID.unpack(message)
-        return DecodeProcess(pid, descriptors[0], ours, self._num_starts)
+        ours.settimeout(FORK_SECONDS)
+        try:
+            measures = _confinement(ours)
+        except OSError:
+            ours.close()
+            os.close(descriptors[0])
+            raise
+        return DecodeProcess(pid, descriptors[0], ours, self._num_starts, measures)
 
     def _end(self) -> None:
         if self._control is not None:

@@ -1,7 +1,7 @@
 """ServedModel: what a gateway makes of a worker's description, once per model."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text"
 """The shortest chat with a picture; a template must write exactly one placeholder for it."""
 
 
+def _unheard(_: str) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True)
 class GenerationDefaults:
     """What holds where a request says nothing, from generation_config.json."""
@@ -35,12 +39,16 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything that requests for one model need. *files_digest* names the files that decide about pixels."""
+    """Everything that requests for one model need. *files_digest* names the files that decide about pixels.
+
+    *tokenizer_file* is the name of the file that *tokenizer* was made from.
+    """
 
     name: str
     family: str
     declaration: Family
     tokenizer: Tokenizer
+    tokenizer_file: str
     template: ChatTemplate
     placeholder_token_id: int
     layout: Layout
@@ -56,19 +64,26 @@ class ServedModel:
         return cls.from_files(description.model, description.files, description.max_model_len)
 
     @classmethod
-    def from_files(cls, name: str, given: ModelFiles, max_model_len: int) -> "ServedModel":
-        """Build the gateway's half of a model from its files. Raises StartupError."""
+    def from_files(
+        cls, name: str, given: ModelFiles, max_model_len: int, begin: Callable[[str], None] = _unheard
+    ) -> "ServedModel":
+        """Build the gateway's half of a model from its files; *begin* is told of a file before it is used.
+
+        Raises StartupError. A gateway tries the files in a child first (model_probe).
+        """
+        begin(files.CONFIG)
         config = files.parse_json(given, files.CONFIG)
         family = models.family_of(config)
         declaration = models.families()[family]
         layout = models.load_layout(family)(config, files.image_processor(given, declaration))
-        text = _text_side(declaration, config, given)
+        text = _text_side(declaration, config, given, begin)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(
             name=name,
             family=family,
             declaration=declaration,
             tokenizer=text.tokenizer,
+            tokenizer_file=_tokenizer_file(declaration, given),
             template=text.template,
             placeholder_token_id=text.placeholder_token_id,
             layout=layout,
@@ -93,12 +108,24 @@ class _TextSide:
     placeholder_token_id: int
 
 
-def _text_side(family: Family, config: Mapping[str, Any], given: ModelFiles) -> _TextSide:
+def _tokenizer_file(family: Family, given: ModelFiles) -> str:
+    return files.TIKTOKEN if files.TIKTOKEN in given.files and family.tiktoken_pattern else files.TOKENIZER
+
+
+def _template_file(given: ModelFiles) -> str:
+    chosen = (name for name in (files.CHAT_TEMPLATE_JINJA, files.CHAT_TEMPLATE_JSON) if name in given.files)
+    return next(chosen, files.TOKENIZER_CONFIG)
+
+
+def _text_side(
+    family: Family, config: Mapping[str, Any], given: ModelFiles, begin: Callable[[str], None] = _unheard
+) -> _TextSide:
     """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError."""
     tokenizer_config = files.parse_json(given, files.TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)
     tag = PictureTag(family.picture_tag or f"{family.placeholder}\n")
     needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_pictures)
+    begin(_tokenizer_file(family, given))
     tokenizer = load_tokenizer(given.files, tokenizer_config, needs)
     token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
     if token_id is None:
@@ -113,18 +140,20 @@ def _text_side(family: Family, config: Mapping[str, Any], given: ModelFiles) -> 
         )
     jinja, template_json = given.files.get(files.CHAT_TEMPLATE_JINJA), given.files.get(files.CHAT_TEMPLATE_JSON)
     source = find_source(jinja, template_json, tokenizer_config)
+    begin(_template_file(given))
+    variables, reason = special_variables(tokenizer_config), ""
     for picture_tag in (None, tag):
-        template = ChatTemplate(source, tokenizer.special_tokens, special_variables(tokenizer_config), picture_tag)
-        if _num_placeholders(tokenizer, template, token_id) == 1:
-            return _TextSide(tokenizer, template, token_id)
-    raise StartupError("The chat template does not write exactly one placeholder for one picture.")
-
-
-def _num_placeholders(tokenizer: Tokenizer, template: ChatTemplate, token_id: int) -> int:
-    try:
-        return tokenizer.encode(template.render(PROBE)).count(token_id)
-    except InvalidValue:
-        return 0
+        try:
+            template = ChatTemplate(source, tokenizer.special_tokens, variables, picture_tag)
+            if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
+                return _TextSide(tokenizer, template, token_id)
+        except InvalidValue as error:
+            reason = f" {error.message}"
+        except StartupError as error:
+            raise StartupError(f"{_template_file(given)}: {error.message}") from error
+    raise StartupError(
+        f"{_template_file(given)}: the chat template does not write exactly one placeholder for one picture.{reason}"
+    )
 
 
 def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:

@@ -31,11 +31,21 @@ GATEWAY_FILES = (
 )
 """All that a gateway may need of a checkpoint; only config.json must be there."""
 
+MAX_FILE_BYTES = 128 << 20
+"""The largest tokenizers of releases have a third of it."""
+
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Return the files of GATEWAY_FILES that lie in *folder*. Raises StartupError where config.json is missing."""
+    """Return the files of GATEWAY_FILES that lie in *folder*.
+
+    Raises StartupError where config.json is missing, or a file has more than MAX_FILE_BYTES.
+    """
     if not (folder / CONFIG).is_file():
         raise StartupError(f"{folder} has no {CONFIG}: it is not a model folder in hub layout.")
+    for name in GATEWAY_FILES:
+        num_bytes = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if num_bytes > MAX_FILE_BYTES:
+            raise StartupError(f"{folder / name} has {num_bytes} bytes; at most {MAX_FILE_BYTES} are read.")
     return ModelFiles(files={name: (folder / name).read_bytes() for name in GATEWAY_FILES if (folder / name).is_file()})
 
 
@@ -48,6 +58,8 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
         parsed = json.loads(content)
     except ValueError as error:
         raise StartupError(f"{name} is not valid JSON.") from error
+    except RecursionError as error:
+        raise StartupError(f"{name} is nested too deeply.") from error
     if not isinstance(parsed, dict):
         raise StartupError(f"{name} must hold a JSON object.")
     return parsed

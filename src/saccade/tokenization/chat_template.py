@@ -9,6 +9,7 @@ from typing import Any
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.provenance import Provenance
+from saccade.tokenization.template_limits import TooCostly
 from saccade.tokenization.template_program import TemplateProgram
 from saccade.tokenization.tokenizer import Segment
 
@@ -25,7 +26,7 @@ class ChatTemplate:
     *special_tokens* are the strings that become single ids where the template writes them; *variables* are bos_token
     and the like. A template that takes only strings is given a *picture_tag*: content is then one string, with the tag
     where a picture is. A template that takes only lists is found out, and strings are given to it as lists.
-    Raises StartupError where the source is no template.
+    Raises StartupError where the source is no template, or takes more than a rendering may for one short message.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class ChatTemplate:
         """Tell whether the template writes the text of *content*."""
         try:
             return any(_PROBE in segment.text for segment in self.render([{"role": "user", "content": content}]))
-        except InvalidValue:
+        except InvalidValue as error:
+            if isinstance(error.__cause__, TooCostly):
+                raise StartupError(f"The chat template {error.__cause__.message} for one short message.") from error
             return False
 
     def _rewrite(self, messages: Sequence[Message], written: Callable[[str], str]) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ escapes, `raise_exception` and `strftime_now`.
 Templates look for tags in text, as in `'</think>' in content`, and write the same tags themselves. What they look for
 becomes a variable, so that a rendering whose text is in disguise can put the same disguise on what is looked for; what
 they write stays as it is.
+
+A rendering is metered (template_limits): a template that loops for ever or builds a huge value costs one request.
 """
 
 import json
@@ -16,15 +18,21 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import jinja2.visitor
 
 from saccade.errors import InvalidValue, StartupError
+from saccade.tokenization.template_limits import MeteredEnvironment, TooCostly, meter_tree
 
 MAX_RENDERED_CHARACTERS = 4 * 2**20
 
-_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+_FAULTS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError,
+    MemoryError,
+)  # fmt: skip
 """What a template's own code can raise over messages that it was not written for."""
+
+_NO_PROGRAM = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
+"""What compiling a template can raise beside Jinja's own errors: it is nested too deeply, or too large."""
 
 _METHODS = frozenset(
     (
@@ -64,28 +72,38 @@ class TemplateProgram:
             looked_for = _LookedFor(special_tokens)
             looked_for.visit(tree)
             self._looked_for = looked_for.found
+            meter_tree(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"The chat template is not valid Jinja (line {error.lineno}).") from error
+        except _NO_PROGRAM as error:
+            raise StartupError("The chat template cannot be compiled: it is nested too deeply or too large.") from error
+        self._environment = environment
 
     def render(self, written: Callable[[str], str], variables: Mapping[str, Any]) -> str:
         """Return what the template makes of *variables*, in which every string of a user went through *written*.
 
-        Raises InvalidValue where it refuses them, fails, or writes more than MAX_RENDERED_CHARACTERS.
+        Raises InvalidValue where it refuses them, fails, takes more time or memory than the meter allows, or writes
+        more than MAX_RENDERED_CHARACTERS. All are the request's: sent again it would fail again, and a shorter one may
+        not.
         """
         looked_for = {name: written(text) for name, text in self._looked_for.items()}
         chunks: list[str] = []
         num_characters = 0
         try:
-            for chunk in self._template.generate(**variables, **looked_for):
+            for chunk in self._environment.metered(lambda: self._template.generate(**variables, **looked_for)):
                 chunks.append(chunk)
                 num_characters += len(chunk)
                 if num_characters > MAX_RENDERED_CHARACTERS:
                     raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
             raise InvalidValue(f"The model's chat template refuses this: {error.message}", "messages") from error
-        except (*_FAULTS, RecursionError) as error:
+        except TooCostly as error:
+            raise InvalidValue(
+                f"The model's chat template {error.message} for these messages. Send fewer or shorter ones.", "messages"
+            ) from error
+        except _FAULTS as error:
             raise InvalidValue("The model's chat template cannot render these messages.", "messages") from error
         return "".join(chunks)
 
@@ -135,11 +153,12 @@ class _LookedFor(jinja2.visitor.NodeTransformer):
         return visited
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.close_filters()
     environment.globals["raise_exception"] = _raise_exception
     return environment
 

@@ -1,9 +1,10 @@
 """Pixels between processes of one machine: pooled segments in /dev/shm.
 
-The gateway owns a SlotPool and hands out slots; a decode process fills one (open_slot); the engine copies it out
-(read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then the data.
-Every use of a slot has its own generation, written after the data, so a reader never takes another picture's pixels
-or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a crash left.
+The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
+copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes,
+then the data. Every use of a slot has its own generation, written after the data, so a reader never takes another
+picture's pixels or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a
+crash left.
 """
 
 import mmap
@@ -171,18 +172,32 @@ def _allocate(segment: _Segment) -> bool:
 
 @contextmanager
 def open_slot(ref: SlotRef) -> Iterator[memoryview]:
-    """Lend the slot's ref.nbytes for writing. They count as written when the block ends without an exception.
-
-    Raises SlotError where there is no such segment or it is too short, MemoryError where the process may not map it.
-    """
-    descriptor = _open(ref.name, os.O_RDWR)
+    """Lend the slot's ref.nbytes for writing, as write_slot does. Raises SlotError where there is no such segment."""
+    descriptor = open_descriptor(ref)
     try:
-        owner = _header(descriptor, ref)[2]
-        os.pwrite(descriptor, HEADER.pack(MAGIC, 0, 0, owner), 0)
-        yield _mapped(descriptor, HEADER_BYTES + ref.nbytes)[HEADER_BYTES:]
-        os.pwrite(descriptor, HEADER.pack(MAGIC, ref.generation, ref.nbytes, owner), 0)
+        with write_slot(descriptor, ref) as data:
+            yield data
     finally:
         os.close(descriptor)
+
+
+def open_descriptor(ref: SlotRef) -> int:
+    """Return a descriptor of the slot's segment for write_slot, the caller's to close. Raises SlotError."""
+    return _open(ref.name, os.O_RDWR)
+
+
+@contextmanager
+def write_slot(descriptor: int, ref: SlotRef) -> Iterator[memoryview]:
+    """Lend the slot's ref.nbytes for writing. They count as written when the block ends without an exception.
+
+    Raises SlotError where the segment is none of ours or too short, MemoryError where the process may not map it.
+    """
+    owner = _header(descriptor, ref)[2]
+    # The header goes through the mapping too: a decode process may not write to files.
+    memory = _mapped(descriptor, HEADER_BYTES + ref.nbytes)
+    HEADER.pack_into(memory, 0, MAGIC, 0, 0, owner)
+    yield memory[HEADER_BYTES:]
+    HEADER.pack_into(memory, 0, MAGIC, ref.generation, ref.nbytes, owner)
 
 
 def _mapped(descriptor: int, length: int) -> memoryview:

@@ -1,0 +1,433 @@
+"""Jinja with a meter: a template that loops for ever or builds a huge value is stopped while it renders.
+
+A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
+larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output.
+The meter counts processor time and the bytes of all values made, and it looks at the size of a value before the value
+is made wherever one step can multiply it (`'x' * 10**9`, `center`, `replace`, a format's width).
+
+A value that a template makes weighs at most MAX_VALUE_BYTES, with every part counted as often as it is reached, so
+nested lists that share their parts cannot make one comparison or one str() last for hours.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+import jinja2.visitor
+
+MAX_SECONDS = 2.0
+"""Processor time of one rendering. Templates of releases take a tenth of it for 10,000 messages."""
+
+MAX_VALUE_BYTES = 32 << 20
+MAX_MADE_BYTES = 256 << 20
+MAX_INTEGER_BITS = 1 << 16
+MAX_WIDTH = 1 << 16
+MAX_PRECISION = 300
+ELEMENT_BYTES = 64
+STEPS_BETWEEN_LOOKS = 32
+SHORT_CHARACTERS = 1 << 20
+
+_UNBOUNDED = ("urlize", "xmlattr", "pprint", "striptags")
+"""Filters for web pages whose time is not in proportion to their text."""
+
+_LAZY = frozenset(
+    (
+        "length", "count", "first", "last", "default", "d", "items", "map", "select", "reject", "selectattr",
+        "rejectattr", "attr", "abs", "random",
+    )
+)  # fmt: skip
+"""Filters that look at the outside of their value only, or take it element by element."""
+
+_WIDE_PRINTF = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*?(?:\*|\d{5})")
+_WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
+
+
+ITERATION, VALUE, SLICE = "count iteration", "count value", "count slice"
+"""Filters that only the meter uses: no template can write a name with a space."""
+
+
+class TooCostly(jinja2.TemplateError):
+    """The template takes more time or memory than a rendering may; *message* says which."""
+
+
+class Meter:
+    """What one rendering has used. Each method raises TooCostly where a limit is passed."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + MAX_SECONDS
+        self._left = MAX_MADE_BYTES
+        self._steps = 0
+
+    def step(self, num_bytes: int = 0) -> None:
+        """Count one step, and *num_bytes* that it makes."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise TooCostly(f"takes more than {MAX_MADE_BYTES >> 20} MiB of memory")
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_LOOKS == 0 and time.thread_time() > self._end:
+            raise TooCostly(f"takes longer than {MAX_SECONDS:g} seconds")
+
+    def made(self, value: Any) -> Any:
+        """Count a value that was made, with all that it holds, and return it."""
+        # Most values are text: the short way for them is a third of the meter's cost.
+        if type(value) is str and len(value) <= SHORT_CHARACTERS:
+            self.step(len(value) if value.isascii() else 4 * len(value))
+        else:
+            self.step(weight(value))
+        return value
+
+    def will_make(self, num_bytes: int) -> None:
+        """Refuse a value of *num_bytes* before it is made."""
+        if num_bytes > MAX_VALUE_BYTES:
+            raise TooCostly(f"makes a value of more than {MAX_VALUE_BYTES >> 20} MiB")
+
+    def will_count(self, num_bits: int) -> None:
+        """Refuse a whole number of *num_bits* before it is computed."""
+        if num_bits > MAX_INTEGER_BITS:
+            raise TooCostly(f"makes a number of more than {MAX_INTEGER_BITS} bits")
+
+
+def weight(value: Any) -> int:
+    """Return the bytes that *value* takes, shared parts counted as often as they are reached. Raises TooCostly."""
+    total, waiting = 0, [value]
+    while waiting:
+        part = waiting.pop()
+        kind = type(part)
+        if isinstance(part, str):
+            total += len(part) if part.isascii() else 4 * len(part)
+        elif isinstance(part, bytes):
+            total += len(part)
+        elif isinstance(part, int):
+            if part.bit_length() > MAX_INTEGER_BITS:
+                raise TooCostly(f"makes a number of more than {MAX_INTEGER_BITS} bits")
+        elif kind in (list, tuple):
+            total += ELEMENT_BYTES * (len(part) + 1)
+            waiting.extend(part)
+        elif kind is dict:
+            total += 2 * ELEMENT_BYTES * (len(part) + 1)
+            waiting.extend(part)
+            waiting.extend(part.values())
+        elif isinstance(part, jinja2.utils.Namespace):
+            waiting.append(part._Namespace__attrs)  # what its repr() shows
+        if total > MAX_VALUE_BYTES:
+            raise TooCostly(f"makes a value of more than {MAX_VALUE_BYTES >> 20} MiB")
+    return total
+
+
+class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox with a meter; render inside metered(). A tree to be compiled must pass `meter_tree` first."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, **options: Any) -> None:
+        # Constants are not computed while compiling: no meter runs then.
+        super().__init__(optimized=False, **options)
+        self._running = threading.local()
+        self.finalize = self._finalized
+        self.globals.pop("lipsum")
+        for name in _UNBOUNDED:
+            del self.filters[name]
+
+    def close_filters(self) -> None:
+        """Put the meter around all filters; called once, when all are there."""
+        for name, function in self.filters.items():
+            self.filters[name] = self._metered(name, function)
+        counting = {ITERATION: self._count_iteration, VALUE: self._count_value, SLICE: self._count_slice}
+        self.filters.update(counting)
+
+    def metered(self, render: Callable[[], Iterator[str]]) -> Iterator[str]:
+        """Yield what *render* yields, with a new meter. Renderings of one thread may not overlap."""
+        self._running.meter = Meter()
+        yield from render()
+
+    @property
+    def meter(self) -> Meter:
+        """The meter of the rendering in this thread."""
+        running: Meter = self._running.meter
+        return running
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Do what an operator does, unless it would make too much."""
+        if operator == "*":
+            self.meter.will_make(_product(left, right))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            self.meter.will_count(left.bit_length() * right)
+        elif operator == "%" and isinstance(left, str | bytes):
+            _printf(self.meter, [left, right], {})
+        return self.meter.made(self.binop_table[operator](left, right))
+
+    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a function, a method or a macro, unless it would make too much."""
+        name = getattr(__obj, "__name__", "")
+        check = _METHODS.get(name)
+        if check is not None:
+            method = getattr(__obj, "__wrapped__", __obj)
+            args = check(__self.meter, getattr(method, "__self__", None), args, kwargs)
+        return __self.meter.made(super().call(__context, __obj, *args, **kwargs))
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Count what `map` does to one element."""
+        self.meter.step()
+        return super().call_filter(name, *args, **kwargs)
+
+    def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Count what `select` asks of one element."""
+        self.meter.step()
+        return super().call_test(name, *args, **kwargs)
+
+    def _count_iteration(self, num_bytes: int) -> bool:
+        """Count one iteration of a loop whose body writes *num_bytes* of its own."""
+        self.meter.step(num_bytes)
+        return True
+
+    def _count_value(self, value: Any) -> Any:
+        """Count a value that the template made and return it."""
+        return self.meter.made(value)
+
+    def _count_slice(self, value: Any) -> Any:
+        """Count a slice, whose elements are not copied, and return it."""
+        self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
+        return value
+
+    @jinja2.pass_context
+    def _finalized(self, context: jinja2.runtime.Context, value: Any) -> Any:
+        return self.meter.made(value)
+
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        check = _FILTERS.get(name)
+        # The first argument of some is the environment or the context.
+        first = int(hasattr(function, "jinja_pass_arg"))
+
+        @wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            given = list(args)
+            if name not in _LAZY and len(given) > first:
+                if isinstance(given[first], Iterator):
+                    given[first] = list(given[first])
+                self.meter.made(given[first])
+            if check is not None:
+                check(self.meter, given[first:], kwargs)
+            return self.meter.made(function(*given, **kwargs))
+
+        return metered
+
+
+def meter_tree(tree: jinja2.nodes.Template) -> None:
+    """Put what the meter counts into a parsed template, in place."""
+    _Metering().visit(tree)
+
+
+class _Metering(jinja2.visitor.NodeTransformer):
+    """Adds the filters that count."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        num_bytes = _written_bytes(node.body)
+        self.generic_visit(node)
+        step = _counted(ITERATION, jinja2.nodes.Const(num_bytes, lineno=node.lineno))
+        node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
+        if node.test is not None:
+            looked_at = _counted(ITERATION, jinja2.nodes.Const(0, lineno=node.lineno))
+            node.test = jinja2.nodes.And(looked_at, node.test, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [part if isinstance(part, jinja2.nodes.Const) else _counted(VALUE, part) for part in node.nodes]
+        return _counted(VALUE, node)
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return _counted(SLICE, node) if isinstance(node.arg, jinja2.nodes.Slice) else node
+
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:
+        return self._literal(node)
+
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:
+        return self._literal(node)
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:
+        return self._literal(node) if node.ctx == "load" else node
+
+    def _literal(self, node: jinja2.nodes.Literal) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        is_constant = next(node.find_all((jinja2.nodes.Name, jinja2.nodes.Call, jinja2.nodes.Filter)), None) is None
+        return node if is_constant else _counted(VALUE, node)
+
+
+def _counted(name: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _written_bytes(body: list[jinja2.nodes.Node]) -> int:
+    """Return the length of the text in a loop's body, without that of loops in it."""
+    total, waiting = 0, list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, jinja2.nodes.TemplateData):
+            total += len(node.data)
+        if not isinstance(node, jinja2.nodes.For):
+            waiting.extend(node.iter_child_nodes())
+    return total
+
+
+def _product(left: Any, right: Any) -> int:
+    """Return the bytes of left * right."""
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, str | bytes | list | tuple) and isinstance(times, int):
+            return weight(value) * max(times, 0)
+    if isinstance(left, int) and isinstance(right, int):
+        return (left.bit_length() + right.bit_length()) // 8
+    return 0
+
+
+def _argument(position: int, name: str, args: Any, kwargs: dict[str, Any], default: Any = None) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def _width(meter: Meter, width: Any, times: int = 1) -> None:
+    if isinstance(width, int):
+        meter.will_make(width * times)
+    elif isinstance(width, str):
+        meter.will_make(weight(width) * times)
+
+
+def _replacement(meter: Meter, text: Any, old: Any, new: Any) -> None:
+    if isinstance(text, str | bytes) and isinstance(old, type(text)) and isinstance(new, type(text)):
+        meter.will_make(weight(text) + text.count(old) * weight(new))  # type: ignore[arg-type]
+
+
+def _printf(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    form = args[0].decode("latin-1") if isinstance(args[0], bytes) else str(args[0])
+    if _WIDE_PRINTF.search(form):
+        raise TooCostly("formats a value wider than it may")
+    meter.will_make(len(form) + form.count("%") * (MAX_WIDTH // 8 + weight([*args[1:], kwargs])))
+
+
+def _joined(meter: Meter, separator: Any, parts: Any) -> list[Any]:
+    given = list(parts)
+    meter.will_make(weight(given) + len(given) * weight(separator))
+    return given
+
+
+def _join_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return (_joined(meter, text, args[0]), *args[1:]) if args else args
+
+
+def _replace_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    if len(args) > 1:
+        _replacement(meter, text, args[0], args[1])
+    return args
+
+
+def _width_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    for width in (*args, *kwargs.values()):
+        _width(meter, width, 1 + (text.count("\t") if isinstance(text, str) else 0))
+    return args
+
+
+def _format_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    if isinstance(text, str):
+        if _WIDE_FORMAT.search(text):
+            raise TooCostly("formats a value wider than it may")
+        meter.will_make(len(text) + text.count("{") * (MAX_WIDTH // 8 + weight([args, kwargs])))
+    return args
+
+
+def _translate_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    if isinstance(text, str) and args:
+        meter.will_make(len(text) * max(1, weight(args[0])))
+    return args
+
+
+def _refusal_call(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    meter.made(list(args))
+    return args
+
+
+_METHODS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "join": _join_method,
+    "replace": _replace_method,
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"), _width_method),
+    **dict.fromkeys(("format", "format_map"), _format_method),
+    "translate": _translate_method,
+    "_raise_exception": _refusal_call,
+}
+"""What to look at before a method of text is called, by its name."""
+
+
+def _join_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    _joined(meter, str(_argument(1, "d", args, kwargs, "")), args[0])
+
+
+def _replace_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    old, new = _argument(1, "old", args, kwargs), _argument(2, "new", args, kwargs)
+    _replacement(meter, str(args[0]), str(old), str(new))
+
+
+def _width_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    for width in (*args[1:], *kwargs.values()):
+        _width(meter, width, 1 + str(args[0]).count("\n"))
+
+
+def _wordwrap_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    meter.will_make(len(str(args[0])) * max(1, weight(_argument(3, "wrapstring", args, kwargs, "\n"))))
+
+
+def _batch_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    count = args[1] if len(args) > 1 else next(iter(kwargs.values()), 0)
+    meter.will_make(ELEMENT_BYTES * count if isinstance(count, int) else 0)
+
+
+def _json_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    options = (*args[1:], *kwargs.values())
+    widest = max((option if isinstance(option, int) else weight(option) for option in options), default=0)
+    num_bytes = weight(args[0])
+    # With an indent every element stands on a line of its own.
+    meter.will_make(num_bytes + num_bytes // ELEMENT_BYTES * _depth(args[0]) * widest)
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inside = (
+            part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list | tuple)
+        )
+        level = [part for parts in inside for part in parts if isinstance(part, dict | list | tuple)]
+    return depth
+
+
+def _round_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    precision = _argument(1, "precision", args, kwargs, 0)
+    if isinstance(precision, int) and abs(precision) > MAX_PRECISION:
+        raise TooCostly("rounds to more digits than it may")
+
+
+def _sum_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
+    if not isinstance(_argument(2, "start", args, kwargs, 0), int | float):
+        raise TooCostly("sums up what are no numbers")
+
+
+_FILTERS: dict[str, Callable[[Meter, list[Any], dict[str, Any]], None]] = {
+    "join": _join_filter,
+    "replace": _replace_filter,
+    "center": _width_filter,
+    "indent": _width_filter,
+    "format": _printf,
+    "wordwrap": _wordwrap_filter,
+    "batch": _batch_filter,
+    "slice": _batch_filter,
+    "tojson": _json_filter,
+    "round": _round_filter,
+    "sum": _sum_filter,
+}
+"""What to look at before a filter runs, by its name."""

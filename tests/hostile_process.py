@@ -1,0 +1,19 @@
+"""A fork server whose decode processes run a test's code where they would decode; all else is the real program."""
+
+import msgspec
+
+from saccade.gateway import media_process
+from saccade.gateway.media_job import PictureAnswer, PictureJob
+from saccade.protocol.output import Failure
+
+
+def answer(job: PictureJob, slot: int | None) -> PictureAnswer:
+    """Run the code in *job.encoded*, which leaves what it found in `found`, and send that as a failure's words."""
+    names = {"slot": slot, "found": None}
+    exec(job.encoded.decode(), names)
+    return PictureAnswer(failure=Failure("invalid_value", msgspec.json.encode(names["found"]).decode()))
+
+
+if __name__ == "__main__":
+    media_process.answer = answer
+    media_process.main()
