@@ -144,6 +144,28 @@ def test_what_is_not_as_we_wrote_it_is_made_again(cache: Path, compiled: list[st
         assert compiled == ["add", "add"]
 
 
+def test_code_of_another_kernel_is_not_taken_for_it(cache: Path, compiled: list[str]) -> None:
+    added(7)
+    (seven,) = cache.iterdir()
+    added(8)
+    (eight,) = set(cache.iterdir()) - {seven}
+    eight.write_bytes(seven.read_bytes())
+    forget()
+    assert added(8) == 38
+
+
+@pytest.mark.parametrize(("mode", "is_used"), [(0o777, False), (0o770, False), (0o1777, True), (0o700, True)])
+def test_a_folder_that_others_may_replace_is_not_used(
+    tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
+) -> None:
+    above = tmp_path / "above"
+    (above / "home").mkdir(parents=True)
+    above.chmod(mode)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(above / "home"))
+    assert added(7) == 37
+    assert bool(list((above / "home" / "saccade" / "kernels").iterdir())) is is_used
+
+
 def test_a_folder_that_others_may_write_to_is_not_used(cache: Path, compiled: list[str]) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o770)

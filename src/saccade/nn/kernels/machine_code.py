@@ -1,7 +1,8 @@
 """Kernels' machine code: what Numba made of them once, kept in the user's cache folder, where later processes find it.
 
 Compiling all of them takes from six to twenty seconds, finding them a twentieth of one. Numba can keep code, too, but
-as pickles. A file here is a digest and the object file that it is of: code, and nothing to be evaluated.
+as pickles. A file here is a digest, of the file's name and of the object file that follows it: code, and nothing to be
+evaluated.
 """
 
 import hashlib
@@ -104,7 +105,8 @@ def _folder() -> Path | None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = home / "saccade" / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = _is_own(folder.stat())
+        folder = folder.resolve()
+        own = _is_own(folder.stat()) and all(_is_safe(parent.stat()) for parent in folder.parents)
     except (OSError, RuntimeError) as error:
         logger.warning("kernels are compiled at each start: there is no folder for them", cause=str(error))
         return None
@@ -117,6 +119,17 @@ def _is_own(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_MAY_WRITE
 
 
+def _is_safe(status: os.stat_result) -> bool:
+    """Whether no other user but root can put another folder in the place of one that lies in this one."""
+    is_closed = not status.st_mode & OTHERS_MAY_WRITE or status.st_mode & stat.S_ISVTX
+    return status.st_uid in (0, os.geteuid()) and bool(is_closed)
+
+
+def _digest_of_file(path: Path, code: bytes) -> bytes:
+    """Return what a file begins with. Its name is in it, so that no kernel's code passes for another's."""
+    return hashlib.sha256(path.name.encode() + b"\0" + code).digest()
+
+
 def _read(path: Path) -> bytes | None:
     """Return the code in *path*; None where there is none, or it is not as we wrote it."""
     try:
@@ -125,7 +138,7 @@ def _read(path: Path) -> bytes | None:
     except OSError:
         return None
     code = content[DIGEST_BYTES:]
-    return code if code and hashlib.sha256(code).digest() == content[:DIGEST_BYTES] else None
+    return code if code and _digest_of_file(path, code) == content[:DIGEST_BYTES] else None
 
 
 def _write(path: Path, code: bytes) -> None:
@@ -134,7 +147,7 @@ def _write(path: Path, code: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent)
         try:
             with open(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
+                file.write(_digest_of_file(path, code) + code)
             os.replace(name, path)
         except OSError:
             os.unlink(name)
