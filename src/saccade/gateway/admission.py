@@ -13,6 +13,9 @@ TURNS = 2
 LARGE_BODY_BYTES = 64 << 10
 """Requests with longer bodies have turns of their own, so that nobody who sends text waits for pictures."""
 
+HUGE_BODY_BYTES = 2 << 20
+"""Requests with longer bodies take turns of their own to be read, which may last as long as a hundred pictures."""
+
 READING_SECONDS = 0.005
 """How long a large body that is being read may pause and keep its turn; a slower one is read without."""
 
@@ -73,6 +76,7 @@ class Admission:
         self._large_turns = asyncio.Semaphore(TURNS)
         self._starts = asyncio.Semaphore(TURNS)
         self._readers = asyncio.Semaphore(TURNS)
+        self._huge_readers = asyncio.Semaphore(TURNS)
         self._of_tenants: Counter[bytes] = Counter()
         self.num_requests = 0
         self.num_pixel_bytes = 0
@@ -130,7 +134,8 @@ class Admission:
 
         Small ones do not wait. Large ones take turns; one that pauses loses its turn and is read beside the others.
         """
-        turn = ReadingTurn(self._readers)
+        is_huge = num_body_bytes is None or num_body_bytes > HUGE_BODY_BYTES
+        turn = ReadingTurn(self._huge_readers if is_huge else self._readers)
         if _is_large(num_body_bytes):
             await turn.acquire()
         try:

@@ -22,6 +22,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.engine_metrics import FleetCollector
 from saccade.gateway.media_pool import MediaPool
+from saccade.gateway.memory import give_back_large_blocks
 from saccade.gateway.routes import Application
 from saccade.gateway.workers import Fleet
 from saccade.log_writer import LogOutput
@@ -73,6 +74,7 @@ async def serve(
     listener = listen(config.host, config.port)
     admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    give_back_large_blocks()
     pool = MediaPool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)

@@ -1,5 +1,6 @@
-"""How much memory this process may use, and the part of it that request bodies may take."""
+"""How much memory this process may use, the part of it that request bodies may take, and that they give back."""
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ MEMORY_INFO = Path("/proc/meminfo")
 
 REQUEST_SHARE = 8
 """Request bodies and pictures that were fetched may take one part of so many."""
+
+M_MMAP_THRESHOLD = -3
+LARGE_BLOCK_BYTES = 1 << 20
+"""Blocks from this size on go back to the system when they are freed."""
 
 MIN_REQUEST_MEMORY_BYTES = 256 << 20
 MAX_REQUEST_MEMORY_BYTES = 4 << 30
@@ -25,6 +30,15 @@ def default_request_memory_bytes() -> int:
     """Return the budget for encoded bytes of all requests where the operator sets none."""
     share = allowed_bytes() // REQUEST_SHARE
     return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
+
+
+def give_back_large_blocks() -> None:
+    """Have malloc return what request bodies took. By itself glibc raises its threshold with each large block that is
+    freed, up to 32 MiB, and keeps smaller ones (mallopt(3)). Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def _cgroup_limits() -> Iterator[Path]:
