@@ -258,7 +258,7 @@ def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
 
     @contextlib.asynccontextmanager
     async def turn(self: Admission, num_body_bytes: int) -> AsyncIterator[None]:
-        if next(turns) == 6:
+        if next(turns) == 4:
             arrived.set()
             await asyncio.Event().wait()
         yield

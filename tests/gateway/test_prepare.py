@@ -62,8 +62,8 @@ async def test_long_chats_leave_the_event_loop_free(
     asked = ChatRequest(model="tiny", messages=messages)
 
     async def draft() -> None:
-        chat = await preparer.read(served, asked, 0)
-        await preparer.draft(served, asked, chat, [])
+        chat = await preparer.read_long(served, asked)
+        await preparer.draft(served, asked, chat, ())
 
     drafting = asyncio.create_task(draft())
     num_rounds = 0

@@ -45,9 +45,9 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     pictures = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*pictures, ContentPart(type="text", text=question)])
     request = ChatRequest(model=served.name, messages=[asked])
-    chat = await preparer.read(served, request, 0)
+    chat = preparer.read(served, request)
     with memory.reservation() as reserved:
-        return await preparer.draft(served, request, chat, await preparer.collect(chat, b"", reserved))
+        return await preparer.draft(served, request, chat, await preparer.collect(served, chat, b"", reserved))
 
 
 def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:

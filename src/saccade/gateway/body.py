@@ -19,12 +19,12 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 
 
-def parse(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
     """Return the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
     return decode(body, msgspec.json.Decoder(kind))
 
 
-def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
+def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
     """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field."""
     try:
         return decoder.decode(body)

@@ -26,7 +26,7 @@ class BodyReader:
         self._admission = admission
         self._max_bytes = max_bytes
 
-    async def read(self, scope: Scope, receive: Receive, memory: Reservation) -> bytes:
+    async def read(self, scope: Scope, receive: Receive, memory: Reservation) -> bytearray:
         """Return the request's body, for which *memory* grows; one of LARGE_BODY_BYTES or less needs no reservation.
 
         Raises BodyTooLarge, QueueFull and ClientDisconnected.
@@ -41,17 +41,15 @@ class BodyReader:
         piece, more = await self._next(receive)
         body = bytearray(piece)
         async with self._admission.reading(announced if more else 0) as turn:
-            while more:
+            while more and len(body) <= self._max_bytes:
                 piece, more = await self._next(receive)
                 turn.heard()
                 body += piece
-                if len(body) > self._max_bytes:
-                    raise self._too_large()
                 if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
                     await memory.grow(COPIES * STEP_BYTES)
         if len(body) > self._max_bytes:
             raise self._too_large()
-        return bytes(body)
+        return body
 
     async def _next(self, receive: Receive) -> tuple[bytes, bool]:
         message = await receive()

@@ -17,7 +17,7 @@ from saccade.gateway.dispatch import Dispatcher
 from saccade.gateway.event_stream import EventStream, report_errors
 from saccade.gateway.generation import Asked, Generation
 from saccade.gateway.parameters import parse_chat
-from saccade.gateway.prepare import Preparer
+from saccade.gateway.prepare import Preparer, is_long
 from saccade.gateway.respond import send_stream, whole
 from saccade.telemetry import Metrics
 
@@ -52,8 +52,10 @@ class ChatCompletions:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
             request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
-        served = self.catalogue.get(request.model)
-        chat = await self.preparer.read(served, request, len(body))
+            served = self.catalogue.get(request.model)
+            chat = None if is_long(request) else self.preparer.read(served, request)
+        if chat is None:
+            chat = await self.preparer.read_long(served, request)
         # From here on only what the chat holds is kept, which is as long as the body at most.
         memory.keep(memory.num_bytes // COPIES)
         return Asked(msgspec.structs.replace(request, messages=[]), chat, served, scope[SALT], memory)

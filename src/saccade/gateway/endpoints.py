@@ -101,11 +101,11 @@ class Endpoints:
         self, request: Request, served: ServedModel, asked: TokenizeRequest, memory: Reservation
     ) -> list[int]:
         salt: bytes = request.scope[SALT]
-        chat = await self.preparer.read(served, asked, memory.num_bytes)
+        chat = await self.preparer.read_long(served, asked)
         memory.keep(memory.num_bytes // COPIES)
-        encoded = await self.preparer.collect(chat, salt, memory)
+        pictures = await self.preparer.collect(served, chat, salt, memory)
         with self.admission.admit(salt):
-            return (await self.preparer.draft(served, asked, chat, encoded)).token_ids
+            return (await self.preparer.draft(served, asked, chat, pictures)).token_ids
 
     def _reservation(self, request: Request) -> Reservation:
         """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""

@@ -57,10 +57,10 @@ class Generation:
             answer = held.enter_context(Answer(request, served, self.metrics))
             with self.metrics.stage("prepare"):
                 # A request that waits for others' servers holds no place.
-                encoded = await self.preparer.collect(asked.chat, salt, asked.memory)
+                pictures = await self.preparer.collect(served, asked.chat, salt, asked.memory)
                 held.enter_context(self.admission.admit(asked.tenant_salt))
-                draft = await self.preparer.draft(served, request, asked.chat, encoded)
-                del encoded
+                draft = await self.preparer.draft(served, request, asked.chat, pictures)
+                del pictures
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
                 with self.metrics.stage("route"):
@@ -70,9 +70,10 @@ class Generation:
                 prompt = await self.preparer.prompt(served, draft, salt)
                 unsent = held.enter_context(contextlib.ExitStack())
                 unsent.callback(self.preparer.give_back, prompt)
-                # A picture that many waited for is ready for all of them at once.
-                async with self.admission.turn(draft.num_encoded_bytes):
-                    pass
+                if draft.pictures:
+                    # A picture that many waited for is ready for all of them at once.
+                    async with self.admission.turn(draft.num_encoded_bytes):
+                        pass
                 # The worker may ask for pictures that go by their hash; the others are with it.
                 supply = PixelSupply(
                     self.preparer, Room(self.admission, held, asked.memory), served, draft.by_hash(), salt

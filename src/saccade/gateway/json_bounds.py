@@ -23,7 +23,7 @@ _MOST_ESCAPES: Final = 1 / 16
 """Of the characters of a data: URL; base64 with its slashes escaped, as PHP writes it, has a quarter of that."""
 
 
-def check_bounds(body: bytes) -> None:
+def check_bounds(body: bytes | bytearray) -> None:
     """Raise BodyTooLarge for too many bytes beside pictures, and InvalidValue for too many strings.
 
     What lies between `"data:` and the next quote holds no key and no string of its own wherever it stands in valid
@@ -56,14 +56,14 @@ def num_items(array: bytes) -> int:
     return array.count(b",") + 1
 
 
-def _is_plain(body: bytes, start: int, end: int, is_ascii: bool) -> bool:
+def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
     """Tell whether a URL costs no more to decode than its bytes to copy: ASCII, few escapes."""
     if not (is_ascii or body[start:end].isascii()):
         return False
     return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
 
 
-def _num_strings(body: bytes) -> int:
+def _num_strings(body: bytes | bytearray) -> int:
     # Pairs first: the quote behind an escaped backslash is a real one.
     return body.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2
 

@@ -12,8 +12,8 @@ REQUEST_SHARE = 8
 """Request bodies and pictures that were fetched may take one part of so many."""
 
 M_MMAP_THRESHOLD = -3
-LARGE_BLOCK_BYTES = 1 << 20
-"""Blocks from this size on go back to the system when they are freed."""
+LARGE_BLOCK_BYTES = 8 << 20
+"""Blocks from this size on go back to the system when they are freed; those of most pictures are kept for the next."""
 
 MIN_REQUEST_MEMORY_BYTES = 256 << 20
 MAX_REQUEST_MEMORY_BYTES = 4 << 30

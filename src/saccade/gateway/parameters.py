@@ -129,7 +129,7 @@ class _Reader(Generic[T]):
         self._later = LATER.keys() - self._decoders.keys()
         self._known = frozenset(names | LATER.keys() | WITHOUT_EFFECT)
 
-    def read(self, body: bytes, strict: bool) -> tuple[T, str]:
+    def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
         check_bounds(body)
         given = parse(body, dict[str, Raw])
         if len(given) > MAX_PARAMETERS:
@@ -165,7 +165,7 @@ class _Reader(Generic[T]):
         return next(iter(difflib.get_close_matches(name, self._known - LATER.keys(), 1, cutoff=0.8)), "")
 
 
-def parse_chat(body: bytes, strict: bool = False) -> tuple[ChatRequest, str]:
+def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
     """Return the chat request in *body*, and a warning that names parameters that were ignored, "" where none was.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
@@ -176,14 +176,14 @@ def parse_chat(body: bytes, strict: bool = False) -> tuple[ChatRequest, str]:
     return request, warning
 
 
-def parse_tokenize(body: bytes, strict: bool = False) -> tuple[TokenizeRequest, str]:
+def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
     """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
     request, warning = _TOKENIZE.read(body, strict)
     _check_parts(request.messages or ())
     return request, warning
 
 
-def parse_detokenize(body: bytes, strict: bool = False) -> tuple[DetokenizeRequest, str]:
+def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
     """Return the request for a text in *body*, and a warning. Raises as parse_chat does."""
     return _DETOKENIZE.read(body, strict)
 

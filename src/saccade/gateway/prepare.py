@@ -1,8 +1,8 @@
 """Messages to Prompt: template, media, placeholders. Counts tokens from header dimensions.
 
 read     request -> chat, with the pictures that it names
-collect  chat -> encoded bytes of its pictures, from the request itself or fetched, all at once
-draft    chat and encoded bytes -> token ids, spans and content hashes; no pixel is touched, so a refusal costs little
+collect  chat -> its pictures: encoded bytes from the request itself or fetched, all at once; headers, content hashes
+draft    chat and pictures -> token ids and spans; no pixel is touched, so a refusal costs little
 on_wire  draft -> the same with pixels in the form that the chosen worker takes, and none of pictures that it holds
 prompt   draft -> the same with the pixels' whereabouts, prepared by decode processes all at once
 bring    draft of pictures that the worker lacks after all -> prompt of these
@@ -36,7 +36,7 @@ from saccade.gateway.prompt_bounds import check_context, read_chat_that_may_fit
 from saccade.gateway.served_model import ServedModel
 from saccade.gateway.sources import Sources, decode_data_url, is_data_url
 from saccade.identity.content import content_hash
-from saccade.media.header import PictureHeader, PictureLimits, read_header
+from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import MediaItem, PictureLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import Message
@@ -59,6 +59,7 @@ class Picture:
 
     field: str
     encoded: bytes
+    num_pixels: int
     content_hash: bytes
     layout: PictureLayout
     settings: Mapping[str, Any]
@@ -131,15 +132,6 @@ class RequestLimits:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The bytes of a picture of a chat, their header, and what the chat says of it."""
-
-    source: PictureSource
-    content: bytes
-    header: PictureHeader
-
-
-@dataclass(frozen=True)
 class Preparer:
     """Prepares requests of one gateway. *threads* work on what would hold up the event loop."""
 
@@ -151,10 +143,9 @@ class Preparer:
     limits: RequestLimits
     threads: Executor
 
-    async def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest, num_body_bytes: int) -> Chat:
+    def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """Return the chat in *request*. Raises RequestError, naming the field."""
-        is_long = sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
-        chat = await self._work(is_long, num_body_bytes, lambda: read_chat_that_may_fit(request, served))
+        chat = read_chat_that_may_fit(request, served)
         if len(chat.pictures) > self.limits.num_images:
             raise TooManyImages(
                 f"The messages hold {len(chat.pictures)} images; at most {self.limits.num_images} are served per "
@@ -163,37 +154,43 @@ class Preparer:
             )
         return chat
 
-    async def collect(self, chat: Chat, salt: bytes, memory: Reservation) -> list[Encoded]:
-        """Return the bytes of the pictures of *chat*, which *memory* counts; a URL that is there twice is fetched once.
+    async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
+        """Do what read() does in a thread, for a request that `is_long`."""
+        return await self._work(True, 0, lambda: self.read(served, request))
+
+    async def collect(self, served: ServedModel, chat: Chat, salt: bytes, memory: Reservation) -> tuple[Picture, ...]:
+        """Return the pictures of *chat*, whose bytes *memory* counts; a URL that is there twice is fetched once.
 
         Takes the pictures out of *chat*, so that each data: URL goes when it is decoded. Where one fails, the others
         are given up. Raises RequestError, naming the field.
         """
         sources = list(chat.pictures)
         chat.pictures.clear()
-        found: dict[int, Encoded] = {}
+        found: dict[int, Picture] = {}
 
         async def read(position: int) -> None:
             source = sources[position]
             try:
-                content, header = await self._open(source.url, salt, memory)
+                found[position] = await self._open(served, source, salt, memory)
             except RequestError as error:
                 raise _at(error, source.field) from error
             sources[position] = dataclasses.replace(source, url="")
-            found[position] = Encoded(sources[position], content, header)
             self._check_together(found.values())
 
         await all_or_none(read(position) for position in range(len(sources)))
-        memory.keep(sum(len(one.content) for one in found.values()))
-        return [found[position] for position in range(len(sources))]
+        memory.keep(sum(len(picture.encoded) for picture in found.values()))
+        return tuple(found[position] for position in range(len(sources)))
 
     async def draft(
-        self, served: ServedModel, request: ChatRequest | TokenizeRequest, chat: Chat, encoded: Sequence[Encoded]
+        self,
+        served: ServedModel,
+        request: ChatRequest | TokenizeRequest,
+        chat: Chat,
+        pictures: tuple[Picture, ...],
     ) -> Draft:
-        """Return the token ids of *chat* with the spans of its pictures. Raises RequestError, naming the field."""
-        pictures = tuple([await self._picture(served, one) for one in encoded])
+        """Return the token ids of *chat* with the spans of its *pictures*. Raises RequestError, naming the field."""
         is_long = sum(map(_num_text_characters, chat.messages)) > THREAD_FROM_CHARACTERS
-        num_bytes = sum(len(one.content) for one in encoded)
+        num_bytes = sum(len(picture.encoded) for picture in pictures)
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
                 is_long,
@@ -254,25 +251,30 @@ class Preparer:
                 "The worker no longer held a picture, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _open(self, url: str, salt: bytes, memory: Reservation) -> tuple[bytes, PictureHeader]:
-        """Return the picture at *url* and its header, of which a refusal need not wait for other pictures."""
+    async def _open(self, served: ServedModel, source: PictureSource, salt: bytes, memory: Reservation) -> Picture:
+        """Return the picture of *source*; a refusal of it need not wait for other pictures."""
 
-        def read(content: bytes) -> tuple[bytes, PictureHeader]:
+        def read(content: bytes) -> Picture:
             header = read_header(content)
             self.limits.picture.check(header, len(content))
-            return content, header
+            settings = served.layout.settings_for(source.options)
+            layout = served.layout.picture(*header.upright, settings)
+            with self.metrics.stage("hash"):
+                known_as = content_hash(content, served.fingerprint(settings))
+            return Picture(source.field, content, header.width * header.height, known_as, layout, settings)
 
-        if is_data_url(url):
-            return await self._work(len(url) > THREAD_FROM_BYTES, len(url), lambda: read(decode_data_url(url)))
-        content = await self.sources.fetch(url, salt, memory)
-        return await self._work(False, len(content), partial(read, content))
+        if is_data_url(source.url):
+            num_bytes = len(source.url)
+            return await self._work(num_bytes > THREAD_FROM_BYTES, num_bytes, lambda: read(decode_data_url(source.url)))
+        content = await self.sources.fetch(source.url, salt, memory)
+        return await self._work(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
 
-    def _check_together(self, found: Iterable[Encoded]) -> None:
+    def _check_together(self, found: Iterable[Picture]) -> None:
         """Raise ImageTooLarge where the pictures of one request are too much, of those that are there by now."""
         num_bytes = num_pixels = 0
-        for one in found:
-            num_bytes += len(one.content)
-            num_pixels += one.header.width * one.header.height
+        for picture in found:
+            num_bytes += len(picture.encoded)
+            num_pixels += picture.num_pixels
         for number, limit, unit in (
             (num_bytes, self.limits.max_encoded_bytes, "bytes"),
             (num_pixels, self.limits.picture.max_request_pixels, "pixels"),
@@ -281,20 +283,6 @@ class Preparer:
                 raise ImageTooLarge(
                     f"The images have more than {limit} {unit} together; send fewer or smaller.", "messages"
                 )
-
-    async def _picture(self, served: ServedModel, one: Encoded) -> Picture:
-        def read() -> Picture:
-            settings = served.layout.settings_for(one.source.options)
-            layout = served.layout.picture(*one.header.upright, settings)
-            with self.metrics.stage("hash"):
-                known_as = content_hash(one.content, served.fingerprint(settings))
-            return Picture(one.source.field, one.content, known_as, layout, settings)
-
-        num_bytes = len(one.content)
-        try:
-            return await self._work(num_bytes > THREAD_FROM_BYTES, num_bytes, read)
-        except RequestError as error:
-            raise _at(error, one.source.field) from error
 
     async def _pixels(self, served: ServedModel, picture: Picture, salt: bytes) -> PreparedPicture:
         async def prepare() -> PreparedPicture:
@@ -330,6 +318,11 @@ class Preparer:
             return await asyncio.get_running_loop().run_in_executor(self.threads, work)
         async with self.admission.turn(num_bytes):
             return work()
+
+
+def is_long(request: ChatRequest | TokenizeRequest) -> bool:
+    """Whether reading the chat in *request* would hold up the event loop."""
+    return sum(map(_num_characters, request.messages or ())) > THREAD_FROM_CHARACTERS
 
 
 def on_wire(
