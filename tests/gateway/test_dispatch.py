@@ -105,7 +105,10 @@ async def test_alias_means_its_model_and_a_models_own_name_wins(tmp_path: Path) 
     async with serving(a, **names), serving(b, model="two"), fleet_of(a, b, released=[]) as fleet:
         await until(lambda: all(client.ready for client in fleet.clients))
         assert [fleet.model(name).name for name in ("one", "first", "two")] == ["one", "one", "two"]
-        assert [(model.name, model.aliases) for model in fleet.models()] == [("one", ("first",)), ("two", ())]
+        assert [(model.name, fleet.aliases(model.name)) for model in fleet.models()] == [
+            ("one", ("first",)),
+            ("two", ()),
+        ]
 
 
 @pytest.mark.parametrize(

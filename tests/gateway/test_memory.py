@@ -1,5 +1,7 @@
 """The budget of request bodies follows what the machine, or the control group, allows."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,24 @@ def test_the_least_limit_counts(
     monkeypatch.setattr(memory, "MEMORY_INFO", tmp_path / "meminfo")
     assert memory.allowed_bytes() == expected
     assert memory.default_request_memory_bytes() == max(GIB // 4, expected // 8)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_large_blocks_go_back_to_the_system(is_asked: bool) -> None:
+    """glibc keeps them once a larger one has been freed: the body of one request would stay for ever."""
+    program = f"""
+from saccade.gateway.memory import give_back_large_blocks
+if {is_asked}:
+    give_back_large_blocks()
+def resident_bytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+raises_the_threshold = b"a" * (24 << 20)
+del raises_the_threshold
+before = resident_bytes()
+body = b"a" * (16 << 20)
+behind_it = [b"a" * 4096 for _ in range(64)]
+del body
+print(resident_bytes() - before)
+"""
+    kept = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert (kept < 8 << 20) is is_asked

@@ -43,7 +43,7 @@ class Catalogue:
     def names(self) -> list[tuple[str, ServedModel]]:
         """Return every name that may be asked for, with its model; a model's own name stands before its aliases."""
         served = [(model, self._served[model.name]) for model in self._fleet.models() if model.name in self._served]
-        return [(name, one) for model, one in served for name in (model.name, *model.aliases)]
+        return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
 
     def get(self, name: str) -> ServedModel:
         """Return the model that may be asked for as *name*. Raises ModelNotFound and WorkerUnavailable."""

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from starlette.types import Scope
 
@@ -16,6 +17,7 @@ MAX_FORWARDED = 32
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+@lru_cache(maxsize=1024)
 def client_key(host: str) -> str:
     """Return what counts as one client of *host*, an address: the /64 network of an IPv6 one."""
     address = _parse(host)
@@ -35,7 +37,7 @@ class TrustedProxies:
 
     def is_trusted(self, host: str) -> bool:
         """Whether *host*, an address, is one of the proxies."""
-        address = _parse(host)
+        address = _parse(host) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 
     def client_of(self, scope: Scope) -> str:

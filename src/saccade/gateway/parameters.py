@@ -123,8 +123,9 @@ class _Reader(Generic[T]):
 
     def __init__(self, kind: type[T], related: Iterable[type[Struct]] = ()) -> None:
         self._kind = kind
-        self._fields = msgspec.structs.fields(kind)
-        self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in self._fields}
+        fields = msgspec.structs.fields(kind)
+        self._required = [field.name for field in fields if field.required]
+        self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
         names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
         self._later = LATER.keys() - self._decoders.keys()
         self._known = frozenset(names | LATER.keys() | WITHOUT_EFFECT)
@@ -134,16 +135,18 @@ class _Reader(Generic[T]):
         given = parse(body, dict[str, Raw])
         if len(given) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
-        for name in self._later & given.keys():
-            _refuse_unless_harmless(name, given[name])
+        for name in given:
+            if name in self._later:
+                _refuse_unless_harmless(name, given[name])
         warning = self._warning([name for name in given if name not in self._known], strict)
         values: dict[str, Any] = {}
-        for field in self._fields:
-            if field.name in given:
-                _check_length(field.name, given[field.name])
-                values[field.name] = decode(given[field.name], self._decoders[field.name], field.name)
-            elif field.required:
-                raise InvalidValue(f"`{field.name}` is missing.", field.name)
+        for name, raw in given.items():
+            if (decoder := self._decoders.get(name)) is not None:
+                _check_length(name, raw)
+                values[name] = decode(raw, decoder, name)
+        for name in self._required:
+            if name not in given:
+                raise InvalidValue(f"`{name}` is missing.", name)
         return self._kind(**values), warning
 
     def _warning(self, unknown: list[str], strict: bool) -> str:

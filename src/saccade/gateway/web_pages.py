@@ -8,6 +8,7 @@ server's origin, but the page's name in the header Host.
 import ipaddress
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from saccade.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMediaType
 
@@ -52,6 +53,8 @@ class WebPages:
         hosts = {_PORT.sub("", host).lower().rstrip(".") for host in allowed_hosts}
         self._any_host = ANY in hosts
         self._names = OWN_NAMES | hosts
+        # A client sends the same name again and again; what strangers make up does not add up.
+        self._is_own = lru_cache(maxsize=256)(self._reads_as_own)
         self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*.")))
 
     def check(self, method: str, headers: Headers) -> None:
@@ -68,7 +71,7 @@ class WebPages:
         if origins and not self._is_allowed(origins, hosts):
             raise OriginNotAllowed(ORIGIN_REFUSED)
 
-    def _is_own(self, host: bytes) -> bool:
+    def _reads_as_own(self, host: bytes) -> bool:
         """Whether *host* is an IP address, a name of this machine, or a given one: none of them is a stranger's."""
         match = _HOST.fullmatch(host.decode("latin-1"))
         if match is None:

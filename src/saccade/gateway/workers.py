@@ -65,7 +65,6 @@ class Model:
     name: str
     description: Description
     workers: tuple[Worker, ...]
-    aliases: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -141,6 +140,10 @@ class Fleet:
             raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
         return model
 
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """Return the other names of the model *name*."""
+        return tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
+
     def _names(self) -> dict[str, str]:
         """Return every name that may be asked for, and which model it means; a model's own name wins over an alias."""
         said = [client.description for client in self._clients if client.description]
@@ -156,8 +159,7 @@ class Fleet:
         ready = [(client, said) for client, said in serving if client.ready]
         description = (ready or serving)[0][1]
         workers = tuple(client for client, said in ready if _same_model(said, description))
-        aliases = tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
-        return Model(name=name, description=description, workers=workers, aliases=aliases)
+        return Model(name=name, description=description, workers=workers)
 
     def _client(self, url: str) -> Worker:
         if url.startswith(tokenspeed.SCHEME):
