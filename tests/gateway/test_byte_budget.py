@@ -87,3 +87,16 @@ async def test_one_who_leaves_while_waiting_holds_nothing(is_granted: bool) -> N
     first.keep(0)
     await behind
     assert budget.num_bytes == 95
+
+
+async def test_what_is_taken_without_asking_tells_when_it_is_too_much() -> None:
+    budget = ByteBudget(100)
+    mine, others = budget.reservation("mine"), budget.reservation("others")
+    mine.take(50)
+    assert not mine.is_over
+    mine.take(1)
+    assert (mine.is_over, others.is_over) == (True, False)
+    others.take(50)
+    assert others.is_over
+    mine.keep(0)
+    assert not others.is_over

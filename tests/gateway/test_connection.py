@@ -18,6 +18,8 @@ JSON = b"Content-Type: application/json\r\n"
 BODY = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Content-Length: 15\r\n\r\n"
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
 FILLER = b"a" * (16 << 10)
+CLOSED = 7
+"""A state of tcp(7), as TCP_INFO tells it."""
 
 
 HASTY = ConnectionLimits(
@@ -165,6 +167,9 @@ def test_an_answer_that_nobody_reads_is_dropped(hasty: scripted.Gateway) -> None
         reader.sendall(request("/v1/chat/completions", body.encode()))
         wait_until(lambda: hasty.worker.num_aborted > num_aborted)
         wait_until(lambda: not hasty.metric("saccade_requests_in_flight"))
+        # The connection is reset: what the client did not take is not kept for it.
+        wait_until(lambda: reader.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSED)
+    assert hasty.application.memory.num_bytes == 0
     hasty.answer_two_tokens()
     assert hasty.chat().status == 200
 

@@ -69,6 +69,10 @@ class ByteBudget:
                 raise QueueFull("Other requests hold all memory for request bodies; try again shortly.") from error
             raise
 
+    def is_over(self, client: Hashable) -> bool:
+        """Whether *client*, or all clients together, hold more than they may."""
+        return self.num_bytes > self.capacity_bytes or self._held[client] > self.capacity_bytes * CLIENT_SHARE
+
     def take(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* of *client* at once, whether or not there is room."""
         self.num_bytes += nbytes
@@ -120,6 +124,11 @@ class Reservation:
         """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
         await self._budget.reserve(self.client, nbytes)
         self.num_bytes += nbytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is taken than the budget allows; what asks with grow() waits then."""
+        return self._budget.is_over(self.client)
 
     def take(self, nbytes: int) -> None:
         """Count *nbytes* more that are here already, such as those of a fetch that several requests shared."""

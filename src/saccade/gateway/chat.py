@@ -63,8 +63,9 @@ class ChatCompletions:
     async def _stream(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get(CONNECTION)
         is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
-        async with EventStream(send, self.ping_interval_seconds, is_writable) as stream:
-            await unless_disconnected(receive, self._answer_in_events(asked, stream), stream.keep_alive())
+        with self.memory.reservation(asked.memory.client) as unread:
+            async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
+                await unless_disconnected(receive, self._answer_in_events(asked, stream), stream.keep_alive())
 
     async def _answer_in_events(self, asked: Asked, stream: EventStream) -> None:
         async def generate() -> None:

@@ -10,6 +10,7 @@ from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.border import UNFORESEEN, encode_error
+from saccade.gateway.byte_budget import Reservation
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -18,8 +19,8 @@ EVENT_STREAM = [
 ]
 PING = b": ping\n\n"
 
-BACKLOG_BYTES = 256 << 10
-"""What an answer may be ahead of its client before generation waits for the client."""
+BACKLOG_BYTES = 4 << 20
+"""What an answer may be ahead of its client before generation waits for the client; less where memory is short."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -27,14 +28,17 @@ _logger = structlog.get_logger(__name__)
 class EventStream:
     """An answer in events. The headers wait for the first one, so that an error before it has its own HTTP status.
 
-    While *is_writable* says that the client does not keep up, events wait in a backlog, so that an answer can end
-    before its client has read it. A context manager: at its end nothing more is sent.
+    While *is_writable* says that the client does not keep up, events wait in a backlog, which *memory* counts, so that
+    an answer can end before its client has read it. A context manager: at its end nothing more is sent.
     """
 
-    def __init__(self, send: Send, ping_interval_seconds: float, is_writable: Callable[[], bool]) -> None:
+    def __init__(
+        self, send: Send, ping_interval_seconds: float, is_writable: Callable[[], bool], memory: Reservation
+    ) -> None:
         self._send = send
         self._ping_interval_seconds = ping_interval_seconds
         self._is_writable = is_writable
+        self._memory = memory
         self._last = time.monotonic()
         self._backlog = bytearray()
         self._more = True
@@ -59,9 +63,10 @@ class EventStream:
             await self._emit(event)
             return
         self._backlog += event
+        self._memory.take(len(event))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
-        if len(self._backlog) > BACKLOG_BYTES:
+        if len(self._backlog) > BACKLOG_BYTES or self._memory.is_over:
             await self.flush()
 
     async def flush(self) -> None:
@@ -86,6 +91,7 @@ class EventStream:
                 events = bytes(self._backlog)
                 self._backlog.clear()
                 await self._emit(events)
+                self._memory.keep(len(self._backlog))
         finally:
             self._sending = None
 
