@@ -54,6 +54,16 @@ async def test_a_client_at_its_share_waits_and_holds_up_nobody_else() -> None:  
     assert budget.num_bytes == 100
 
 
+async def test_a_request_alone_may_grow_beyond_its_clients_share() -> None:
+    budget = ByteBudget(100, wait_seconds=0.05)
+    alone = budget.reservation("a")
+    for _ in range(4):
+        await alone.grow(25)
+    with pytest.raises(BodyTooLarge):
+        await alone.grow(1)
+    assert budget.num_bytes == 100
+
+
 async def test_two_that_hold_bytes_and_wait_for_more_both_end() -> None:  # F11
     budget = ByteBudget(100, wait_seconds=0.05)
     held = [budget.reservation(client) for client in "ab"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pictures
 import scripted
 
+from saccade.gateway.body_reader import STEP_BYTES
 from saccade.gateway.config import GatewayConfig
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -139,19 +140,37 @@ def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
 
 def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen3_vl: Path) -> None:
     body = json.dumps({"prompt": "a " * 100_000}).encode()
-    config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.3)
+    config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.2)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
-        head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow:
-            slow.sendall(head.encode() + body[:1000])
-            wait_until(lambda: gateway.application.memory.num_bytes == 2 * len(body))
-            assert gateway.metric("saccade_requests_in_flight") == 0
-            refused = gateway.ask("POST", "/tokenize", body, Content_Type="application/json")
-            assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
-            gateway.answer_two_tokens()
-            assert gateway.chat().status == 200  # a small body needs no reservation
-        wait_until(lambda: gateway.application.memory.num_bytes == 0)
+        memory = gateway.application.memory
+        memory.take("a fetch that goes on", 1)
+        refused = gateway.ask("POST", "/tokenize", body, Content_Type="application/json")
+        assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
+        assert gateway.metric("saccade_requests_in_flight") == 0
+        gateway.answer_two_tokens()
+        assert gateway.chat().status == 200  # a small body needs no reservation
+        gateway.loop.call_soon_threadsafe(memory.give_back, "a fetch that goes on", 1)
+        wait_until(lambda: memory.num_bytes == 0)
         assert gateway.ask("POST", "/tokenize", body, Content_Type="application/json").status == 200
+        wait_until(lambda: memory.num_bytes == 0)
+
+
+def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_vl: Path) -> None:
+    """Else a few clients that announce much and send little would keep out everybody's pictures."""
+    config = GatewayConfig(max_body_bytes=8 << 20, max_request_memory_bytes=16 << 20)
+    body = json.dumps({"prompt": "a " * (2 << 20)}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with (
+        scripted.running(tiny_qwen3_vl, config) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow,
+    ):
+        memory = gateway.application.memory
+        slow.sendall(f"{head}\r\n".encode() + body[:1000])
+        wait_until(lambda: memory.num_bytes == 2 * len(body))
+        wait_until(lambda: memory.num_bytes == 2 * (1000 + STEP_BYTES))
+        slow.sendall(body[1000:])
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: memory.num_bytes == 0)
 
 
 def test_the_encoded_bytes_of_one_request_are_bounded(tiny_qwen3_vl: Path) -> None:

@@ -1,5 +1,7 @@
 """A request's body, read within the budget of bytes; what is too long is refused before it is read."""
 
+import asyncio
+
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge
@@ -10,7 +12,10 @@ COPIES = 2
 """A body, and the strings that parsing makes of it, until the body is let go."""
 
 STEP_BYTES = 1 << 20
-"""What a body of unknown length reserves at a time."""
+"""What a body of unknown length, and one that has paused, reserves at a time."""
+
+PAUSE_SECONDS = 0.5
+"""A body that pauses for so long gives back what is reserved for bytes that have not come."""
 
 BODILESS = ("GET", "HEAD")
 
@@ -35,18 +40,23 @@ class BodyReader:
         if announced is not None and announced > self._max_bytes:
             raise self._too_large()
         await self._admission.start(announced)
-        if announced is not None and announced > LARGE_BODY_BYTES:
-            await memory.grow(COPIES * announced)
-        # Waiting for the first bytes must not hold a turn that reads.
+        # Waiting for the first bytes must hold neither memory nor a turn that reads.
         piece, more = await self._next(receive)
         body = bytearray(piece)
+        if more and announced is not None and announced > LARGE_BODY_BYTES:
+            await memory.grow(COPIES * announced)
         async with self._admission.reading(announced if more else 0) as turn:
             while more and len(body) <= self._max_bytes:
-                piece, more = await self._next(receive)
+                try:
+                    async with asyncio.timeout(PAUSE_SECONDS):
+                        piece, more = await self._next(receive)
+                except TimeoutError:
+                    memory.keep(COPIES * (len(body) + STEP_BYTES))
+                    continue
                 turn.heard()
                 body += piece
                 if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
-                    await memory.grow(COPIES * STEP_BYTES)
+                    await memory.grow(min(COPIES * STEP_BYTES, COPIES * self._max_bytes - memory.num_bytes))
         if len(body) > self._max_bytes:
             raise self._too_large()
         return body

@@ -18,18 +18,19 @@ CLIENT_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Waiter:
-    """A reservation that waits for *nbytes*."""
+    """A reservation that waits for *nbytes* beside the *num_own* that it has."""
 
     client: Hashable
     nbytes: int
+    num_own: int
     granted: asyncio.Future[None]
 
 
 class ByteBudget:
     """At most *capacity_bytes* at a time, of which one client holds at most CLIENT_SHARE.
 
-    A client that holds nothing may reserve the whole capacity at once; nothing above it is ever granted. A request
-    waits *wait_seconds* for room.
+    One request alone may have the whole capacity, whatever its client's share; nothing above it is ever granted. A
+    request waits *wait_seconds* for room.
     """
 
     def __init__(self, capacity_bytes: int, wait_seconds: float = 5.0) -> None:
@@ -43,16 +44,15 @@ class ByteBudget:
         """Return a reservation of no bytes yet, for a request of *client*."""
         return Reservation(self, client)
 
-    async def reserve(self, client: Hashable, nbytes: int) -> None:
-        """Take *nbytes* for *client* when there is room.
+    async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
+        """Take *nbytes* for a request of *client* that has *num_own*, when there is room.
 
         Raises QueueFull after the deadline, and BodyTooLarge where there can never be room.
         """
-        if nbytes > self.capacity_bytes:
-            raise BodyTooLarge(
-                f"The request needs {nbytes} bytes of memory at a time; this server has {self.capacity_bytes} in all."
-            )
-        waiter = _Waiter(client, nbytes, asyncio.get_running_loop().create_future())
+        needed = num_own + nbytes
+        if needed > self.capacity_bytes:
+            raise BodyTooLarge(f"The request takes {needed} bytes of memory; all together get {self.capacity_bytes}.")
+        waiter = _Waiter(client, nbytes, num_own, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._grant()
         try:
@@ -86,9 +86,9 @@ class ByteBudget:
             del self._held[client]
         self._grant()
 
-    def _is_at_share(self, client: Hashable, nbytes: int) -> bool:
-        held = self._held[client]
-        return held > 0 and held + nbytes > self.capacity_bytes * CLIENT_SHARE
+    def _is_at_share(self, waiter: _Waiter) -> bool:
+        held = self._held[waiter.client]
+        return held > waiter.num_own and held + waiter.nbytes > self.capacity_bytes * CLIENT_SHARE
 
     def _grant(self) -> None:
         """Grant in order of arrival. A client at its share holds up its own requests only."""
@@ -96,7 +96,7 @@ class ByteBudget:
         for waiter in list(self._waiting):
             if waiter.granted.done():
                 continue
-            if waiter.client in at_share or self._is_at_share(waiter.client, waiter.nbytes):
+            if waiter.client in at_share or self._is_at_share(waiter):
                 at_share.add(waiter.client)
             elif self.num_bytes + waiter.nbytes > self.capacity_bytes:
                 return
@@ -122,7 +122,7 @@ class Reservation:
 
     async def grow(self, nbytes: int) -> None:
         """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
-        await self._budget.reserve(self.client, nbytes)
+        await self._budget.reserve(self.client, nbytes, self.num_bytes)
         self.num_bytes += nbytes
 
     @property
