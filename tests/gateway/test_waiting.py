@@ -166,9 +166,12 @@ def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_
     ):
         memory = gateway.application.memory
         slow.sendall(f"{head}\r\n".encode() + body[:1000])
+        wait_until(lambda: memory.num_bytes == 2 * STEP_BYTES)
+        num_sent = STEP_BYTES + 1000
+        slow.sendall(body[1000:num_sent])
         wait_until(lambda: memory.num_bytes == 2 * len(body))
-        wait_until(lambda: memory.num_bytes == 2 * (1000 + STEP_BYTES))
-        slow.sendall(body[1000:])
+        wait_until(lambda: memory.num_bytes == 2 * (num_sent + STEP_BYTES))
+        slow.sendall(body[num_sent:])
         assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200")
         wait_until(lambda: memory.num_bytes == 0)
 

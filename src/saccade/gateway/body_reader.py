@@ -12,7 +12,7 @@ COPIES = 2
 """A body, and the strings that parsing makes of it, until the body is let go."""
 
 STEP_BYTES = 1 << 20
-"""What a body of unknown length, and one that has paused, reserves at a time."""
+"""What a body reserves at first; one of unknown length, and one that has paused, reserves as much at a time."""
 
 PAUSE_SECONDS = 0.5
 """A body that pauses for so long gives back what is reserved for bytes that have not come."""
@@ -44,7 +44,8 @@ class BodyReader:
         piece, more = await self._next(receive)
         body = bytearray(piece)
         if more and announced is not None and announced > LARGE_BODY_BYTES:
-            await memory.grow(COPIES * announced)
+            # A client that announces much and sends little must not hold what others need.
+            await memory.grow(COPIES * min(announced, STEP_BYTES))
         async with self._admission.reading(announced if more else 0) as turn:
             while more and len(body) <= self._max_bytes:
                 try:
@@ -52,11 +53,16 @@ class BodyReader:
                         piece, more = await self._next(receive)
                 except TimeoutError:
                     memory.keep(COPIES * (len(body) + STEP_BYTES))
+                    announced = None
                     continue
                 turn.heard()
                 body += piece
                 if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
-                    await memory.grow(min(COPIES * STEP_BYTES, COPIES * self._max_bytes - memory.num_bytes))
+                    num_held = memory.num_bytes // COPIES
+                    num_ahead = (
+                        min(STEP_BYTES, self._max_bytes - num_held) if announced is None else announced - num_held
+                    )
+                    await memory.grow(COPIES * num_ahead)
         if len(body) > self._max_bytes:
             raise self._too_large()
         return body
