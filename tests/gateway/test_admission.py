@@ -55,7 +55,8 @@ async def test_one_who_leaves_while_waiting_holds_nothing() -> None:
         assert admission.num_pixel_bytes == 100
 
 
-async def test_large_bodies_are_read_by_turns_and_small_ones_at_once() -> None:  # A6
+async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
+    monkeypatch.setattr("saccade.gateway.admission.READING_SECONDS", 60)
     admission = Admission(max_requests=99, max_pixel_bytes=0)
     order: list[str] = []
     go_on = asyncio.Event()
@@ -67,9 +68,10 @@ async def test_large_bodies_are_read_by_turns_and_small_ones_at_once() -> None: 
 
     large = [f"large {index}" for index in range(TURNS)]
     reading = [asyncio.create_task(read(name, LARGE_BODY_BYTES + 1)) for name in large]
-    reading += [asyncio.create_task(read("behind them", None)), asyncio.create_task(read("small", LARGE_BODY_BYTES))]
+    reading += [asyncio.create_task(read("behind them", LARGE_BODY_BYTES + 1))]
+    reading += [asyncio.create_task(read("small", LARGE_BODY_BYTES)), asyncio.create_task(read("huge", None))]
     await asyncio.sleep(0)
-    assert order == [*large, "small"]
+    assert order == [*large, "small", "huge"]  # huge ones take turns of their own
     go_on.set()
     await asyncio.gather(*reading)
     assert order[-1] == "behind them"
