@@ -1,4 +1,4 @@
-"""Ask twice about the same picture and see the second ask reuse it: `python examples/cached_picture.py [PICTURE]`."""
+"""Ask three times about one picture, and see what the cache saves: `python examples/cached_picture.py [PICTURE]`."""
 
 import base64
 import os
@@ -13,7 +13,7 @@ PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures/text
 
 
 def main() -> None:
-    """Print how many prompt tokens each ask found in the worker's cache."""
+    """Print how many prompt tokens of each request were in the worker's cache."""
     picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
     client = OpenAI(base_url=URL, api_key=KEY)
     url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

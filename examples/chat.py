@@ -13,7 +13,7 @@ PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures/text
 
 
 def main() -> None:
-    """Print the answer and what it cost."""
+    """Print the answer and its usage."""
     picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
     client = OpenAI(base_url=URL, api_key=KEY)
     url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

@@ -14,31 +14,33 @@ INTRODUCTION = """# Models
 This page is written by `scripts/model_docs.py` from the declarations in `src/saccade/models`.
 
 A model is found by the exact string in `architectures` of its config.json; where config.json names none, by its
-`model_type`. A checkpoint that nobody claims is refused at start-up with the list of those served. *Engine* says whether
-Saccade's own engine runs the family; the gateway serves all of them over workers that do. *Other wires* names the grid
-that goes with a picture to workers of other makes; families without one are not sent there.
+`model_type`. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
+prompts and pictures of every family. *engine* says whether Saccade's own engine runs the family (qwen3_vl: its dense
+models only). *other wires* names the grid that is sent with a picture to TokenSpeed workers; a family without one cannot be
+sent to them. A family with neither is not served by any worker yet; `saccade inspect` shows its prompts and pixels.
 """
 FILES = """## Files of a model
 
 A folder in hub layout holds `config.json`, `generation_config.json`, `preprocessor_config.json`, a tokenizer (`tokenizer.json`, or
 `tiktoken.model` where the release has that), `tokenizer_config.json`, a chat template (`chat_template.jinja`, `chat_template.json`, or inside
 `tokenizer_config.json`), and for the engine `*.safetensors`, sharded or not. `preprocessor_config.json` may be the `image_processor` of
-`processor_config.json` instead, as transformers 5 writes it; a folder with neither has lost how its pictures are prepared, and is refused.
+`processor_config.json` instead, as transformers 5 writes it; a folder with neither lacks the settings of its image processor and is refused.
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
-The chat template is the checkpoint's own. What the tests render is written anew, after descriptions of the releases' templates and not from
-them (reconstructed); a release's own file is served as it is, and start-up refuses one that does not write exactly one placeholder for one
-picture.
+The chat template is the checkpoint's own, used unchanged. Start-up refuses a template that does not write exactly one placeholder for one
+picture. The tests use synthetic checkpoints: their templates are reconstructed from descriptions of the releases' templates, their vocabularies
+are trained by the tests, and no release's own file is in the repository. The reference for pixels and token ids is transformers; for
+Kimi-K2.5 and Phi-3-vision it is a second implementation, written for this project from a description of the releases' code (`tests/references/`).
 
 `generation_config.json` gives the defaults of sampling: `do_sample: false` means temperature 0 unless the request says otherwise.
 
-`saccade inspect MODEL PICTURE...` shows what a model will see: sizes, grids, token ids, hashes.
+`saccade inspect MODEL PICTURE...` shows a model's input: sizes, grids, token ids, hashes.
 
 ## The bundled model
 
 `src/saccade/cli/bundled/model`: a Qwen3-VL of 8 million parameters, trained from scratch by `scripts/train_demo` with transformers' own classes on
 pictures drawn on the fly. It reads 1 to 4 capitals and digits, names six shapes, and names the colour of either, one of eight, on a light
-background. It cannot do anything else, and does not know that. Its card lies beside it; how well it reads: `docs/figures.md`.
+background. Its answers to anything else are meaningless. The model card is in its folder; `docs/figures.md` has its accuracy.
 """
 
 
@@ -61,7 +63,7 @@ def _row(name: str, family: Family) -> str:
             f"`{family.placeholder}`".replace("|", "\\|"),
             ", ".join(f"`{switch}`" for switch in family.template_switches),
             "yes" if models.has_network(name) else "",
-            f"`{family.foreign_grid}`" if family.foreign_grid else "",
+            f"`{family.external_grid}`" if family.external_grid else "",
         )
     )
 

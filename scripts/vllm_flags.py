@@ -11,25 +11,25 @@ INTRODUCTION = """# From vLLM
 
 This page is written by `scripts/vllm_flags.py` from the declaration in `src/saccade/cli/vllm_flags.py`, which the command line uses too.
 
-`saccade serve MODEL` takes the flags of `vllm serve` in three ways. A flag that would change an answer is never accepted without effect.
-Flags that the page does not list are unknown. `saccade serve --help` and `docs/configuration.md` list all that Saccade has.
+`saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never accepted without effect.
+Flags that this page does not list are unknown. `saccade serve --help` and `docs/configuration.md` list Saccade's flags.
 """
 SECTIONS = {
     Support.SERVED: (
         "Served",
-        "Where the second column says something else than `the same`, use that; the flag itself is refused with the sentence.",
-        ("flag of vLLM", "here", "what to know"),
+        "If the second column names another flag, use that one; vLLM's flag is refused with the note as the error.",
+        ("flag of vLLM", "Saccade's flag", "note"),
     ),
     Support.NO_EFFECT: (
         "Accepted without effect",
-        "One line at the start names those that were given. The answers are the same with and without them.",
-        ("flag of vLLM", "why it changes nothing"),
+        "One line at the start lists those that were given. The answers are the same with and without them.",
+        ("flag of vLLM", "why it has no effect"),
     ),
     Support.NOT_YET: (
         "Not yet",
-        "These stop the start, with exit code 2 and the sentence below, unless they ask for what holds anyway: the values of the second\n"
-        "column, and `--no-` before a flag that takes no value.",
-        ("flag of vLLM", "accepted values", "what holds instead"),
+        "With one of these the start fails, with exit code 2 and the note as the error. Values that request Saccade's own behaviour are\n"
+        "accepted: those of the second column, and `--no-` before a flag without a value.",
+        ("flag of vLLM", "accepted values", "note"),
     ),
 }
 

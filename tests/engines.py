@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.protocol.media import MediaItem, Span
@@ -22,8 +23,8 @@ Grid = tuple[int, int, int]
 
 
 def engine(folder: Path, **settings: Any) -> Engine:
-    """A warm engine on the CPU; small pools unless told otherwise."""
-    defaults = {"device": "cpu", "num_blocks": 256, "max_num_seqs": 8}
+    """A warm engine on the CPU; float32 and small pools unless told otherwise."""
+    defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
 
 
@@ -97,7 +98,7 @@ def drain(
             continue
         outcome.released += frame.released
         for delta in frame.deltas:
-            answer = outcome.answers[f"{delta.request_id}#{delta.index}" if delta.index else delta.request_id]
+            answer = outcome.answers[_name(delta.request_id, delta.index)]
             assert answer.finish_reason is None, "a delta behind the last one"
             answer.token_ids += delta.token_ids
             answer.finish_reason = delta.finish_reason
@@ -109,25 +110,43 @@ def drain(
     return outcome
 
 
+def _name(request_id: str, index: int) -> str:
+    return f"{request_id}#{index}" if index else request_id
+
+
 def is_idle(engine: Engine) -> bool:
     """Nothing of any request is left."""
     load = engine.load()
-    pins = engine.runner.encoder_cache._pins
-    return (load.num_running, load.num_waiting, load.num_free_blocks, len(pins)) == (0, 0, load.num_blocks, 0)
+    num_pinned = len(engine.scheduler.encodings.encoder_cache.pins)
+    return (load.num_running, load.num_waiting, load.num_free_blocks, num_pinned) == (0, 0, load.num_blocks, 0)
+
+
+def local(engine: Engine) -> LocalExecutor:
+    """The engine's executor, which is in this process."""
+    executor = engine.executor if engine.recorder is None else engine.recorder.executor
+    assert isinstance(executor, LocalExecutor)
+    return executor
+
+
+def module(engine: Engine) -> Any:
+    """The engine's network as the torch module that it is."""
+    return local(engine).runner.network
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:
-    """Return a dict that fills with every row of logits sampled from, by request."""
-    rows: dict[str, list[torch.Tensor]] = defaultdict(list)
-    sampler: Any = engine.runner.sampler
+    """Return a dict that fills with every row of logits sampled from, by sample as in Outcome."""
+    found: dict[str, list[torch.Tensor]] = defaultdict(list)
+    runner = local(engine).runner
+    sampler: Any = runner.sampler
 
-    def recording(logits: torch.Tensor, sequences: list[Any]) -> Any:
-        for row, sequence in zip(logits.clone(), sequences, strict=True):
-            rows[sequence.request_id].append(row)
-        return sampler(logits, sequences)
+    def recording(logits: torch.Tensor, rows: tuple[int, ...], *others: Any) -> Any:
+        owners = {sequence.row: sequence for sequence in engine.scheduler.running}
+        for row, one in zip(rows, logits.clone(), strict=True):
+            found[_name(owners[row].request_id, owners[row].index)].append(one)
+        return sampler(logits, rows, *others)
 
-    engine.runner.sampler = recording  # type: ignore[assignment]
-    return rows
+    runner.sampler = recording  # type: ignore[assignment]
+    return found
 
 
 class Oracle:
@@ -145,13 +164,13 @@ class Oracle:
         ids = torch.tensor([asked.token_ids + token_ids[:-1]])
         inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == self.placeholder).int()}
         if asked.media:
-            inputs["pixel_values"] = torch.cat([self._pixel_values(item) for item in asked.media])
+            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
             inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
         self.model.model.rope_deltas = None
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
 
     @staticmethod
-    def _pixel_values(item: MediaItem) -> torch.Tensor:
+    def pixel_values(item: MediaItem) -> torch.Tensor:
         patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(-1, 3, 1, 16, 16)
         doubled = patches.expand(-1, -1, 2, -1, -1).float()
         return ((doubled - 127.5) / 127.5).flatten(1)

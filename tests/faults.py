@@ -9,7 +9,7 @@ import functools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,9 +78,9 @@ PROBE = Ask(11, SHORT_TOKENS)
 class Quiet:
     """What the server answers when nothing else happens; asked once, one by one."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, known: Mapping[Ask, str] | None = None) -> None:
         self._server = server
-        self._known: dict[Ask, str] = {}
+        self._known = dict(known or {})
 
     def __getitem__(self, ask: Ask) -> str:
         if ask not in self._known:
@@ -89,9 +89,7 @@ class Quiet:
 
     def of(self, server: Server) -> "Quiet":
         """Return the same answers as the measure for another server of the same model."""
-        other = Quiet(server)
-        other._known.update(self._known)
-        return other
+        return Quiet(server, self._known)
 
     def learn(self, *asks: Ask) -> None:
         """Ask now, while it is quiet."""
@@ -181,8 +179,8 @@ def roles(server: Server) -> dict[str, list[psutil.Process]]:
 
 def _role(process: psutil.Process) -> str:
     words = process.cmdline()
-    if "saccade.gateway.media_process" in words:
-        forked = "saccade.gateway.media_process" in psutil.Process(process.ppid()).cmdline()
+    if "saccade.gateway.pictures.decode_pool.process" in words:
+        forked = "saccade.gateway.pictures.decode_pool.process" in psutil.Process(process.ppid()).cmdline()
         return "decode process" if forked else "fork server"
     if "saccade.engine" in words:
         return "engine"

@@ -1,7 +1,5 @@
 """A front to be played by a test, and a client that talks to it over a real wire."""
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,8 +9,8 @@ from echo_worker import until
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand
 from saccade.transport.client import WorkerClient
-from saccade.transport.connection import Connection
-from saccade.transport.handover import Lender, LentStreams
+from saccade.transport.framing import Frames
+from saccade.transport.gateway_streams import Connection
 from saccade.transport.server import WorkerServer
 
 DESCRIPTION = Description(
@@ -31,13 +29,9 @@ DESCRIPTION = Description(
 
 
 class Front:
-    """Remembers who came and what was asked, and says nothing; *watchers* are those of the feed, newest last.
-
-    It is its own engine: what it is lent it writes to.
-    """
+    """Remembers who came and what was asked, and says nothing; *watchers* are those of the feed, newest last."""
 
     def __init__(self) -> None:
-        self.ends: tuple[Lender, LentStreams] | None = None
         self.num_connections = 0
         self.watchers: list[Connection] = []
         self.watched: list[tuple[bool, bool]] = []
@@ -47,9 +41,9 @@ class Front:
     def describe(self) -> bytes:
         return msgspec.msgpack.encode(DESCRIPTION)
 
-    def open(self) -> Connection:
+    def open(self, frames: Frames | None = None) -> Connection:
         self.num_connections += 1
-        return Connection(self.num_connections)
+        return Connection(self.num_connections, frames)
 
     def watch(self, blocks: bool, pictures: bool) -> Connection:
         self.watchers.append(Connection(100 + len(self.watchers)))
@@ -63,33 +57,7 @@ class Front:
     def answer(self, connection: Connection, command: GatewayCommand) -> None:
         """Say what the test wants."""
 
-    def lend(self, connection: Connection, descriptor: int) -> None:
-        if self.ends is None:
-            front, engine = socket.socketpair()
-            with front, engine:
-                self.ends = Lender(front), LentStreams(engine)
-        lender, lent = self.ends
-        lender.lend(connection.number, descriptor)
-        lent.take()
-
-    def reply(self, connection: Connection, frame: bytes) -> None:
-        assert self.ends is not None
-        self.ends[1].send(connection.number, frame)
-        self.flush()
-
-    def flush(self) -> None:
-        if self.ends is not None and self.ends[1].waiting():
-            self.ends[1].flush()
-            asyncio.get_running_loop().call_later(0.01, self.flush)
-
-    def close(self) -> None:
-        for end in self.ends or ():
-            end.close()
-        self.ends = None
-
     def hang_up(self, connection: Connection) -> None:
-        if self.ends is not None:
-            self.ends[1].drop(connection.number)
         self.left.append(connection)
 
 
@@ -108,4 +76,3 @@ async def talking(
     finally:
         await client.close()
         await server.stop()
-        front.close()

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from saccade.gateway import media_process
-from saccade.gateway.media_job import PictureAnswer, PictureJob
+from saccade.gateway.pictures.decode_pool import process as media_process
+from saccade.gateway.pictures.decode_pool.job import PictureAnswer, PictureJob
 from saccade.protocol.output import Failure
 
 

@@ -3,13 +3,16 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from math import prod
 
-from saccade.engine.block_manager import BlockManager, PagedBlocks, StateGroup
-from saccade.engine.encode_planner import NUM_JOBS
-from saccade.engine.encoder_cache import EncoderCache
-from saccade.engine.scheduler import Budgets, Schedule, Scheduler
-from saccade.engine.sequence import Sequence
-from saccade.nn.rope import MultimodalPositions
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
+from saccade.engine.core.kv.blocks import PagedBlocks
+from saccade.engine.core.kv.manager import BlockManager, StateGroup
+from saccade.engine.core.pictures import State, Until
+from saccade.engine.core.scheduler import Budgets, Schedule, Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -66,7 +69,7 @@ def scheduler(
     """A scheduler over paged blocks and *groups*."""
     blocks = BlockManager([PagedBlocks(num_blocks, BLOCK), *groups], BLOCK)
     budgets = Budgets(seqs, tokens, patches, encode_aside=encode_aside)
-    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes))
+    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda _: FEATURE_BYTES))
 
 
 def paged(subject: Scheduler) -> PagedBlocks:
@@ -76,26 +79,36 @@ def paged(subject: Scheduler) -> PagedBlocks:
     return group
 
 
-def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_: None) -> Schedule:
-    """One step: what is planned can be done, is done within the budgets, and is done; *compute* is told each chunk."""
+def run(
+    subject: Scheduler,
+    compute: Callable[[Sequence, int], None] = lambda *_: None,
+    begin: Callable[[Schedule], None] = lambda _: None,
+) -> Schedule:
+    """One step: what is planned can be done, is done within the budgets, and is done.
+
+    *begin* is told the plan, and *compute* each chunk of it.
+    """
     step = subject.schedule()
     check_budgets(subject, step)
+    begin(step)
+    cache = subject.encodings.encoder_cache
     for key in step.encode:
-        assert key not in subject.encodings.encoder_cache, "encoded though it is there"
-        assert not any(key in job for job in subject.encodings.in_flight), "encoded though it is under way"
+        assert cache.has_begun(key), "planned, and no room was made"
+        assert key not in cache, "encoded though it is held"
+        assert not any(key in job for job in subject.encodings.jobs.values()), "encoded though it is under way"
         if key not in step.aside:
-            subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
+            cache.complete(key)
     if step.aside:
-        subject.encodings.in_flight += (frozenset(step.aside),)
-        assert len(subject.encodings.in_flight) <= NUM_JOBS
-    if not step.chunks and subject.encodings.in_flight:
+        subject.encodings.jobs[max(subject.encodings.jobs, default=0) + 1] = frozenset(step.aside)
+        assert len(subject.encodings.jobs) <= NUM_JOBS
+    if not step.chunks and subject.encodings.jobs:
         land(subject)
     for owner, num_tokens in step.chunks.items():
         first = owner.num_computed_tokens
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
-        for picture_run, source in owner.media_between(first, first + num_tokens):
-            assert source.key in subject.encodings.encoder_cache, (picture_run, "is needed and not encoded")
+        for picture_run, shown in owner.media_between(first, first + num_tokens):
+            assert shown.key in subject.encodings.encoder_cache, (picture_run, "is needed and not encoded")
         compute(owner, num_tokens)
     subject.commit(step)
     for owner in list(step.chunks):
@@ -108,10 +121,8 @@ def run(subject: Scheduler, compute: Callable[[Sequence, int], None] = lambda *_
 
 def land(subject: Scheduler) -> None:
     """The oldest job aside is done."""
-    job, *others = subject.encodings.in_flight
-    for key in job:
-        subject.encodings.encoder_cache.put(key, "features", FEATURE_BYTES)
-    subject.encodings.in_flight = tuple(others)
+    for key in subject.encodings.jobs.pop(min(subject.encodings.jobs)):
+        subject.encodings.encoder_cache.complete(key)
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:
@@ -127,9 +138,25 @@ def check_holdings(subject: Scheduler) -> None:
     blocks, owners = paged(subject), [*subject.running, *subject.waiting, *subject.parked]
     tables = Counter(block for owner in owners for block in owner.block_table)
     assert [tables[block] for block in range(blocks.num_blocks)] == blocks.references
-    sources = [source for owner in owners for source in owner.sources]
-    pins = Counter(source.key for source in sources for is_held in (source.pinned, source.kept) if is_held)
-    assert pins == subject.encodings.encoder_cache._pins
+    check_pins(subject)
+
+
+def check_pins(subject: Scheduler) -> None:
+    """Every pin is that of an unfinished sequence that needs it, and the cache knows it."""
+    cache, owners = subject.encodings.encoder_cache, [*subject.running, *subject.waiting, *subject.parked]
+    known = {shown for pictures in cache.pins.values() for shown in pictures}
+    assert known == {shown for owner in owners for shown in owner.pictures if shown.pins}
+    for shown in known:
+        samples = {owner.index: owner for owner in owners if shown in owner.pictures}
+        for index, until in shown.pins:
+            sample = samples[index]
+            assert until is not Until.COMPUTED or shown.end > sample.num_computed_tokens, "is not needed any more"
+            assert until is not Until.STARTED or sample.samples_start is not None
+            assert until is Until.ENDED or sample not in subject.parked
+    for owner in owners:
+        for shown in owner.pictures:
+            assert (shown.state in (State.ENCODING, State.ENCODED)) == bool(shown.pins)
+            assert shown.state is not State.ENCODED or shown.key in cache
 
 
 def lengths(step: Schedule) -> dict[int, int]:

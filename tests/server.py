@@ -117,10 +117,11 @@ def serving(
     *arguments: str, key: str = "none", before: Sequence[str] = (), log: Path | None = None
 ) -> Iterator[Server]:
     """Start `saccade serve` with *arguments*, by the command *before* where there is one; wait until it is ready, and
-    stop it. What it writes on stderr goes to *log*.
+    stop it. Unless told otherwise it computes in float32. What it writes on stderr goes to *log*.
     """
     port = free_port()
-    command = [*before, sys.executable, "-m", "saccade.cli.main", "serve", *arguments, "--port", str(port)]
+    exact = () if "--dtype" in arguments else ("--dtype", "float32")
+    command = [*before, sys.executable, "-m", "saccade.cli.main", "serve", *arguments, *exact, "--port", str(port)]
     stderr = log.open("wb") if log is not None else None
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)

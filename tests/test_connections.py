@@ -31,18 +31,17 @@ ALLOWED = {
         "insecure_channel",
         "secure_channel",
     },  # workers, whose addresses the operator gives
-    "transport/client.py": {"grpc"},  # uses such a channel
+    # uses such a channel; a worker on this host, whose socket the operator names
+    "transport/client.py": {"grpc", "create_unix_connection"},
     "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
     "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
-    "transport/connection.py": {"grpc"},  # names of status codes
+    "transport/gateway_streams.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
     "transport/access.py": {"grpc"},  # refuses calls to the same
-    "transport/health.py": {"grpc"},  # answers calls to the same
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
-    "transport/stream.py": {"create_unix_connection"},  # a worker on this host, whose socket the operator names
     "worker/service.py": {"grpc"},  # listens
-    "transport/local.py": {"create_connection"},  # a socket pair that its parent made
+    "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback

@@ -9,7 +9,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])]
+EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["dev"])]
+REQUIREMENTS = [requirement for requirement in REQUIREMENTS if requirement.name != PROJECT["name"]]
 PINNED = {
     canonicalize_name(name): version
     for name, _, version in (
@@ -17,9 +19,9 @@ PINNED = {
     )
 }
 PLACES = {
-    "uvicorn": ("gateway/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
-    "numba": ("nn/kernels/words.py", "numba.extending"),  # the compiler's inside
-    "msgspec": ("gateway/body.py", "Expected `"),  # the text of its errors
+    "uvicorn": ("gateway/http/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
+    "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
+    "msgspec": ("gateway/openai/json_body.py", "Expected `"),  # the text of its errors
     "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit
 }
 """What has an upper bound, and the file and the words that are the reason."""

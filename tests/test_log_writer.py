@@ -66,11 +66,15 @@ def test_a_thread_may_write_while_it_writes() -> None:
     writer = LineWriter(write, told)
     done = threading.Event()
 
-    def twice() -> None:
-        with writer._lock:  # as a finalizer finds it, which the collector runs in the middle of write()
-            writer.write(b"inner\n")
-        done.set()
+    class Line(bytes):
+        def __len__(self) -> int:  # write() calls it while it holds its lock, where the collector may run a finalizer
+            if not done.is_set():
+                done.set()
+                writer.write(b"inner\n")
+            return super().__len__()
 
-    threading.Thread(target=twice, daemon=True).start()
-    assert done.wait(10)
-    assert os.read(read, 100) == b"inner\n"
+    thread = threading.Thread(target=writer.write, args=[Line(b"outer\n")], daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert os.read(read, 100) == b"inner\nouter\n"

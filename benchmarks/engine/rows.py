@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.engine.cases import OUTPUT_TOKENS, TRANSFORMERS, Case
+from benchmarks.engine.cases import TRANSFORMERS, Case
 from benchmarks.engine.load import Load
 from benchmarks.engine.systems import Running, Setup, running
 from benchmarks.measured import MODEL, ROOT
 
 SAMPLE_SECONDS = 0.25
-MIN_WARMUP = 4
 NUMBERS_PER_ROW = 1000
 
 
@@ -69,9 +68,9 @@ def _load(case: Case, server: Running, scale: float, first_number: int) -> Load:
         model=MODEL,
         num_clients=case.num_clients,
         num_requests=_num_requests(case, scale),
-        num_warmup=max(MIN_WARMUP, case.num_clients),
+        num_warmup=max(case.num_warmup, case.num_clients),
         first_number=first_number,
-        output_tokens=OUTPUT_TOKENS,
+        output_tokens=case.output_tokens,
         size=case.size,
         same=case.same,
         server_pid=server.pid,
@@ -118,7 +117,7 @@ def _in_process(case: Case, setup: Setup, scale: float, first_number: int) -> di
         "threads": setup.threads,
         "num_requests": _num_requests(case, scale),
         "first_number": first_number,
-        "output_tokens": OUTPUT_TOKENS,
+        "output_tokens": case.output_tokens,
         "size": case.size,
         "same": case.same,
     }

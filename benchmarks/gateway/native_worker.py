@@ -18,7 +18,9 @@ from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand
-from saccade.transport.server import Connection, WorkerServer
+from saccade.transport.framing import Frames
+from saccade.transport.gateway_streams import Connection
+from saccade.transport.server import WorkerServer
 from saccade.transport.shared_memory import namespace, read_slot
 
 
@@ -50,10 +52,10 @@ class NotesFront:
         """Return the encoded Description."""
         return self._encoder.encode(self._description)
 
-    def open(self) -> Connection:
+    def open(self, frames: Frames | None = None) -> Connection:
         """Return a new connection."""
         self._num_connections += 1
-        return Connection(self._num_connections)
+        return Connection(self._num_connections, frames)
 
     def receive(self, connection: Connection, command: bytes) -> None:
         """Take one command; an abort comes too late for anything."""

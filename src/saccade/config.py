@@ -1,7 +1,7 @@
-"""Turn TOML, environment and flags into the frozen dataclasses the rooms declare.
+"""Where settings come from besides flags, and how a parent passes its settings to a child process.
 
-A flag wins over its environment variable, that over the file, that over the default. `--max-model-len` is
-SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
+A flag overrides its environment variable, the variable overrides the settings file, and the file overrides the default.
+`--max-model-len` is SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ PREFIX = "SACCADE_"
 
 
 def sources(file: Path | None) -> tuple[Any, ...]:
-    """Return where cyclopts looks for what is not given as a flag.
+    """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    Raises StartupError where *file* is missing, and where a variable is set to nothing: an empty SACCADE_API_KEY, from
-    a secret that was not filled in, must not open the server.
+    Raises StartupError if *file* is missing or a variable is empty: an empty SACCADE_API_KEY, from a secret without a
+    value, must not start a server without keys.
     """
     for name, value in os.environ.items():
         if name.startswith(PREFIX) and not value.strip():
@@ -38,12 +38,12 @@ def sources(file: Path | None) -> tuple[Any, ...]:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* without Saccade's variables, for a child that gets its settings from its parent alone."""
+    """Return *environment* without Saccade's variables, for a child process that gets all settings from its parent."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
 def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list[str]:
-    """Return *flags* as command-line arguments; without those at their default, and without *secret* ones."""
+    """Return *flags* as command-line arguments, without flags at their default and without *secret* ones."""
     arguments: list[str] = []
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
@@ -59,6 +59,6 @@ def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list
 
 
 def to_environment(flags: "DataclassInstance", secret: Sequence[str]) -> dict[str, str]:
-    """Return the *secret* ones of *flags* as environment variables, which other users of the machine cannot read."""
+    """Return the *secret* flags as environment variables, which other users of the machine cannot read."""
     given = {name: getattr(flags, name) for name in secret}
     return {PREFIX + name.upper(): " ".join(values) for name, values in given.items() if values}

@@ -1,45 +1,45 @@
-"""The exception tree; each leaf knows its HTTP status, its code and whose fault it is.
+"""The exception tree. Each leaf defines its HTTP status and code.
 
     SaccadeError
-    ├── RequestError                the client's fault, 4xx
+    ├── RequestError                the request is wrong, 4xx
     │   ├── InvalidValue            a field has a wrong type or value
-    │   ├── UnsupportedParameter    a field that Saccade does not serve yet, refused by name
+    │   ├── UnsupportedParameter    a field that Saccade does not support yet
     │   ├── ContextLengthExceeded   prompt and answer do not fit the model's context
-    │   ├── InvalidImage            bytes that are no picture, or a damaged one
-    │   ├── UnsupportedImageFormat  a picture of a kind that is not decoded here
+    │   ├── InvalidImage            bytes that are not a picture, or a damaged picture
+    │   ├── UnsupportedImageFormat  a picture format that Saccade does not decode
     │   ├── ImageTooLarge           too many pixels, too long a side, too extreme an aspect
-    │   ├── TooManyImages           more pictures than a request may carry
+    │   ├── TooManyImages           more pictures than a request may have
     │   ├── InvalidBase64           a data URL whose payload is not base64
     │   ├── InvalidImageUrl         a URL that is not fetched
     │   ├── InvalidApiKey           401
-    │   ├── HostNotAllowed          403, a keyless server was asked for by a name that is not its own
+    │   ├── HostNotAllowed          403, the Host header of a request to a server without keys has an unknown name
     │   ├── OriginNotAllowed        403, a web page that may not call this server
     │   ├── ModelNotFound           404
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
     │   ├── RequestTimeout          408, the request arrives too slowly
     │   ├── BodyTooLarge            413
-    │   ├── UnsupportedMediaType    415, a body that does not say that it is JSON
+    │   ├── UnsupportedMediaType    415, a body without `Content-Type: application/json`
     │   └── QueueFull               429
-    ├── ServiceError                ours, 5xx
+    ├── ServiceError                the server failed, 5xx
     │   ├── InternalError           500
-    │   ├── WorkerFailed            500, the engine died under the request
+    │   ├── WorkerFailed            500, the engine failed during the request
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
     │   └── DeadlineExceeded        504
-    └── StartupError                the operator's: shown on the terminal, never over HTTP
+    └── StartupError                a setting or a file is wrong: shown on the terminal, never over HTTP
 
-Messages are written for people and are safe to show: they never hold the text of a library's exception.
+Messages are shown to clients and operators, so they never contain the text of a library's exception.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class SaccadeError(Exception):
-    """Anything Saccade raises on purpose.
+    """Base of all exceptions that Saccade raises.
 
-    *message* says what was wrong and what to do; *param* names the request's field, as `messages[0].content[1]`.
-    *reason* is the message as the log has it: give one where *message* repeats what the client sent.
+    *message* says what was wrong and what to do; *param* names the request's field, such as `messages[0].content[1]`.
+    *reason* replaces *message* in the log; it must be given if *message* repeats data of the client.
     """
 
     status: ClassVar[int] = 500
@@ -60,6 +60,10 @@ class RequestError(SaccadeError):
     code = "invalid_request"
     type = "invalid_request_error"
 
+    def at(self, field: str) -> Self:
+        """Return the same error with the request's *field*, where the error does not name one already."""
+        return type(self)(self.message, self.param or field)
+
 
 class InvalidValue(RequestError):
     """A field has a wrong type or value."""
@@ -68,7 +72,7 @@ class InvalidValue(RequestError):
 
 
 class UnsupportedParameter(RequestError):
-    """A field that Saccade does not serve yet: refused by name, never ignored."""
+    """A field that Saccade does not support yet. Such a field is refused, not ignored."""
 
     code = "unsupported_parameter"
 
@@ -82,7 +86,10 @@ class ContextLengthExceeded(RequestError):
     def of(
         cls, max_model_len: int, num_prompt: int, num_completion: int, param: str, at_least: bool = False
     ) -> "ContextLengthExceeded":
-        """Return the error in the words that clients look for, to send less; *at_least* if tokens were not counted."""
+        """Return the error in OpenAI's wording, which clients match in order to send less.
+
+        With *at_least* the numbers are lower bounds, because the tokens were not counted.
+        """
         least = "at least " if at_least else ""
         return cls(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
@@ -93,13 +100,13 @@ class ContextLengthExceeded(RequestError):
 
 
 class InvalidImage(RequestError):
-    """Bytes that are no picture, or a damaged one."""
+    """Bytes that are not a picture, or a damaged picture."""
 
     code = "invalid_image"
 
 
 class UnsupportedImageFormat(RequestError):
-    """A picture of a kind that is not decoded here."""
+    """A picture format that Saccade does not decode."""
 
     code = "unsupported_image_format"
 
@@ -111,7 +118,7 @@ class ImageTooLarge(RequestError):
 
 
 class TooManyImages(RequestError):
-    """More pictures than a request may carry."""
+    """More pictures than a request may have."""
 
     code = "too_many_images"
 
@@ -123,20 +130,20 @@ class InvalidBase64(RequestError):
 
 
 class InvalidImageUrl(RequestError):
-    """A URL that is not fetched. Blocked and unreachable read the same."""
+    """A URL that is not fetched. The message does not reveal whether the URL is blocked or unreachable."""
 
     code = "invalid_image_url"
 
 
 class InvalidApiKey(RequestError):
-    """No key, or one that the operator did not set."""
+    """The request has no API key or an unknown one."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class HostNotAllowed(RequestError):
-    """A keyless server was asked for by a name that is not known to be its own."""
+    """The Host header of a request to a server without keys has a name that is not allowed."""
 
     status = 403
     code = "host_not_allowed"
@@ -150,7 +157,7 @@ class OriginNotAllowed(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """No model of that name is served here."""
+    """No served model has the requested name."""
 
     status = 404
     code = "model_not_found"
@@ -185,7 +192,7 @@ class BodyTooLarge(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """A body that does not say that it is JSON."""
+    """A body without `Content-Type: application/json`."""
 
     status = 415
     code = "unsupported_media_type"
@@ -204,13 +211,13 @@ class ServiceError(SaccadeError):
 
 
 class InternalError(ServiceError):
-    """A fault that nobody foresaw; the log has it under the request's id."""
+    """An unexpected exception; the log has its traceback with the request's id."""
 
     code = "internal_error"
 
 
 class WorkerFailed(ServiceError):
-    """The engine died or gave up while it worked on the request."""
+    """The engine failed during the request."""
 
     code = "worker_failed"
 
@@ -223,7 +230,7 @@ class WorkerUnavailable(ServiceError):
 
 
 class Draining(ServiceError):
-    """The server is shutting down and takes no new work."""
+    """The server is shutting down and accepts no new requests."""
 
     status = 503
     code = "draining"
@@ -237,7 +244,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class StartupError(SaccadeError):
-    """The operator's: a setting, a model folder or a file is wrong. Shown on the terminal."""
+    """A setting, a model folder or a file is wrong. Shown to the operator on the terminal."""
 
     code = "startup_error"
 
@@ -247,6 +254,6 @@ def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
-    """Return the exception whose code crossed a process border as *code*; an unknown code becomes InternalError."""
+    """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code."""
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
     return kinds.get(code, InternalError)(message, param)

@@ -1,4 +1,4 @@
-"""LineWriter: writes log lines on a thread of its own, so that a full pipe on stderr blocks no other thread."""
+"""Write log lines on a separate thread, so that a full pipe on stderr blocks no other thread."""
 
 import contextlib
 import os
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_BYTES = 4 << 20
-"""What may wait to be written: about 10,000 lines."""
+"""The most that may wait to be written: about 10,000 lines."""
 
 GATHER_SECONDS = 0.05
-"""How long the thread gathers lines before it writes them: waking it for each would cost more than the line."""
+"""How long the thread collects lines before it writes them: waking it for each line would cost more than the line."""
 
 FLUSH_SECONDS = 2.0
 
 
 class LineWriter:
-    """Writes whole lines to *descriptor*. write() never blocks; a line for which the queue has no room is dropped.
+    """Write whole lines to *descriptor*. write() never blocks; if the queue is full, it drops the line.
 
-    *tell_dropped* makes a line from the number of lines that were dropped; it is written once writing works again.
+    *tell_dropped* returns a line for the number of dropped lines, which is written when writing works again.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -50,7 +50,7 @@ class LineWriter:
             self._wakes.put(None)
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all is written, at most *seconds*; return whether it is."""
+        """Wait until all lines are written, at most *seconds*; return whether they are."""
         self._wakes.put(None)
         deadline = time.monotonic() + seconds
         while self._num_bytes and time.monotonic() < deadline:
@@ -77,7 +77,7 @@ class LineWriter:
             self._num_told += num_new
 
     def _put(self, content: bytes) -> bool:
-        """Write all of *content*, however long the reader takes; return False where nobody can read it any more."""
+        """Write all of *content*, however slow the reader is; return False if the descriptor has no reader any more."""
         left = memoryview(content)
         while left:
             try:
@@ -94,7 +94,7 @@ class LineWriter:
 
 @dataclass(frozen=True)
 class LogOutput:
-    """Where a process's log lines go, the least *level* of them, and whether a person reads them there."""
+    """The destination of a process's log lines, their least *level*, and whether it is a terminal."""
 
     writer: LineWriter
     level: int

@@ -1,7 +1,7 @@
-"""Logging, metrics and trace names.
+"""Logging and metrics.
 
-Names of metrics are vLLM's where they mean the same, so that dashboards made for it work; ours begin with `saccade_`.
-Neither labels nor log lines hold anything that a user sent.
+A metric that means the same as one of vLLM's has vLLM's name, so that vLLM's dashboards work; all others begin with
+`saccade_`. Neither labels nor log lines contain data that a client sent.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from saccade.log_writer import LineWriter, LogOutput
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 STAGES = ("fetch", "hash", "tokenize", "route", "queue", "decode", "preprocess", "write", "media", "prepare")
-"""What a request passes in the gateway. *media* is all that happens to its pixels, *prepare* all before
-the dispatch."""
+"""The stages of a request in the gateway. *media* covers all work on pixels, *prepare* everything before the
+dispatch."""
 
 ENGINE_STAGES = ("queue", "encode", "prefill", "decode")
-"""What a sample passes in the engine; *encode* is a part of *prefill*."""
+"""The stages of a sample in the engine; *encode* is a part of *prefill*."""
 
 LAG_INTERVAL_SECONDS = 0.05
 
@@ -37,38 +37,42 @@ _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
 class AnswerMetrics:
-    """What is measured of an answer once it has ended; where it has several samples, of each of them."""
+    """Metrics of an answer, observed at its end for each of its samples."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         model = ("model_name",)
         self.success_total = Counter(
             "vllm:request_success",
-            "Samples that ended, by how they did.",
+            "Finished samples by finish reason.",
             (*model, "finished_reason"),
             registry=registry,
         )
         self.prompt_tokens = Histogram(
-            "vllm:request_prompt_tokens", "Tokens of a prompt.", model, buckets=_TOKENS, registry=registry
+            "vllm:request_prompt_tokens", "Number of tokens of a prompt.", model, buckets=_TOKENS, registry=registry
         )
         self.generation_tokens = Histogram(
-            "vllm:request_generation_tokens", "Tokens of a sample.", model, buckets=_TOKENS, registry=registry
+            "vllm:request_generation_tokens", "Number of tokens of a sample.", model, buckets=_TOKENS, registry=registry
         )
         self.tpot_seconds = Histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Between two tokens, on average over a sample.",
+            "Mean time between two tokens of a sample.",
             model,
             buckets=_SHORT_SECONDS,
             registry=registry,
         )
         self.asked_tokens = Histogram(
             "vllm:request_params_max_tokens",
-            "The most tokens that a request asked for.",
+            "Limit of generated tokens that a request sets.",
             model,
             buckets=_TOKENS,
             registry=registry,
         )
         self.asked_samples = Histogram(
-            "vllm:request_params_n", "Samples that a request asked for.", model, buckets=_SAMPLES, registry=registry
+            "vllm:request_params_n",
+            "Number of samples that a request asks for.",
+            model,
+            buckets=_SAMPLES,
+            registry=registry,
         )
         self._engine_stages = Histogram(
             "saccade_engine_stage_seconds",
@@ -99,7 +103,7 @@ class AnswerMetrics:
 
 
 class Metrics:
-    """What one gateway process measures of itself; numbers of the engines are collected when asked for."""
+    """Metrics of one gateway process. Those of its engines are collected when `/metrics` is rendered."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -115,21 +119,21 @@ class Metrics:
             self._stages.labels(stage)
         self.ttft_seconds = Histogram(
             "vllm:time_to_first_token_seconds",
-            "From the request's arrival to its first token.",
+            "Time from the arrival of a request to its first token.",
             model,
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.itl_seconds = Histogram(
             "vllm:inter_token_latency_seconds",
-            "Between two deltas of an answer.",
+            "Time between two deltas of an answer.",
             model,
             buckets=_SHORT_SECONDS,
             registry=self.registry,
         )
         self.e2e_seconds = Histogram(
             "vllm:e2e_request_latency_seconds",
-            "From the request's arrival to its last token.",
+            "Time from the arrival of a request to its last token.",
             model,
             buckets=_SECONDS,
             registry=self.registry,
@@ -137,22 +141,25 @@ class Metrics:
         self.answers = AnswerMetrics(self.registry)
         self.pictures_by_hash = Counter(
             "saccade_pictures_by_hash",
-            "Pictures sent by their hash alone, because the worker held them.",
+            "Pictures sent as their hash alone, because the worker was believed to hold them.",
             registry=self.registry,
         )
         self.pixels_wanted = Counter(
-            "saccade_pixels_wanted", "Pictures that the worker did not hold after all.", registry=self.registry
+            "saccade_pixels_wanted", "Pictures sent as their hash that the worker lacked.", registry=self.registry
         )
         self.requests_total = Counter(
-            "saccade_http_requests", "Answered requests.", ("route", "status"), registry=self.registry
+            "saccade_http_requests",
+            "Answered requests by route and status.",
+            ("route", "status"),
+            registry=self.registry,
         )
         self.slots_in_use = Gauge(
-            "saccade_slots_in_use", "Shared-memory slots that requests hold.", registry=self.registry
+            "saccade_slots_in_use", "Shared-memory slots held by requests.", registry=self.registry
         )
         self.requests_in_flight = Gauge("saccade_requests_in_flight", "Requests being served.", registry=self.registry)
         self._lag = Histogram(
             "saccade_event_loop_lag_seconds",
-            "How late the event loop wakes a sleeper.",
+            "Delay of a timer of the event loop.",
             buckets=_SHORT_SECONDS,
             registry=self.registry,
         )
@@ -175,7 +182,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     async def watch_event_loop(self) -> None:
-        """Measure the event loop's lag until cancelled."""
+        """Record the event loop's lag at intervals, until cancelled."""
         while True:
             start = time.perf_counter()
             await asyncio.sleep(LAG_INTERVAL_SECONDS)
@@ -183,9 +190,9 @@ class Metrics:
 
 
 def configure_logging(level: int = logging.INFO) -> LogOutput:
-    """Send all log lines to stderr: for people on a terminal, as JSON elsewhere. Call once, when a process starts.
+    """Send all log lines to stderr: as text on a terminal, else as JSON. Call once, when a process starts.
 
-    A thread writes them; what it has not written yet is written when the process ends.
+    A thread writes the lines; lines that still wait when the process ends are written then.
     """
     is_terminal = sys.stderr.isatty()
     writer = LineWriter(sys.stderr.fileno(), _text_of_dropped if is_terminal else _json_of_dropped)
@@ -197,7 +204,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        # First of all, so that a line nobody wants costs nothing.
+        # First, so that a line below the level costs nothing.
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -221,7 +228,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
 
 
 class _Lines:
-    """What logging takes for a stream: every write is a whole line or several."""
+    """The stream of a logging handler: every write is one or more whole lines."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
@@ -231,7 +238,7 @@ class _Lines:
 
 
 class _Dropped(msgspec.Struct, frozen=True, tag_field="event", tag="log lines dropped"):
-    """The line that says how many others are missing."""
+    """The line with the number of dropped lines."""
 
     timestamp: datetime
     dropped: int
@@ -243,4 +250,4 @@ def _json_of_dropped(number: int) -> bytes:
 
 
 def _text_of_dropped(number: int) -> bytes:
-    return f"saccade: {number} log lines are missing here: stderr was not read fast enough\n".encode()
+    return f"saccade: {number} log lines were dropped here because stderr was not read fast enough\n".encode()

@@ -136,8 +136,8 @@ def test_origins_that_are_no_list_are_refused(written: str, capsys: pytest.Captu
     ("flags", "words"),
     [
         (["--admin-port", "9999"], "--admin-key"),
-        (["--admin-port", "9999", "--admin-key", "one", "--api-key", "one"], "no tenant"),
-        (["--admin-key", "a b"], "--admin-key is empty or has a space"),
+        (["--admin-port", "9999", "--admin-key", "one", "--api-key", "one"], "equals an --api-key"),
+        (["--admin-key", "a b"], "--admin-key is empty or contains a space"),
     ],
 )
 def test_the_admin_port_needs_a_key_of_its_own(
@@ -165,13 +165,54 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
     )
     media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
     engine = EngineFlags(
-        ("name", "alias"), 12, 13, 14, 19, 0.5, 15, 16, 20, 21, False, "bfloat16", "cpu", "numba", 17, 18.5, True
+        ("name", "alias"),
+        12,
+        13,
+        14,
+        19,
+        0.5,
+        15,
+        16,
+        20,
+        21,
+        False,
+        "bfloat16",
+        "cpu",
+        "torch_sdpa",
+        "amx",
+        17,
+        18.5,
+        True,
+        Path("steps"),
+        1 << 22,
+        True,
     )
     for name, value in config.to_environment(server, SECRET).items():
         monkeypatch.setenv(name, value)
     arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
     assert not {"k1", "k3"} & set(arguments)
     assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
+
+
+@pytest.mark.parametrize("name", ["--mm-encoder-attn-backend", "--mm-attention-backend"])
+def test_vision_backend_has_the_names_of_vllm_and_sglang(name: str) -> None:
+    assert parse("MODEL", name, "amx")["engine"] == EngineFlags(mm_encoder_attn_backend="amx")
+
+
+def test_steps_are_recorded_in_the_folder_that_the_flag_names_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = parse("MODEL", "--record-steps", "steps", "--record-steps-bytes", "2000000", "--record-pixels")["engine"]
+    assert isinstance(engine, EngineFlags)
+    config = engine_config("MODEL", tmp_path, engine)
+    assert (config.record_steps, config.record_steps_bytes, config.record_pixels) == (
+        f"{tmp_path}/steps",
+        2000000,
+        True,
+    )
+    assert engine_config("MODEL", tmp_path, EngineFlags()).record_steps is None
+    assert run(["worker", "MODEL", "--record-steps-bytes", "5"]) == 2
 
 
 @pytest.mark.parametrize(

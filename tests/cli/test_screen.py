@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from waiting import wait_until
 
 from saccade.cli.screen import StartProgress, curl
-from saccade.protocol.local import EngineProgress
+from saccade.protocol.engine_ipc import EngineProgress
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -19,11 +20,9 @@ def test_count_is_shown_once_the_total_is_known() -> None:
     shown = io.StringIO()
     with StartProgress(Console(file=shown, force_terminal=True, width=100)) as progress:
         progress.show(EngineProgress("warming up", 0, 0))
-        assert progress._bar is not None
-        progress._bar.refresh()
+        wait_until(lambda: "warming up" in shown.getvalue())
         progress.show(EngineProgress("loading weights", 1, 3))
-        progress._bar.refresh()
-    assert "1/3" in shown.getvalue()
+        wait_until(lambda: "1/3" in shown.getvalue())
     assert "/?" not in shown.getvalue()
 
 

@@ -11,7 +11,6 @@ import torch
 
 from saccade.cli.bundled import bundled
 from saccade.engine.loop import Engine
-from saccade.nn.backends import KERNELS, PLAIN
 from saccade.protocol.request import EngineRequest
 
 ATOL = 1e-4
@@ -31,12 +30,6 @@ def checkpoint(request: pytest.FixtureRequest, tiny_qwen3_vl: Path) -> Path:
     return tiny_qwen3_vl if request.param == "random" else bundled("model")
 
 
-@pytest.fixture(scope="module", params=[PLAIN, KERNELS])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Every backend that computes float32 on a CPU."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
 def oracle(checkpoint: Path) -> engines.Oracle:
     return engines.Oracle(checkpoint)
@@ -54,10 +47,8 @@ def check(oracle: engines.Oracle, asked: EngineRequest, token_ids: list[int], ro
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("name", PROMPTS)
-def test_chunks_fresh_and_cached(checkpoint: Path, backend: str, oracle: engines.Oracle, name: str, chunk: int) -> None:
-    subject = engines.engine(
-        checkpoint, attention_backend=backend, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8)
-    )
+def test_chunks_fresh_and_cached(checkpoint: Path, oracle: engines.Oracle, name: str, chunk: int) -> None:
+    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     for request_id in ("fresh", "cached"):
         asked = engines.request(checkpoint, PROMPTS[name], request_id, max_tokens=12)
@@ -67,10 +58,8 @@ def test_chunks_fresh_and_cached(checkpoint: Path, backend: str, oracle: engines
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_batch_of_eight(checkpoint: Path, backend: str, oracle: engines.Oracle, chunk: int) -> None:
-    subject = engines.engine(
-        checkpoint, attention_backend=backend, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8)
-    )
+def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) -> None:
+    subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     asked = [
         engines.request(checkpoint, list(PROMPTS.values())[number % 5], str(number), number, max_tokens=12)
@@ -81,10 +70,9 @@ def test_batch_of_eight(checkpoint: Path, backend: str, oracle: engines.Oracle, 
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
-def test_retracted(checkpoint: Path, backend: str, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
+def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
     subject = engines.engine(
         checkpoint,
-        attention_backend=backend,
         max_num_batched_tokens=8,
         encoder_cache_bytes=0,
         enable_prefix_caching=False,
@@ -109,10 +97,10 @@ def test_retracted(checkpoint: Path, backend: str, oracle: engines.Oracle) -> No
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", PROMPTS)
-def test_every_chunk_size(checkpoint: Path, backend: str, oracle: engines.Oracle, name: str) -> None:  # [eng] 24
+def test_every_chunk_size(checkpoint: Path, oracle: engines.Oracle, name: str) -> None:  # [eng] 24
     asked = engines.request(checkpoint, PROMPTS[name], max_tokens=4)
     for chunk in range(1, len(asked.token_ids) + 1):
-        subject = engines.engine(checkpoint, attention_backend=backend, max_num_batched_tokens=chunk, max_num_seqs=1)
+        subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=1)
         logits = engines.record_logits(subject)
         answer = engines.drain(subject, asked).answers["a"]
         check(oracle, asked, answer.token_ids, logits["a"])
@@ -135,11 +123,9 @@ def retracting(subject: Engine) -> Callable[[], None]:
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", ["text", "one picture", "two pictures"])
 def test_chunks_and_retraction_change_no_token(
-    checkpoint: Path, backend: str, oracle: engines.Oracle, name: str
+    checkpoint: Path, oracle: engines.Oracle, name: str
 ) -> None:  # B5, [eng] 4, 24
-    subject = engines.engine(
-        checkpoint, attention_backend=backend, max_num_seqs=1, enable_prefix_caching=False, encoder_cache_bytes=0
-    )
+    subject = engines.engine(checkpoint, max_num_seqs=1, enable_prefix_caching=False, encoder_cache_bytes=0)
     logits = engines.record_logits(subject)
     asked = engines.request(checkpoint, PROMPTS[name], max_tokens=5)
     expected = engines.drain(subject, asked).answers["a"].token_ids

@@ -18,7 +18,7 @@ from subjects import SUBJECTS, Sides
 
 from saccade import models
 from saccade.errors import ImageTooLarge
-from saccade.gateway.media_pool import MediaPool, MediaPoolConfig
+from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits, read_header
 from saccade.protocol.media import PictureLayout
@@ -42,7 +42,7 @@ Both = Callable[[str], Sides]
 def patches(both: Sides, encoded: bytes, dtype: str = "uint8") -> tuple[PictureLayout, np.ndarray[Any, Any]]:
     """What our side makes of a file: its layout from the header, its pixels from the decoder."""
     layout = both.layout.picture(*read_header(encoded).upright, both.layout.settings)
-    layout = layout if dtype == "uint8" else both.layout.foreign(layout, dtype)
+    layout = layout if dtype == "uint8" else both.layout.external(layout, dtype)
     out = np.full(layout.pixel_shape, 7, "uint16" if dtype == "bfloat16" else dtype)
     both.pixels.write(decode(encoded, WIDE_OPEN), layout, out)
     return layout, out
@@ -84,7 +84,7 @@ def check_foreign(both: Sides, encoded: bytes) -> None:
 
 def is_foreign(both: Sides) -> bool:
     """Whether the family is sent over wires that are not ours."""
-    return models.families()[both.family].foreign_grid is not None
+    return models.families()[both.family].external_grid is not None
 
 
 @cache
@@ -132,7 +132,7 @@ def test_foreign_forms(name: str, picture: str, sides: Both) -> None:
     if is_foreign(both):
         check_foreign(both, CORPUS[picture])
     else:
-        with pytest.raises(Exception, match="own workers"):
+        with pytest.raises(Exception, match="No worker takes pictures"):
             patches(both, CORPUS[picture], "bfloat16")
 
 
@@ -193,7 +193,7 @@ def test_twelve_megapixels(name: str, sides: Both) -> None:  # A2
 async def test_through_the_decode_pool(sides: Both) -> None:
     """The same pixels come out of the processes that make them in service."""
     both = sides("qwen3_vl")
-    pool = MediaPool(MediaPoolConfig(num_processes=1))
+    pool = DecodePool(DecodePoolConfig(num_processes=1))
     await pool.start()
     try:
         for name, encoded in CORPUS.items():

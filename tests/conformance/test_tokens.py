@@ -11,8 +11,8 @@ from conversations import CONVERSATIONS, FORGERIES, IMAGE, Conversation
 from PIL import Image
 from subjects import SUBJECTS, Sides, Subject
 
-from saccade.gateway.prepare import expand
-from saccade.gateway.served_model import ServedModel
+from saccade.gateway.prompt.draft import expand
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.tokenizer import Segment
 

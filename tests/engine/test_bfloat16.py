@@ -1,4 +1,4 @@
-"""Each backend in bfloat16 beside the network in float32, which the conformance suite holds to the reference."""
+"""Each vision backend in bfloat16 beside the network in float32, which the conformance suite holds to the reference."""
 
 from pathlib import Path
 
@@ -6,10 +6,8 @@ import engines
 import pytest
 import torch
 
-from saccade.nn.backends import KERNELS, PLAIN, TILES
-from saccade.nn.kernels import tiles
+from saccade.nn.backends import AUTO, PLAIN
 
-needs_tiles = pytest.mark.skipif(not tiles.available(), reason="this processor has no AMX")
 PROMPTS: list[list[int | tuple[engines.Grid, int]]] = [
     [70],
     [5, ((1, 8, 12), 1), 9],
@@ -33,13 +31,13 @@ def exact(tiny_qwen3_vl: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("chunk", [16, 512])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("backend", [PLAIN, KERNELS, pytest.param(TILES, marks=needs_tiles)])
+@pytest.mark.parametrize("backend", [PLAIN, AUTO])
 def test_logits_are_as_near_as_bfloat16_allows(
     tiny_qwen3_vl: Path, exact: dict[str, torch.Tensor], backend: str, threads: int, chunk: int
 ) -> None:
     before = torch.get_num_threads()
     settings = {"threads": threads, "max_num_batched_tokens": chunk}
-    rows = first_logits(tiny_qwen3_vl, dtype="bfloat16", attention_backend=backend, **settings)
+    rows = first_logits(tiny_qwen3_vl, dtype="bfloat16", mm_encoder_attn_backend=backend, **settings)
     torch.set_num_threads(before)
     assert rows.keys() == exact.keys()
     for request_id, logits in rows.items():

@@ -9,8 +9,9 @@ import engines
 import msgspec
 import pytest
 
+from saccade.engine.core.seeds import sample_seed
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.loop import Engine
-from saccade.engine.seeds import sample_seed
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport.shared_memory import SlotPool, open_slot
@@ -63,7 +64,7 @@ def idle(subject: Engine) -> bool:
     """Whether nothing is held any more: no sequence, no block, no pin."""
     load = subject.load()
     held = load.num_running + load.num_waiting + load.num_blocks - load.num_free_blocks
-    return not held and not subject.runner.encoder_cache._pins and not subject.has_work
+    return not held and not subject.scheduler.encodings.encoder_cache.pins and not subject.has_work
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -77,13 +78,15 @@ def test_samples_are_as_if_asked_for_alone(
     inline = several(tiny_qwen3_vl, 4, [5, (WIDE, 1), text])
     asked, slot = by_slot(inline, pool)
     computed: Counter[int] = Counter()
-    run = subject.runner.run
+    executor = engines.local(subject)
+    execute = executor.execute
 
-    def counting(chunks: Any, pixels: Any) -> Any:
-        computed.update({sequence.index: count for sequence, count in chunks.items()})
-        return run(chunks, pixels)
+    def counting(step: StepInput, sampling: SamplingInput) -> StepOutput:
+        index_of = {sequence.row: sequence.index for sequence in subject.scheduler.running}
+        computed.update({index_of[chunk.row]: chunk.num_tokens for chunk in step.chunks})
+        return execute(step, sampling)
 
-    subject.runner.run = counting  # type: ignore[method-assign]
+    executor.execute = counting  # type: ignore[method-assign]
     told = engines.drain(subject, asked)
     load = subject.load()
     assert load.encoded_items_total == 1
@@ -158,9 +161,7 @@ def test_samples_of_a_picture_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None
     item = msgspec.structs.replace(inline.media[0], inline=None)
 
     def lose_everything() -> None:
-        subject.runner.encoder_cache.clear()
-        blocks = subject._paged_blocks
-        blocks._free.extend([blocks._take() for _ in range(blocks.num_free_blocks)])
+        subject.reset_caches(prefix=True, media=True)
 
     told = engines.drain(subject, msgspec.structs.replace(inline, media=(item,)), each_step=lose_everything)
     assert {name: answer.token_ids for name, answer in told.answers.items()} == expected
@@ -240,7 +241,7 @@ def test_a_failure_is_told_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypatch
     deltas(subject, 3)
     subject.submit(0, other)
     with monkeypatch.context() as patch:
-        patch.setattr(subject.runner.network.language_model, "forward", broken)
+        patch.setattr(engines.module(subject).language_model, "forward", broken)
         failed = deltas(subject)
     assert sorted((one.request_id, one.failure is not None) for one in failed) == [("a", True), ("other", True)]
     assert idle(subject)

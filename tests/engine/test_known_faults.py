@@ -1,7 +1,7 @@
 """Faults that other engines had or have; here they are looked for with a real model. Numbers: docs/test-list.md."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,17 @@ import msgspec
 import pytest
 import torch
 
-from saccade.engine.batch import Batch, build_batch
-from saccade.engine.encode_lane import Encoded
-from saccade.engine.encoder_cache import EncoderKey
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.pictures import EncoderKey
+from saccade.engine.core.rows import Rows
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step_builder import StepBuilder
+from saccade.engine.executor.batch import build_batch
+from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.loop import Engine
 from saccade.errors import QueueFull
+from saccade.nn.context import ForwardContext
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 
@@ -42,16 +48,15 @@ def answer(engine: Engine, asked: EngineRequest) -> list[int]:
 def seen_positions(engine: Engine) -> dict[int, set[tuple[int, ...]]]:
     """Return a dict that fills with the positions that each token of the one running sequence was ever given."""
     seen: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
-    forward: Any = engine.runner._forward
+    network = engines.module(engine)
 
-    def recording(batch: Batch) -> torch.Tensor:
-        (length,), (context,) = batch.layout.query_lengths, batch.layout.host_context_lengths
-        for index, place in zip(range(context - length, context), batch.positions.t().tolist(), strict=True):
+    def recording(_: Any, arguments: tuple[Any, ...]) -> None:
+        context: ForwardContext = arguments[1]
+        (length,), (stop,) = context.layout.query_lengths, context.layout.host_context_lengths
+        for index, place in zip(range(stop - length, stop), context.positions.t().tolist(), strict=True):
             seen[index].add(tuple(place))
-        result: torch.Tensor = forward(batch)
-        return result
 
-    engine.runner._forward = recording  # type: ignore[method-assign]
+    network.register_forward_pre_hook(recording)
     return seen
 
 
@@ -83,14 +88,14 @@ def test_retraction_keeps_every_position(tiny_qwen3_vl: Path, times: int) -> Non
 
     def retract() -> None:
         if subject.load().preemptions_total < times and subject.load().steps_total % 4 == 0:
-            subject.scheduler.retract(subject.scheduler.running[0])
+            subject.scheduler.retract(next(iter(subject.scheduler.running)))
 
     engines.drain(subject, asked, each_step=retract)
     assert subject.load().preemptions_total == times
     end, stop = len(asked.token_ids), len(asked.token_ids) + 11  # the last token sampled is never computed
     assert sorted(seen) == list(range(stop))
     assert all(len(places) == 1 for places in seen.values())
-    whole = subject.runner.network.positions([(item.spans[0].start, item.grid) for item in asked.media])
+    whole = subject.validator.facts.positions([(item.spans[0].start, item.grid) for item in asked.media])
     assert [next(iter(seen[index])) for index in range(stop)] == list(map(tuple, whole.slice(0, stop).T.tolist()))
     assert seen[end] == {(seen_last(seen, end) + 1,) * 3}
 
@@ -129,8 +134,8 @@ def test_one_hash_with_two_grids_is_two_encodings(shared: Engine, tiny_qwen3_vl:
 def test_hashes_are_taken_as_they_come(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 6, 12
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 71), 3])
     named = msgspec.structs.replace(asked.media[0], content_hash=b"of the gateway's own choice.....")
-    sequence = shared.admission.admit(0, msgspec.structs.replace(asked, media=(named,)), 1)
-    assert [source.key.content_hash for source in sequence.sources] == [named.content_hash]
+    sequence = shared.validator.validated(0, msgspec.structs.replace(asked, media=(named,)), 1)
+    assert [picture.key.content_hash for picture in sequence.pictures] == [named.content_hash]
     assert [run.content_hash for run in sequence.runs] == [named.content_hash]
 
 
@@ -168,14 +173,15 @@ def test_a_cached_text_hides_no_picture(plain: Engine, tiny_qwen3_vl: Path) -> N
 
 def test_pictures_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
-    encode = subject.runner.encode
+    executor = engines.local(subject)
+    execute = executor.execute
     steps: list[list[int]] = []
 
-    def recording(pixels: Mapping[EncoderKey, bytes]) -> Encoded:
-        steps.append([key.num_patches for key in pixels])
-        return encode(pixels)
+    def recording(step: StepInput, sampling: SamplingInput) -> StepOutput:
+        steps.extend([prod(picture.grid) for picture in job.pictures] for job in step.jobs)
+        return execute(step, sampling)
 
-    subject.runner.encode = recording  # type: ignore[method-assign]
+    executor.execute = recording  # type: ignore[method-assign]
     parts: list[Any] = [part for seed in range(6) for part in ((SMALL, seed), 1)]
     told = engines.drain(
         subject,
@@ -200,11 +206,17 @@ def test_an_abort_that_arrives_with_its_request_leaves_no_work(tiny_qwen3_vl: Pa
 def test_a_batch_is_not_overwritten_by_the_next(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 28
     """Each step's arrays are its own, so that a transfer still under way is never written over."""
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4])
-    sequence = shared.admission.admit(0, asked, 1)
+    sequence = shared.validator.validated(0, asked, 1)
     shared.scheduler.block_manager.admit(sequence, headroom_blocks=0)
+    rows, buffers, cache = Rows(1), RowBuffers(1, torch.device("cpu")), EncoderCache(0)
+    cache.begin(sequence.pictures[0].key, 0)
+    builder = StepBuilder(rows, cache)
     batches, expected = [], []
     for num_tokens in (3, 5, 4):
-        batches.append(build_batch({sequence: num_tokens}, 16, torch.device("cpu")))
+        step = builder.build(Schedule({sequence: num_tokens}), {}).step
+        buffers.start(step.started)
+        buffers.change_tables(step.tables)
+        batches.append(build_batch(step.chunks, buffers, 16, torch.device("cpu")))
         expected.append([tensor.clone() for tensor in (batches[-1].input_ids, batches[-1].positions)])
         sequence.num_computed_tokens += num_tokens
     shared.scheduler.block_manager.release(sequence)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from saccade.engine.loop import Engine
-from saccade.protocol.load import STEP_TOKEN_BOUNDS
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport.shared_memory import SlotPool, open_slot
@@ -111,7 +111,7 @@ def test_picture_across_chunks_is_encoded_once(tiny_qwen3_vl: Path) -> None:  # 
     asked = [engines.request(tiny_qwen3_vl, [3, (WIDE, seed), 3], str(seed)) for seed in (1, 2)]
     engines.drain(subject, *asked)
     assert subject.load().encoded_items_total == 2
-    assert subject.runner.encoder_cache.used_bytes == 0
+    assert subject.load().encoder_cache_bytes == 0
 
 
 def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
@@ -127,8 +127,10 @@ def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
 def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26, 39
     subject = engines.engine(tiny_qwen3_vl)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [1, (SMALL, 1), 1, (WIDE, 2), 1]))
-    for entry, num_bytes in subject.runner.encoder_cache._entries.values():
-        assert entry.untyped_storage().nbytes() == num_bytes
+    held = engines.local(subject).runner.encodings.values()
+    assert sum(entry.nbytes for entry in held) == subject.load().encoder_cache_bytes
+    for entry in held:
+        assert entry.untyped_storage().nbytes() == entry.nbytes
         assert entry.shape[1] == 128 * 4  # main features and three deepstack slices, as one
 
 
@@ -206,8 +208,7 @@ def test_a_picture_from_a_cache_can_be_computed_again_when_the_caches_have_dropp
         if subject.load().steps_total == before + 4:
             for sequence in list(subject.scheduler.running):
                 subject.scheduler.retract(sequence)
-            blocks = subject._paged_blocks
-            blocks._free.extend([blocks._take() for _ in range(blocks.num_free_blocks)])
+            subject.reset_caches(prefix=True, media=False)
 
     before = subject.load().steps_total
     told = engines.drain(subject, asked, each_step=lose_everything)
@@ -247,8 +248,8 @@ def test_ends(shared: Engine, tiny_qwen3_vl: Path) -> None:
 
 def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:  # [eng] 14
     subject = engines.engine(tiny_qwen3_vl)
-    network = subject.runner.network
-    network.lm_head.weight[list(network.placeholder_token_ids)] *= 100
+    placeholders = subject.validator.facts.placeholder_token_ids
+    engines.module(subject).lm_head.weight[list(placeholders)] *= 100
     told = engines.drain(
         subject,
         *(
@@ -257,7 +258,7 @@ def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:  # [eng] 1
         ),
     )
     sampled = {token for answer in told.answers.values() for token in answer.token_ids}
-    assert not sampled & set(network.placeholder_token_ids)
+    assert not sampled & set(placeholders)
 
 
 def test_failed_step_fails_its_sequences_and_the_engine_goes_on(
@@ -268,7 +269,7 @@ def test_failed_step_fails_its_sequences_and_the_engine_goes_on(
 
     asked = [engines.request(tiny_qwen3_vl, [6, (SMALL, 50)], name) for name in "ab"]
     with monkeypatch.context() as patch:
-        patch.setattr(shared.runner.network.language_model, "forward", broken)
+        patch.setattr(engines.module(shared).language_model, "forward", broken)
         told = engines.drain(shared, *asked)
     for name in "ab":
         failure = told.answers[name].failure

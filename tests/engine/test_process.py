@@ -13,8 +13,9 @@ from typing import Any
 import engines
 import msgspec
 import pytest
+import recordings
 
-from saccade.protocol.local import (
+from saccade.protocol.engine_ipc import (
     Drain,
     EngineFailed,
     EngineMessage,
@@ -26,7 +27,6 @@ from saccade.protocol.local import (
 )
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import ResetCaches
-from saccade.transport.handover import Lender
 
 SOURCES = str(Path(engines.__file__).parents[1] / "src")
 
@@ -37,7 +37,6 @@ class Front:
     def __init__(self, config: Any, through_stdin: bool = False) -> None:
         self.socket, engine = socket.socketpair()
         self.socket.settimeout(60)
-        self.lender = Lender(self.socket)
         self.buffer = b""
         content = config if isinstance(config, bytes) else json.dumps(config).encode()
         arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", os.fsdecode(content)])
@@ -52,10 +51,6 @@ class Front:
         assert self.process.stdin is not None
         self.process.stdin.write(content)
         self.process.stdin.close()
-
-    def close(self) -> None:
-        self.socket.close()
-        self.lender.close()
 
     def send(self, message: Any) -> None:
         payload = msgspec.msgpack.encode(message)
@@ -97,7 +92,7 @@ def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
     yield front
     front.process.kill()
     front.process.wait()
-    front.close()
+    front.socket.close()
 
 
 def deltas(front: Front, count: int) -> dict[str, list[TokenDelta]]:
@@ -162,6 +157,18 @@ def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: P
     assert front.process.wait(20) == 0
 
 
+def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    front = Front({**config_of(tiny_qwen3_vl), "record_steps": str(tmp_path)})
+    front.until(EngineReady)
+    front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "last"))))
+    deltas(front, 1)
+    front.send(Shutdown())
+    assert front.process.wait(20) == 0
+    front.socket.close()
+    [file] = recordings.segments(tmp_path)
+    assert recordings.replayed(file).num_tokens == 8
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -174,13 +181,13 @@ def test_cannot_start(config: Any, words: str) -> None:
     front = Front(config)
     assert words in front.until(EngineFailed).message
     assert front.process.wait(20) == 1
-    front.close()
+    front.socket.close()
 
 
 def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     front = Front(config_of(tiny_qwen3_vl))
     front.until(EngineReady)
-    front.close()
+    front.socket.close()
     assert front.process.wait(20) == 0
 
 
@@ -208,7 +215,6 @@ subprocess.Popen(command, pass_fds=[{theirs.fileno()}], stderr=subprocess.DEVNUL
         [sys.executable, "-c", program, config], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": SOURCES}
     )
     theirs.close()
-    Lender(ours).close()
     ours.settimeout(60)
     received = b""
     while b"ready" not in received:

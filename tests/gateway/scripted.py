@@ -19,13 +19,13 @@ import uvloop
 
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import Connections
-from saccade.gateway.media_pool import MediaPool
-from saccade.gateway.workers import Fleet
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.http.connection import Connections
+from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
-from saccade.protocol.load import Load
+from saccade.protocol.engine_load import Load
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
@@ -44,7 +44,7 @@ class ScriptedWorker:
     """Stands where a WorkerClient stands."""
 
     description: Description | None
-    pool: MediaPool
+    pool: DecodePool
     script: list[Step] = field(default_factory=list)
     requests: list[EngineRequest] = field(default_factory=list)
     pixels: list[bytes] = field(default_factory=list)
@@ -214,15 +214,15 @@ def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutpu
     ready = threading.Event()
 
     async def serve() -> None:
-        pool = MediaPool(config.media)
+        pool = DecodePool(config.media)
         await pool.start()
         fleet = Fleet((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
-        fleet._clients = (worker,)  # type: ignore[assignment]
+        fleet.add(worker)  # type: ignore[arg-type]
         listener = app.listen("127.0.0.1", 0)
         application = app.create_app(config, fleet, pool, logs=log)
         await application.start()
-        server = app._DrainingServer(application, config)
+        server = app.DrainingServer(application, config)
         port = listener.getsockname()[1]
         started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop(), log, log_file))
         ready.set()

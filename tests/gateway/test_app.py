@@ -18,9 +18,9 @@ from chats import data_url, picture
 
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.auth import Keys
 from saccade.gateway.config import GatewayConfig
-from saccade.protocol.load import Load
+from saccade.gateway.http.auth import Keys
+from saccade.protocol.engine_load import Load
 from saccade.protocol.output import FinishReason, TokenDelta
 
 PATHS = ("/v1/models", "/v1/models/tiny", "/load", "/metrics", "/version", "/openapi.json", "/nothing")

@@ -109,7 +109,8 @@ async def test_too_slow(reply: Handler) -> None:
 )
 async def test_answer_that_is_not_whole_http(reply: bytes | Handler) -> None:
     error = await refused(reply)
-    assert (type(error), error.message) == (InvalidImageUrl, "The image's server broke off or did not answer in HTTP.")
+    sentence = "The image's server closed the connection or did not answer in HTTP."
+    assert (type(error), error.message) == (InvalidImageUrl, sentence)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "GZIP"])

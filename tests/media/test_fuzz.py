@@ -15,14 +15,15 @@ from saccade.media.header import PictureLimits, read_header
 
 SENTENCES = re.compile(
     r"The (picture|JPEG|PNG|WebP|GIF|AVIF) ("
-    r"is empty: it has no bytes|ends within its header: it is truncated|does not begin with its header|holds no frame"
-    r"|says that it has \d+ x \d+ pixels|is damaged or truncated: its pixels could not be decoded"
-    r"|is damaged: what it says of itself does not fit together|consists of more \w+ than any picture needs"
-    r"|asks to be cropped \(clap\), which is not accepted; crop it and send it"
+    r"has no bytes|ends within its header: it is truncated|does not begin with its header|has no frame"
+    r"|is damaged or truncated: its pixels could not be decoded|is damaged: its boxes are inconsistent"
+    r"|has too many (scans|chunks|blocks before its first frame|boxes, properties or associations)"
+    r"|has a crop box \(clap\), which is not supported; crop the picture before you send it"
     r"|has \d+ x \d+ pixels; (at most|a side may|its long side may be at most) .*|has \d+ bytes; at most \d+ are accepted)\."
-    r"|The (JPEG|GIF)'s header is (longer than any picture needs|damaged: no image data follows it)\."
+    r"|The JPEG's header is (too long|damaged: no image data follows it)\."
+    r"|The picture's header states \d+ x \d+ pixels\."
     r"|The WebP's first chunk is damaged\.|Decoding the picture takes more memory than a picture may use\."
-    r"|(This looks like [\w .]+, which is not accepted|These bytes are no picture of a known kind); "
+    r"|(The picture looks like [\w .]+, which is not supported|The bytes are not a picture in a known format); "
     r"send JPEG, PNG, WebP, GIF or AVIF\."
 )
 KINDS = {

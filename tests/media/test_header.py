@@ -67,7 +67,7 @@ def test_a_first_frame_wider_than_its_gif_counts() -> None:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"), (b"<?xml version='1.0'?>\n<svg/>", "SVG"),
         (b"<!DOCTYPE html><p>not found</p>", "HTML"), (b"\0\0\x01\0\x01\0", "ICO"), (b"\xff\x0a\0\0", "JPEG XL"),
         (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\0\0\0\x18ftypisom", "MP4"), (b"hello", "no picture"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\0\0\0\x18ftypisom", "MP4"), (b"hello", "not a picture"),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_by_name(start: bytes, name: str) -> None:

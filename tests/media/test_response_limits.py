@@ -51,7 +51,7 @@ class Flood:
 async def test_flood_ends_early(head: bytes, more: bytes) -> None:
     flood = Flood(head, more)
     async with serving(flood) as web, fetching(allowed_networks=HERE) as fetcher:
-        with pytest.raises(InvalidImageUrl, match="broke off or did not answer in HTTP"):
+        with pytest.raises(InvalidImageUrl, match="closed the connection or did not answer in HTTP"):
             await fetcher.fetch(f"http://127.0.0.1:{web.port}/")
         await web.ended.wait()
         assert web.num_connects == 1

@@ -44,8 +44,15 @@ def test_model_type_serves_where_no_architecture_is_named(config: dict[str, obje
 
 @pytest.mark.parametrize("config", [{}, {"model_type": "qwen3"}])
 def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None:  # A1
-    with pytest.raises(StartupError, match=r"Known: .*qwen3_vl"):
+    with pytest.raises(StartupError, match=r"Supported: .*qwen3_vl"):
         models.family_of(config)
+
+
+@pytest.mark.parametrize("name", [name for name in models.families() if not models.has_network(name)])
+def test_family_without_network_is_refused_with_what_serves_it(name: str) -> None:
+    instead = "tokenspeed://" if models.families()[name].external_grid else "No other worker"
+    with pytest.raises(StartupError, match=rf"does not run {name} yet; it runs qwen3_vl\. .*{instead}"):
+        models.load_network(name)
 
 
 @pytest.mark.parametrize(

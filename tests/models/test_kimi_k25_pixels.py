@@ -34,7 +34,7 @@ def processor() -> Any:
 
 def _written(picture: np.ndarray, layout: Layout, settings: Any, dtype: str = "uint8") -> np.ndarray:
     height, width, _ = picture.shape
-    counted = layout.foreign(layout.picture(width, height, settings), dtype)
+    counted = layout.external(layout.picture(width, height, settings), dtype)
     out = np.full(counted.pixel_shape, 7, {"bfloat16": "uint16"}.get(dtype, dtype))
     Pixels(settings).write(picture, counted, out)
     return out

@@ -158,7 +158,7 @@ def test_options_that_cannot_be_honoured_are_refused(layout: Layout, options: Pi
 def test_other_wires_are_refused() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
     with pytest.raises(UnsupportedParameter):
-        layout.foreign(layout.picture(9, 9, layout.settings), "bfloat16")
+        layout.external(layout.picture(9, 9, layout.settings), "bfloat16")
 
 
 @pytest.mark.parametrize("layout", [Layout(NEXT, NEXT_PREPROCESSOR)])

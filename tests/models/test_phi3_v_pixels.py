@@ -120,7 +120,7 @@ def test_wrong_files_stop_the_start(config: dict[str, Any], changed: dict[str, A
 
 def test_other_wires_are_refused() -> None:
     with pytest.raises(UnsupportedParameter):
-        LAYOUT.foreign(LAYOUT.picture(9, 9, LAYOUT.settings), "bfloat16")
+        LAYOUT.external(LAYOUT.picture(9, 9, LAYOUT.settings), "bfloat16")
 
 
 def test_a_layout_of_another_size_is_refused() -> None:

@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade import models
 from saccade.engine.config import EngineConfig
-from saccade.engine.loader import load_model
+from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.network import Network
-from saccade.nn.backends import KERNELS, PLAIN, load_backend
-from saccade.nn.backends.torch_sdpa import Backend
+from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import PackedLayout
 
 GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
@@ -41,9 +40,9 @@ def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
 
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(network: Any, oracle: engines.Oracle) -> None:  # A10
-    metadata, counts = network.prepare(GRIDS, Backend())
+    metadata, counts = network.prepare(GRIDS, VisionAttentionBackend())
     features = network.encode(pixels(GRIDS), metadata)
-    doubled = torch.cat([oracle._pixel_values(engines.picture(grid, seed)) for seed, grid in enumerate(GRIDS)])
+    doubled = torch.cat([oracle.pixel_values(engines.picture(grid, seed)) for seed, grid in enumerate(GRIDS)])
     expected = oracle.model.model.get_image_features(doubled, torch.tensor(GRIDS), return_dict=True)
     parts = [
         torch.cat(tuple(expected.pooler_output)),
@@ -53,12 +52,11 @@ def test_vision_tower_equals_the_reference(network: Any, oracle: engines.Oracle)
     assert counts == [grid[1] * grid[2] // 4 for grid in GRIDS]
 
 
-@pytest.mark.parametrize("backend", [PLAIN, KERNELS])
-def test_normalisation_is_bit_equal(network: Any, backend: str) -> None:  # F4
+def test_normalisation_is_bit_equal(network: Any) -> None:  # F4
     patches = pixels([(1, 16, 16)])
     reference = patches.view(-1, 3, 256).float()
     mean, std = torch.tensor([0.5] * 3) * 255, torch.tensor([0.5] * 3) * 255
-    normalised = load_backend(backend).normalise(patches, *network.scaled_mean_std, torch.float32)
+    normalised = network.ops.normalise_pixels(patches, *network.scaled_mean_std, torch.float32)
     assert torch.equal(normalised, ((reference - mean[:, None]) / std[:, None]).flatten(1))
 
 
@@ -76,13 +74,15 @@ def test_positions_equal_the_reference(network: Any, oracle: engines.Oracle) -> 
         tensor = torch.tensor([ids])
         types = (tensor == oracle.placeholder).int()
         expected, delta = oracle.model.model.get_rope_index(tensor, types, torch.tensor(grids))
-        positions = network.positions(spans)
+        positions = network.facts.positions(spans)
         assert np.array_equal(positions.slice(0, len(ids)), expected[:, 0].numpy())
         assert positions.delta == delta.item()
 
 
 def test_grids_may_be_a_list_or_a_tensor(network: Any) -> None:  # C2
-    from_list, from_tensor = (network.prepare(grids, Backend())[0] for grids in (GRIDS, torch.tensor(GRIDS)))
+    from_list, from_tensor = (
+        network.prepare(grids, VisionAttentionBackend())[0] for grids in (GRIDS, torch.tensor(GRIDS))
+    )
     with torch.inference_mode():
         assert torch.equal(network.encode(pixels(GRIDS), from_list), network.encode(pixels(GRIDS), from_tensor))
 
@@ -99,7 +99,7 @@ class _NoSync(TorchDispatchMode):
 def test_encode_does_not_sync(network: Any, as_grids: Callable[[Any], Any]) -> None:  # C3, [eng] 35
     grids, patches = as_grids(GRIDS), pixels(GRIDS)
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
-        network.encode(patches, network.prepare(grids, Backend())[0])
+        network.encode(patches, network.prepare(grids, VisionAttentionBackend())[0])
         with pytest.raises(AssertionError):  # the check itself works
             patches[0, 0].item()
 
@@ -108,17 +108,17 @@ def test_encode_never_looks_at_the_device(tiny_qwen3_vl: Path) -> None:  # C3: a
     network = build(config_of(tiny_qwen3_vl))
     network.finish()
     with torch.inference_mode():
-        features = network.encode(pixels(GRIDS).to("meta"), network.prepare(GRIDS, Backend())[0])
+        features = network.encode(pixels(GRIDS).to("meta"), network.prepare(GRIDS, VisionAttentionBackend())[0])
     assert (features.device.type, features.shape) == ("meta", (76, 512))
 
 
-class _Recording(Backend):
+class _Recording(VisionAttentionBackend):
     def __init__(self) -> None:
         self.layouts: list[PackedLayout] = []
 
-    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout) -> torch.Tensor:
+    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         self.layouts.append(layout)
-        return super().packed(q, k, v, layout)
+        return super().packed(q, k, v, layout, scale)
 
 
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1
@@ -137,7 +137,7 @@ def test_three_axes_reach_attention(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 1
     for axis in (None, 0, 1, 2):
         subject = engines.engine(tiny_qwen3_vl)
         logits = engines.record_logits(subject)
-        sliced: Any = subject.runner.network.positions
+        sliced: Any = subject.validator.facts.positions
 
         class Flat:
             """Positions with one axis replaced by another."""
@@ -152,10 +152,21 @@ def test_three_axes_reach_attention(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 1
                     positions[self.axis] = positions[(self.axis + 1) % 3]
                 return positions
 
-        subject.runner.network.positions = Flat
+        subject.validator.facts = Turned(subject.validator.facts, Flat)  # type: ignore[assignment]
         engines.drain(subject, asked)
         rows.append(logits["a"][0])
     assert all((rows[0] - row)[~row.isinf()].abs().max() > 1e-3 for row in rows[1:])
+
+
+class Turned:
+    """A model's facts with other positions."""
+
+    def __init__(self, facts: Any, positions: Any) -> None:
+        self._facts = facts
+        self.positions = positions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._facts, name)
 
 
 def config_of(folder: Path) -> Any:
@@ -164,7 +175,8 @@ def config_of(folder: Path) -> Any:
 
 def build(config: Any, preprocessor: Any = None) -> Network:
     with torch.device("meta"):
-        network: Network = models.load_network("qwen3_vl")(config, preprocessor or {})
+        facts = models.load_facts("qwen3_vl", config)
+        network: Network = models.load_network("qwen3_vl")(facts, config, preprocessor or {})
     return network
 
 

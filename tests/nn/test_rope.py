@@ -6,9 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saccade.models.positions import MultimodalPositions
 from saccade.nn.backends import load_backend
 from saccade.nn.context import ForwardContext, PagedLayout
-from saccade.nn.rope import MultimodalPositions, interleaved_axes, pair_rotation, rotate, rotate_pairs, rotation
+from saccade.nn.ops import rotary_pairs
+from saccade.nn.rope import cos_sin, cos_sin_pairs, interleaved_axes
 
 
 def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
@@ -60,27 +62,20 @@ def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more f
 def test_three_axes_fit_no_kernel_for_one() -> None:  # [eng] 13
     """A rotation of one angle a channel takes no third dimension, and a step no positions of one axis."""
     with pytest.raises(ValueError, match=r"\[3, 5, 2\]"):
-        rotation(torch.zeros(3, 5, 2), torch.float32)
+        cos_sin(torch.zeros(3, 5, 2), torch.float32)
     tokens = torch.zeros(5, dtype=torch.int64)
-    layout = PagedLayout(tokens, tokens.view(1, 5), tokens[:1], (5,), (5,), 0, 16)
+    layout = PagedLayout(tokens, tokens.view(1, 5), tokens[:1], (5,), (5,), 0, 16, tokens[:1])
     for shape in ((5,), (1, 5), (5, 3), (3, 4)):
         with pytest.raises(ValueError, match=r"are \[3, 5\]"):
             ForwardContext(torch.zeros(shape, dtype=torch.int64), layout, [], load_backend("torch_sdpa"), None)
 
 
-def test_rotation_turns_pairs() -> None:
-    angles = torch.tensor([[0.3, 1.2]])
-    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
-    turned = rotate(x, *rotation(angles, torch.float32))[0, 0]
-    complex_x = torch.complex(x[0, 0, :2], x[0, 0, 2:]) * torch.polar(torch.ones(2), angles[0])
-    torch.testing.assert_close(turned, torch.cat((complex_x.real, complex_x.imag)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pairs_side_by_side_turn_like_pairs_apart(dtype: torch.dtype) -> None:
+def test_pairs_side_by_side_rotate_like_pairs_apart(dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
     x, angles = torch.randn(5, 3, 8, generator=random).to(dtype), torch.randn(5, 4, generator=random)
-    apart = rotate(x.float(), *rotation(angles, torch.float32)).to(dtype)
-    paired = rotate_pairs(x.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2), pair_rotation(angles))
+    cos, sin = cos_sin(angles, torch.float32)
+    apart = (x.float() * cos + x.float().roll(4, -1) * sin).to(dtype)
+    paired = rotary_pairs(x.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2), cos_sin_pairs(angles))
     assert paired.dtype == dtype
     torch.testing.assert_close(paired.unflatten(-1, (4, 2)).transpose(-1, -2).flatten(-2), apart)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from saccade.routing.load import WorkInFlight
-from saccade.routing.policy import least_work
+from saccade.routing.policy import WorkInFlight, least_work
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from saccade.errors import StartupError
-from saccade.supervisor.child import Child, ChildSpec
-from saccade.supervisor.tree import Tree, answers_ready, until
+from saccade.supervisor.tree import Child, ChildSpec, Tree, answers_ready, until
 
 PROGRAM = """
 import signal, sys, time
@@ -103,14 +102,14 @@ async def test_second_signal_kills_at_once(tmp_path: Path) -> None:
         await running
 
 
-async def test_stopped_child_is_not_started_again() -> None:
-    child = Child(ChildSpec("short", (sys.executable, "-c", "")))
+async def test_stopped_child_is_not_started_again(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    child = Child(ChildSpec("short", (sys.executable, "-c", f"open({str(journal)!r}, 'a').write('start\\n')")))
     running = asyncio.create_task(child.run())
-    await wait(lambda: child._process is not None and child._process.returncode is not None)
-    last = child._process
+    await wait(lambda: lines(journal) and child.pid is None)
     await child.stop()
     assert await running == 0
-    assert child._process is last
+    assert lines(journal) == ["start"]
 
 
 async def test_death_before_all_are_ready_ends_the_start(tmp_path: Path) -> None:
@@ -141,8 +140,7 @@ def test_supervisor_that_is_killed_takes_all_with_it(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     program = f"""
 import asyncio, json, sys
-from saccade.supervisor.child import ChildSpec
-from saccade.supervisor.tree import Tree
+from saccade.supervisor.tree import ChildSpec, Tree
 async def until_ready():
     while tree.children[0].pid is None or not open({str(journal)!r}, "a+").tell():
         await asyncio.sleep(0.01)

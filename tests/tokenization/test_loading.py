@@ -29,9 +29,7 @@ def test_a_conversion_beside_a_tiktoken_model_is_not_used(checkpoint: Callable[[
     assert isinstance(load_tokenizer(files, settings_of(files), NEEDS["kimi_k25"]), TiktokenTokenizer)
 
 
-@pytest.mark.parametrize(
-    ("files", "sentence"), [({}, r"no tokenizer.json\."), ({"tiktoken.model": b""}, "splits text")]
-)
+@pytest.mark.parametrize(("files", "sentence"), [({}, r"no tokenizer.json\."), ({"tiktoken.model": b""}, "split text")])
 def test_no_tokenizer_is_a_startup_error(files: dict[str, bytes], sentence: str) -> None:
     with pytest.raises(StartupError, match=sentence):
         load_tokenizer(files, {}, TokenizerNeeds("<image>"))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tokenizer_needs import PHI3_TAG
 
-from saccade.errors import InvalidValue
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.picturewise import PicturewiseTokenizer
@@ -96,45 +95,28 @@ def test_typed_tags_are_text(phi3: PicturewiseTokenizer, template_of: Callable[[
 @pytest.mark.parametrize(
     "prompt", ["word.<|image_1|>", "<|user|>\n", "<|user|>\n<|image_1|>\nWhat?<|end|>\n<|assistant|>\n"]
 )
-def test_both_tokenisations_agree_where_white_space_is_swallowed(
+def test_white_space_is_swallowed_as_by_the_reference(
     prompt: str, phi3: PicturewiseTokenizer, reference_of: Any
 ) -> None:  # E4
     placeholder = phi3.special_tokens["<|image|>"]
     expected = stretches(reference_of("phi3_v"), prompt, placeholder)
     assert phi3.encode(segments(prompt)) == expected
-    assert phi3.encode_as_vllm_chat(segments(prompt)) == expected
     assert expected[0] == 1
     assert expected.count(1) == 1 + expected.count(placeholder)
 
 
-def test_vllm_adds_a_space_after_tokens_that_swallow_nothing(
+def test_white_space_stays_after_tokens_that_swallow_nothing(
     changed: Callable[..., PicturewiseTokenizer],
 ) -> None:  # E4
     tokenizer = changed(rstrip=False)
     given = segments("<|user|>\n<|image_1|>")
     assert tokenizer.decode(tokenizer.encode(given)) == "<s><|user|> \n<|image|><s>"
-    assert tokenizer.decode(tokenizer.encode_as_vllm_chat(given)) == "<s><|user|>  \n<|image|><s>"
-
-
-def test_vllm_takes_that_space_away_after_named_tokens(changed: Callable[..., PicturewiseTokenizer]) -> None:  # E4
-    given = [Segment("a", False), Segment("<|endoftext|>", True), Segment("b", False)]
-    tokenizer = changed()
-    assert tokenizer.encode_as_vllm_chat(given) == tokenizer.encode(given)
-    unnamed = changed(eos_token=None, pad_token=None)
-    assert unnamed.encode_as_vllm_chat(given) != unnamed.encode(given)
 
 
 @pytest.mark.parametrize("prompt", ["word.<|image_1|>", "<|user|>\n"])
 def test_no_bos_where_the_settings_say_so(prompt: str, changed: Callable[..., PicturewiseTokenizer]) -> None:  # E4
     tokenizer = changed(add_bos_token=False)
     assert 1 not in tokenizer.encode(segments(prompt))
-    assert 1 not in tokenizer.encode_as_vllm_chat(segments(prompt))
-
-
-@pytest.mark.parametrize("typed", ["<|image_1|>", "<|user|>", "a</s>"])
-def test_what_vllm_would_take_for_real_is_refused(typed: str, phi3: PicturewiseTokenizer) -> None:  # E5 F2
-    with pytest.raises(InvalidValue, match="cannot be sent to this worker"):
-        phi3.encode_as_vllm_chat([Segment("<|user|>", True), Segment(typed, False)])
 
 
 def test_picture_tags() -> None:

@@ -83,9 +83,9 @@ def test_text_that_would_become_a_protected_id_is_refused(tiny_qwen3_vl: Path) -
     ("content", "config", "sentence"),
     [
         (b"{", {}, "tokenizer.json is not valid JSON"),
-        (b"[]", {}, "tokenizer.json holds no"),
+        (b"[]", {}, "tokenizer.json has no"),
         (b'{"model": {"vocab": {}}, "decoder": {"type": "Metaspace"}}', {}, "Metaspace"),
-        (None, {"added_tokens_decoder": {"x": {"content": "<a>", "special": True}}}, "'x' is no id"),
+        (None, {"added_tokens_decoder": {"x": {"content": "<a>", "special": True}}}, "'x' is not an id"),
         (None, {"added_tokens_decoder": {"7": {"special": True}}}, "'7' has no `content`"),
         (None, {"added_tokens_decoder": {"9999": {"content": "<a>", "special": True}}}, "'<a>' the id 9999"),
     ],

@@ -38,7 +38,6 @@ async def listening(access: Access, bind: str = HERE) -> AsyncIterator[tuple[Fro
         yield front, server
     finally:
         await server.stop()
-        front.close()
 
 
 @asynccontextmanager
@@ -249,7 +248,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 async def test_health_is_bounded_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.transport.health.MAX_WATCHERS", 2)
+    monkeypatch.setattr("saccade.transport.server.MAX_HEALTH_WATCHERS", 2)
     states = health_pb2.HealthCheckResponse
     async with (
         listening(Access(token=TOKEN)) as (_, server),

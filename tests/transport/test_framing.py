@@ -11,9 +11,9 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.protocol.local import EngineFailed, EngineMessage, EngineProgress, Shutdown
+from saccade.protocol.engine_ipc import EngineFailed, EngineMessage, EngineProgress, Shutdown
+from saccade.transport.engine_channel import FrontChannel
 from saccade.transport.framing import ChannelClosed, framed, take_payloads
-from saccade.transport.local import FrontChannel
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(0, 400), max_size=8))
@@ -36,14 +36,14 @@ def test_what_comes_before_a_frame_that_is_too_large_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("foreign", "error"),
+    ("external", "error"),
     [
         (b"\xc1", msgspec.DecodeError),
         (msgspec.msgpack.encode(EngineFailed("ab")).replace(b"ab", b"\xff\xfe"), UnicodeDecodeError),
     ],
     ids=["no message", "not text"],
 )
-async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes, error: type[Exception]) -> None:
+async def test_nothing_is_taken_after_a_message_of_another_world(external: bytes, error: type[Exception]) -> None:
     taken: list[EngineMessage] = []
     channel = FrontChannel(taken.append)
     front, engine = socket.socketpair()
@@ -51,7 +51,7 @@ async def test_nothing_is_taken_after_a_message_of_another_world(foreign: bytes,
         await channel.open(front)
         message = EngineProgress("loading", 1, 2)
         sound = framed(msgspec.msgpack.encode(message))
-        engine.sendall(sound + framed(foreign) + sound)
+        engine.sendall(sound + framed(external) + sound)
         async with asyncio.timeout(20):
             with pytest.raises(error):
                 await channel.ended()

@@ -13,11 +13,12 @@ from fronts import Front, talking
 from nested import NESTED_EVENTS
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.protocol.kv_events import AllCleared, KvEvent, KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.kv_events import BlockRemoved, KvEvent, KvEvents, PictureRemoved, PictureStored
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
-from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.framing import Frames
+from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
 
 A, B = (PictureStored(b"salt", name) for name in (b"a", b"b"))
 
@@ -29,8 +30,8 @@ class Curious(Front):
         super().__init__()
         self.connection = Connection(0)
 
-    def open(self) -> Connection:
-        self.connection = Connection(0)
+    def open(self, frames: Frames | None = None) -> Connection:
+        self.connection = Connection(0, frames)
         return self.connection
 
     def answer(self, connection: Connection, command: GatewayCommand) -> None:
@@ -61,8 +62,8 @@ async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
         assert not client.holds(b"other", b"a")  # tenants share nothing
         front.say(6, PictureRemoved(b"salt", b"a"))
         await until(lambda: not client.holds(b"salt", b"a"))
-        front.say(7, A, AllCleared(), B)
-        await until(lambda: client.holds(b"salt", b"b"))
+        front.say(7, A, PictureRemoved(b"salt", b"a"), PictureRemoved(b"salt", b"b"))
+        await until(lambda: not client.holds(b"salt", b"b"))
         assert not client.holds(b"salt", b"a")
 
 
@@ -99,8 +100,8 @@ async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
             await until(lambda: len(front.watchers) == 2)
             front.say(0, snapshot=True)
             assert (await first).snapshot
-            front.say(1, AllCleared())
-            assert (await anext(feed)).events == [AllCleared()]
+            front.say(1, BlockRemoved(b"key"))
+            assert (await anext(feed)).events == [BlockRemoved(b"key")]
             assert front.watched[-1] == (True, False)
         await until(lambda: front.watchers[1] in front.left)
         async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:

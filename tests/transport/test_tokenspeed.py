@@ -41,15 +41,14 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
-from saccade.models import files as model_files
+from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
-from saccade.transport.dialects import lent_slots, tokenspeed
+from saccade.transport.dialects import shared_memory_links, tokenspeed
 from saccade.transport.dialects.tokenspeed import TokenSpeedClient
-from saccade.transport.dialects.tokenspeed_model import BUNDLE_FILES
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -116,7 +115,7 @@ async def test_files_of_a_folder_that_the_gateway_can_read(slots: Slots, tmp_pat
     (tmp_path / "config.json").write_bytes(b"[]")
     worker = TokenSpeedWorker()
     worker.info |= {"tokenizer_path": str(tmp_path)}
-    read = model_files.read_model_files
+    read = read_model_files
     async with listening(worker) as url, registered(url, slots, read_files=read) as client:
         assert client.description is not None
         assert client.description.files == ModelFiles(files={"config.json": b"[]"})
@@ -125,13 +124,9 @@ async def test_files_of_a_folder_that_the_gateway_can_read(slots: Slots, tmp_pat
 async def test_a_folder_without_a_model_is_not_taken(slots: Slots, tmp_path: Path) -> None:
     worker = TokenSpeedWorker()
     worker.info |= {"tokenizer_path": str(tmp_path)}
-    async with listening(worker) as url, registered(url, slots, read_files=model_files.read_model_files) as client:
+    async with listening(worker) as url, registered(url, slots, read_files=read_model_files) as client:
         assert client.description is not None
         assert client.description.files == FILES
-
-
-def test_the_bundle_holds_all_that_a_gateway_needs() -> None:
-    assert sorted(BUNDLE_FILES) == sorted(model_files.GATEWAY_FILES)
 
 
 async def test_request(slots: Slots) -> None:
@@ -331,7 +326,7 @@ async def test_an_answered_request_is_not_aborted(slots: Slots) -> None:
             async for delta in client.generate(ask(name=f"r{number}")):
                 if delta.finish_reason is not None:
                     break
-        await until(lambda: not client._calls)
+        await until(lambda: worker.finished == 20)
     assert (worker.aborted, worker.cancelled) == ([], 0)
 
 
@@ -487,7 +482,7 @@ def test_sweep_takes_links_of_the_dead_and_no_others(slots: Slots) -> None:
     stranger = shared_memory.FOLDER / f"smg-tokenspeed-{child.pid}-{now}-1"
     stranger.write_bytes(b"another program's" * 10)
     try:
-        assert lent_slots.sweep() == 2
+        assert shared_memory_links.sweep() == 2
         assert [path.exists() for path in (dead, reborn, alive, stranger)] == [False, False, True, True]
     finally:
         alive.unlink()

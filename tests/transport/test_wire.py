@@ -16,7 +16,8 @@ from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
-from saccade.transport.connection import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.framing import Frames
+from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
 from saccade.transport.server import WorkerServer
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
@@ -44,7 +45,7 @@ class Parrot(Front):
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
 
-@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT, NESTED_STEP], ids=["foreign", "not text", "nested"])
+@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT, NESTED_STEP], ids=["external", "not text", "nested"])
 async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str, malformed: bytes) -> None:
     front = Parrot([malformed, None])
     async with talking(bind, front) as client:
@@ -58,8 +59,8 @@ async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: st
 
 async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> None:
     class Refusing(Front):
-        def open(self) -> Connection:
-            super().open()
+        def open(self, frames: Frames | None = None) -> Connection:
+            super().open(frames)
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
 
     front = Refusing()

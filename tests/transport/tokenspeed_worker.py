@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import os
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -53,6 +54,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         self.pixels: list[bytes] = []
         self.aborted: list[str] = []
         self.cancelled = 0
+        self.finished = 0
         self.healthy = True
         self.info: dict[str, Any] = {
             "served_model_name": "m",
@@ -78,6 +80,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
                         await context.abort(step, "words of the engine's")
                     case _:
                         await asyncio.sleep(step)
+            self.finished += 1
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -139,7 +142,7 @@ class Slots:
 
     def links(self) -> list[Path]:
         """Names in /dev/shm that are none of the pool's and share a segment with it."""
-        own = {path.stat().st_ino for path in shared_memory.FOLDER.glob(f"{self.pool._prefix}*")}
+        own = {path.stat().st_ino for path in shared_memory.FOLDER.glob(f"saccade-{os.getpid()}-*")}
         return [path for path in shared_memory.FOLDER.glob("smg-tokenspeed-*") if path.stat().st_ino in own]
 
 

@@ -13,8 +13,8 @@ import time
 import msgspec
 
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.load import Load
-from saccade.protocol.local import (
+from saccade.protocol.engine_ipc import (
+    CacheEvents,
     Drain,
     EngineFailed,
     EngineProgress,
@@ -23,11 +23,14 @@ from saccade.protocol.local import (
     Forward,
     Hangup,
     Shutdown,
+    Watch,
 )
+from saccade.protocol.engine_load import Load
+from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand, ResetCaches
+from saccade.transport.engine_channel import EngineChannel
 from saccade.transport.framing import ChannelClosed
-from saccade.transport.local import EngineChannel
 
 FAIL, STALL = 666, 777
 LOAD_SECONDS = 0.25
@@ -68,7 +71,7 @@ class EchoEngine:
                 self.take(message)
             iteration += 1
             frames = self.frames()
-            self.channel.step(EngineStep(iteration, frames, self.load()))
+            self.channel.send(EngineStep(iteration, frames, self.load()))
 
     def load(self) -> Load | None:
         """What is to be told of the load: whenever it has changed, and now and then."""
@@ -85,6 +88,9 @@ class EchoEngine:
             case Hangup(connection=connection):
                 self.note(f"hangup {connection}")
                 self.running = {key: left for key, left in self.running.items() if key[0] != connection}
+            case Watch(watcher=watcher):
+                snapshot = KvEvents(0, [], snapshot=True, last=True)
+                self.channel.send(CacheEvents([watcher], msgspec.msgpack.encode(snapshot)))
             case Drain():
                 self.draining = True
             case Shutdown():

@@ -207,7 +207,7 @@ async def read_to_the_end(call: Any) -> None:
         NESTED,
         NESTED_COMMAND,
     ],
-    ids=["foreign", "not text", "nested", "nested field"],
+    ids=["external", "not text", "nested", "nested field"],
 )
 async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
@@ -232,7 +232,7 @@ async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes
         assert await tokens(client, ask("well", [1])) == [1]
 
 
-@pytest.mark.parametrize("nonsense", [b"\xc1", NESTED, NESTED_COMMAND], ids=["foreign", "nested", "nested field"])
+@pytest.mark.parametrize("nonsense", [b"\xc1", NESTED, NESTED_COMMAND], ids=["external", "nested", "nested field"])
 async def test_malformed_frame_ends_its_own_stream_beside_grpc(tmp_path: Path, nonsense: bytes) -> None:
     surprises: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: surprises.append(context))
@@ -282,13 +282,15 @@ async def test_reflection_lists_the_service(tmp_path: Path) -> None:
 async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
         feed = client.kv_events(blocks=True, pictures=True)
-        first = asyncio.ensure_future(anext(feed))
-        await until(lambda: len(worker.relay._watchers) == 2)  # and the client's own
+        assert (await anext(feed)).snapshot
         assert worker.relay.engine.pid is not None
         os.kill(worker.relay.engine.pid, signal.SIGKILL)
         with pytest.raises(WorkerUnavailable):
-            await first
-        await until(lambda: client.ready and len(worker.relay._watchers) == 1)
+            await anext(feed)
+        await until(lambda: client.ready)
+        again = client.kv_events(blocks=True, pictures=True)
+        assert (await anext(again)).snapshot
+        await again.aclose()
 
 
 async def test_slots_of_a_dead_gateway_are_freed_when_its_stream_ends(

@@ -12,7 +12,7 @@ Shell = Literal["bash", "zsh", "fish"]
 def completion(shell: Shell | None = None) -> None:
     """Print a script that completes commands and flags in a shell.
 
-    bash: `source <(saccade completion bash)` in ~/.bashrc; zsh: the same in ~/.zshrc behind `compinit`;
+    bash: `source <(saccade completion bash)` in ~/.bashrc; zsh: the same in ~/.zshrc after `compinit`;
     fish: `saccade completion fish > ~/.config/fish/completions/saccade.fish`.
 
     Parameters

@@ -36,12 +36,12 @@ QUESTIONS = {
     "texts": ("What does it say?", "What colour is the text?"),
     "shapes": ("What shape is it?", "What colour is the shape?"),
 }
-"""What is asked about the pictures of each folder."""
+"""The questions about the pictures of each folder."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A streamed answer. *ttft_ms* runs from sending to the first text; *tokens_per_second* counts what follows it."""
+    """A streamed answer. *ttft_ms* is the time to the first text, *tokens_per_second* the rate after that."""
 
     text: str
     ttft_ms: float
@@ -66,11 +66,11 @@ def _is_ready(port: int) -> bool:
 def serving() -> Iterator[str]:
     """Run `saccade serve` on the bundled model; yield its base URL; stop it.
 
-    Raises StartupError where it does not get ready, SystemExit where it has told why.
+    Raises StartupError if the server does not become ready, SystemExit if it has printed the reason.
     """
     port = _free_port()
     command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)]
-    # A key or a host meant for a real server would shut the demo out of its own.
+    # An API key or a host from the environment would make the demo's own server refuse its requests.
     server = subprocess.Popen(command, env=without_settings(os.environ))
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -160,7 +160,5 @@ def demo() -> None:
                 answer = ask(client, model, picture, question, console)
                 rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
                 console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
-    console.print(
-        "\nThe bundled model reads 1 to 4 capitals and digits, names six shapes and eight colours; nothing else."
-    )
-    console.print("Start it for yourself with `saccade serve`, or a model of your own with `saccade serve MODEL`.")
+    console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
+    console.print("Run `saccade serve` to serve it, or `saccade serve MODEL` for another model.")

@@ -1,4 +1,4 @@
-"""What the `saccade` program returns to its caller."""
+"""Exit codes of the `saccade` program."""
 
 ERROR = 1
 """A setting, a file or the machine is wrong."""
@@ -7,4 +7,10 @@ USAGE = 2
 """The command line is wrong."""
 
 TOLD = (ERROR, USAGE)
-"""With these the program has printed what was wrong, so that its parent need not."""
+"""With these codes the program has printed the error itself, so its parent prints nothing."""
+
+DIFFERENT = 1
+"""`saccade replay`: a step gave another result than the recording."""
+
+CANNOT_REPLAY = 2
+"""`saccade replay`: the recording cannot be replayed here."""

@@ -1,4 +1,4 @@
-"""The flags, one frozen dataclass per group. Names are those of `vllm serve` where they mean the same."""
+"""The flags, one frozen dataclass per group. A flag that means the same as one of `vllm serve` has its name."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from cyclopts.validators import Number
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import ConnectionLimits
+from saccade.gateway.http.connection import ConnectionLimits
 from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
 ENGINE = EngineConfig(model_dir="", model="")
 SECRET = ("api_key", "admin_key")
+MIB = 1 << 20
 GIB = 1 << 30
 
 
@@ -31,8 +32,8 @@ Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, co
 
 
 def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Return origins that are given one by one, or as a JSON list as vLLM takes them."""
-    # A list in the environment arrives in pieces: variables are split at spaces.
+    """Return origins that are given one by one, or as a JSON list, as in vLLM."""
+    # cyclopts splits environment variables at spaces, so a JSON list arrives in pieces.
     written = " ".join(token.value for token in tokens)
     if not written.startswith("["):
         return tuple(token.value for token in tokens)
@@ -46,7 +47,7 @@ Origins = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, 
 
 
 class ImageLimit(int):
-    """How many pictures a request may carry; written as vLLM writes it: {"image": 4}."""
+    """The most pictures per request, in vLLM's form: {"image": 4}."""
 
     def __str__(self) -> str:
         return json.dumps({"image": int(self)})
@@ -63,20 +64,20 @@ def _image_limit(_: Any, tokens: list[Token]) -> ImageLimit:
         ):
             return ImageLimit(number)
         case _:
-            raise ValueError('must be JSON such as {"image": 4}; images are the only kind of media served')
+            raise ValueError('must be JSON such as {"image": 4}; images are the only supported media')
 
 
 @Parameter(name="*", group=Group("Server", sort_key=1))
 @dataclass(frozen=True)
 class ServerFlags:
-    """Where the HTTP side listens, and to whom it answers."""
+    """Address, access and limits of the HTTP server."""
 
     host: str = DEFAULTS.host
-    "Address to listen on; 0.0.0.0 opens it to the network."
+    "Address to listen on; 0.0.0.0 makes the server reachable from the network."
     port: Port = DEFAULTS.port
     "Port to listen on."
     api_key: Many = ()
-    "A key that opens the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
+    "A key for the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
     allowed_origins: Origins = ()
     "An origin whose web pages may call the API, * for every one; may be given many times, or as a JSON list."
     max_requests: Count = DEFAULTS.max_requests
@@ -84,35 +85,35 @@ class ServerFlags:
     max_body_bytes: Count = DEFAULTS.max_body_bytes
     "The largest request body."
     max_request_memory: Count = DEFAULTS.max_request_memory_bytes
-    "Bytes that request bodies and encoded pictures take together; by default an eighth of the memory there is."
+    "Bytes of request bodies and encoded pictures together; by default an eighth of the machine's memory."
     max_connections: Count = DEFAULTS.connections.max_connections
-    "Connections that are open at a time."
+    "Connections open at a time."
     max_connections_per_address: Count = DEFAULTS.connections.max_per_address
-    "Of these, connections from one address over which no valid API key has come; an IPv6 address counts by its /64."
+    "Connections open at a time from one address (IPv6: one /64) that have not sent a valid API key."
     trusted_proxies: Many = ()
-    "A network of proxies whose X-Forwarded-For is believed, as 10.1.0.0/16; may be given many times."
+    "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
-    "A name that a server without keys answers to, or *.suffix; may be given many times. Addresses need none."
+    "A Host name that a server without keys accepts, or *.suffix; may be given many times. IP addresses are accepted."
     metrics_without_key: Annotated[bool, Parameter(negative="")] = False
-    "Show /metrics to those without a key."
+    "Serve /metrics to clients without a key."
     admin_port: Port | None = None
-    "A second port, on loopback, that empties caches; needs --admin-key."
+    "A second port, on loopback, for commands that empty caches; needs --admin-key."
     admin_key: Many = ()
-    "A key that opens the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    "A key for the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
 
     def __post_init__(self) -> None:
-        """Raise StartupError for a key that nobody could send, or that would leave the API open."""
+        """Raise StartupError for a malformed key, or a missing or shared admin key."""
         for flag, keys in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
             if any(key.split() != [key] for key in keys):
-                raise StartupError(f"An {flag} is empty or has a space in it; nobody could send it in a header.")
+                raise StartupError(f"An {flag} is empty or contains a space, so clients cannot send it in a header.")
         if self.admin_port is not None and not self.admin_key:
-            raise StartupError("--admin-port needs an --admin-key: give one, or set SACCADE_ADMIN_KEY.")
+            raise StartupError("--admin-port needs an --admin-key: pass one, or set SACCADE_ADMIN_KEY.")
         if set(self.admin_key) & set(self.api_key):
-            raise StartupError("An --admin-key is an --api-key too; give the admin port a key that no tenant has.")
+            raise StartupError("An --admin-key equals an --api-key; choose an admin key that no API client has.")
 
 
 AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]
@@ -122,20 +123,20 @@ DEFAULT_LIMIT = ImageLimit(DEFAULTS.limit_images)
 @Parameter(name="*", group=Group("Pictures", sort_key=3))
 @dataclass(frozen=True)
 class MediaFlags:
-    """What pictures may cost."""
+    """Limits and caches of pictures."""
 
     limit_mm_per_prompt: AsJson = DEFAULT_LIMIT
     "Pictures per request, as JSON."
     max_image_pixels: Count = DEFAULTS.max_picture_pixels
-    "The largest picture."
+    "Pixels of the largest accepted picture."
     decode_processes: Count = DEFAULTS.num_decode_processes
     "Processes that decode pictures."
     decode_timeout: Seconds = DEFAULTS.decode_timeout_seconds
     "Seconds that decoding one picture may take."
     decode_memory_bytes: Count = DEFAULTS.decode_memory_bytes
-    "What one decode process may add to its baseline."
+    "Bytes of memory that one decode process may use beyond its baseline."
     shared_memory_bytes: Count = DEFAULTS.shared_memory_bytes
-    "Bound of all pixel slots in /dev/shm together."
+    "Bytes of all pixel slots in /dev/shm together."
     mm_processor_cache_gb: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.picture_cache_bytes / GIB
     "GiB of prepared pictures to keep in those slots; 0 keeps none."
     url_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.url_cache_bytes
@@ -143,18 +144,18 @@ class MediaFlags:
     allowed_media_domains: Many = ()
     "A host that pictures may be fetched from, or *.suffix; may be given many times. Without any, every public host."
     allowed_media_networks: Many = ()
-    "A network of private hosts that pictures may be fetched from, as 10.1.0.0/16; may be given many times."
+    "A network of private hosts that pictures may be fetched from, such as 10.1.0.0/16; may be given many times."
     allowed_local_media_path: Path | None = None
-    "A folder whose files may be named in file: URLs."
+    "A folder whose files clients may name in file: URLs."
 
 
 @Parameter(name="*", group=Group("Engine", sort_key=2))
 @dataclass(frozen=True)
 class EngineFlags:
-    """What the engine may use."""
+    """Model, limits, memory and device of the engine."""
 
     served_model_name: Names = ()
-    "The model's names in the API; answers have the first. By default MODEL as given, a folder by its last part."
+    "The model's names in the API; answers have the first. By default a hub id as given, or a folder's last part."
     max_model_len: Count | None = ENGINE.max_model_len
     "Tokens of prompt and answer together; by default the model's own limit."
     max_num_seqs: Count = ENGINE.max_num_seqs
@@ -162,45 +163,55 @@ class EngineFlags:
     max_num_batched_tokens: Count = ENGINE.max_num_batched_tokens
     "Tokens computed in one step; longer prompts are computed in chunks."
     max_num_waiting: Count = ENGINE.max_num_waiting
-    "Sequences that wait for their turn; more get 429."
+    "Sequences that wait to run; more get 429."
     gpu_memory_utilization: float = ENGINE.gpu_memory_utilization
     "Part of the GPU's memory to use."
     kv_cache_memory_bytes: Count | None = ENGINE.kv_cache_bytes
-    "Size of the KV cache, instead of what the device has left."
+    "Size of the KV cache; by default the device's free memory, on a CPU 1 GiB at most."
     block_size: Count = ENGINE.block_size
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
     "Size of the cache of encoded pictures."
     encode_budget_patches: Count | None = ENGINE.encode_budget_patches
-    "Patches that the vision encoder works on in one step; by default 1024 on a CPU, 16384 on a GPU."
+    "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = ENGINE.enable_prefix_caching
-    "Compute a prompt's beginning that was seen before only once."
+    "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    "The network's number format; auto is float32 on the CPU, the checkpoint's own on a GPU."
+    "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    "Where the network runs; auto takes a GPU where there is one."
-    attention_backend: Literal["auto", "numba", "amx", "torch_sdpa"] = "auto"
-    "What computes attention and the like; auto is kernels for the CPU where they can, with AMX where it has it."
+    "Where the network runs; auto takes a GPU if there is one."
+    attention_backend: Literal["auto", "torch_sdpa"] = "auto"
+    "What computes the language model's attention."
+    mm_encoder_attn_backend: Annotated[
+        Literal["auto", "torch_sdpa", "amx"], Parameter(alias="--mm-attention-backend")
+    ] = "auto"
+    "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
     "Accepted and ignored: code that ships with a model is never run."
+    record_steps: Path | None = None
+    "A folder to record steps in, for `saccade replay`. They hold prompts and answers."
+    record_steps_bytes: Annotated[int, Parameter(validator=Number(gte=MIB))] = ENGINE.record_steps_bytes
+    "Bytes of recorded steps to keep; the oldest are deleted."
+    record_pixels: Annotated[bool, Parameter(negative="")] = ENGINE.record_pixels
+    "Record pictures' pixels too; without them, steps that encode a picture cannot be replayed."
 
 
 def served_names(model: str, folder: Path, flags: EngineFlags) -> tuple[str, ...]:
-    """Return the model's names in the API, without repeats: the flag's, else a hub id as given or the folder's name."""
+    """Return the model's names in the API, without duplicates: the flag's, else that of default_name()."""
     return tuple(dict.fromkeys(flags.served_model_name)) or (default_name(model, folder),)
 
 
 def default_name(model: str, folder: Path) -> str:
-    """Return what a model is called where nobody says: a hub id as given, else the folder's last part."""
+    """Return a model's default name: a hub id as given, else the folder's last part."""
     return folder.name if Path(model).expanduser().is_dir() else model
 
 
 def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
-    """Return the settings of an engine. Raises StartupError where one cannot work."""
+    """Return the settings of an engine. Raises StartupError for settings that cannot work."""
     name, *aliases = served_names(model, folder, flags)
     config = EngineConfig(
         model_dir=str(folder),
@@ -218,8 +229,12 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         encode_budget_patches=flags.encode_budget_patches,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,
+        mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
         threads=flags.threads,
         enable_prefix_caching=flags.enable_prefix_caching,
+        record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),
+        record_steps_bytes=flags.record_steps_bytes,
+        record_pixels=flags.record_pixels,
     )
     config.check()
     return config

@@ -1,4 +1,4 @@
-"""`saccade gateway`: the HTTP side by itself."""
+"""`saccade gateway`: an HTTP server for workers that run elsewhere."""
 
 import dataclasses
 import logging
@@ -20,7 +20,7 @@ from saccade.cli.flags import (
 )
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.model_probe import ModelProbe
+from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
@@ -33,22 +33,22 @@ from saccade.transport.wire import TLS_SCHEME, target
 @Parameter(name="*", group=Group("Workers", sort_key=2))
 @dataclass(frozen=True)
 class WorkerFlags:
-    """What the gateway shows Saccade workers that it reaches over TCP."""
+    """The gateway's credentials for Saccade workers over TCP."""
 
     worker_token_file: Path | None = None
     "The file with the workers' token; only its owner and group may be able to read it."
     worker_tls_ca: Path | None = None
-    "The authority of the workers' certificates, PEM, for grpcs:// workers; by default the public ones."
+    "The authority of the certificates of grpcs:// workers, PEM; by default the public authorities."
     worker_tls_cert: Path | None = None
-    "The gateway's certificate for workers that ask for one, PEM."
+    "The gateway's certificate for workers that require one, PEM."
     worker_tls_key: Path | None = None
     "The key of --worker-tls-cert, PEM."
 
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
-        """Return what the flags say. Raises StartupError where a file is wrong, or TLS has no use at any of *urls*."""
+        """Return the credentials. Raises StartupError if a file is wrong, or if no URL of *urls* uses the TLS flags."""
         tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
         if any(tls) and not any(url.startswith(TLS_SCHEME) for url in urls):
-            raise StartupError("--worker-tls-... is for workers with TLS: give --worker-url as grpcs://host:port.")
+            raise StartupError("--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT.")
         return WorkerCredentials(
             token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
             authorities=read_authorities(self.worker_tls_ca, "--worker-tls-ca"),
@@ -73,16 +73,16 @@ def gateway(
     Parameters
     ----------
     worker_url
-        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, tokenspeed://host:port for one of
-        TokenSpeed; may be given many times.
+        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
+        worker; may be given many times.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
-        NAME=MODEL where the workers call it otherwise. May be given many times.
+        NAME=MODEL if the workers have another name for it. May be given many times.
     log_level
-        The least that is logged.
+        The least level that is logged.
     """
     if not worker_url:
-        raise StartupError("A gateway needs at least one --worker-url, as grpc://host:port.")
+        raise StartupError("A gateway needs at least one --worker-url, such as grpc://HOST:PORT.")
     for url in worker_url:
         target(url.replace(SCHEME, "grpc://", 1))
     credentials = workers.credentials(worker_url)
@@ -93,7 +93,7 @@ def gateway(
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:
-    """Return a model's name and files; what is wrong with them shows now, not at the first request."""
+    """Return a model's name and files. Raises StartupError if the files are wrong, before the first request."""
     name, _, source = model.rpartition("=")
     folder = resolve_model(source, weights=False)
     name = name or default_name(source, folder)

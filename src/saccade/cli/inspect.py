@@ -1,6 +1,7 @@
-"""`saccade inspect`: what the model will see of pictures, by the gateway's own steps."""
+"""`saccade inspect`: show a model's input for pictures, computed by the gateway's own code."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.cli.inspection import Stopwatch, draft_of, resized
-from saccade.engine.loader import fingerprint, weight_files
+from saccade.engine.executor.loader import fingerprint, weight_files
 from saccade.errors import RequestError, StartupError
-from saccade.gateway.prepare import Draft, Picture
-from saccade.gateway.served_model import ServedModel
+from saccade.gateway.pictures.collect import Picture
+from saccade.gateway.prompt.draft import Draft
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.media.header import read_header
 from saccade.models.files import read_model_files
@@ -33,14 +35,14 @@ def inspect(
     out: Path = Path(),
     blocks: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Show what a model will see of pictures: grids, token ids with spans, hashes, block keys, timings.
+    """Show a model's input for pictures: grids, token ids with spans, hashes, block keys, timings.
 
     Parameters
     ----------
     model
         A folder in hub layout, or a hub id.
     images
-        Picture files, asked about together in one turn.
+        Picture files, all in one user message.
     question
         The text that follows the pictures.
     out
@@ -54,13 +56,13 @@ def inspect(
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
-    draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
+    pictures, draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
     watch.lap("header, hash, template, tokenize")
     console = Console()
-    for path, picture in zip(images, draft.pictures, strict=True):
+    for path, picture in zip(images, pictures, strict=True):
         _show_picture(console, path, picture, _write_resized(path, picture, served, out, watch))
     _show_prompt(console, served, draft)
-    _show_keys(console, folder, draft, all_of_them=blocks)
+    _show_keys(console, folder, pictures, draft, all_of_them=blocks)
     timings = (f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report")
     console.print("  ".join(timings), highlight=False, soft_wrap=True)
 
@@ -73,7 +75,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path, watch: Stopwatch) -> Path:
-    """Write what comes out of the resize as PNG and return its path."""
+    """Write the resized picture as PNG and return its path."""
     layout = picture.layout
     target = out / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
     try:
@@ -124,14 +126,14 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
         table.add_row(str(start), str(end), "text", shown + more, text)
 
 
-def _show_keys(console: Console, folder: Path, draft: Draft, all_of_them: bool) -> None:
-    """Print block keys as the engine computes them for a client without a key: first and last, or *all_of_them*."""
-    pictures = zip(draft.pictures, draft.spans, strict=True)
-    runs = [MediaRun(span.start, span.length, picture.content_hash) for picture, span in pictures]
+def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draft: Draft, all_of_them: bool) -> None:
+    """Print block keys as the engine computes them without an API key: the first and the last, or *all_of_them*."""
+    placed = zip(pictures, draft.spans, strict=True)
+    runs = [MediaRun(span.start, span.length, picture.content_hash) for picture, span in placed]
     try:
         weights = weight_files(folder)
     except StartupError:
-        console.print("block keys depend on the weights, which are not here")
+        console.print("block keys depend on the weights, which this folder does not have")
         return
     root = root_key(fingerprint(read_model_files(folder), weights), b"")
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
@@ -142,5 +144,5 @@ def _show_keys(console: Console, folder: Path, draft: Draft, all_of_them: bool) 
         table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", keys[number].hex())
     console.print(table, markup=False, highlight=False)
     if len(shown) < len(keys):
-        console.print("`--blocks` shows the keys of all.", highlight=False)
+        console.print("`--blocks` shows all keys.", highlight=False)
     console.print()

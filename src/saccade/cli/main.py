@@ -1,4 +1,4 @@
-"""The `saccade` program: its commands and how an error is shown."""
+"""The `saccade` program: its commands and how errors are printed."""
 
 import os
 import sys
@@ -14,15 +14,16 @@ from saccade.cli import exit_codes, vllm_flags
 from saccade.errors import SaccadeError
 
 HELP = "Serve vision-language models."
-EPILOGUE = """`saccade COMMAND --config FILE` takes flags from a TOML file: `port = 8001`.
-The environment gives them too: `SACCADE_PORT=8001`.
-A flag wins over the environment, the environment over the file."""
+EPILOGUE = """`saccade COMMAND --config FILE` reads flags from a TOML file: `port = 8001`.
+Environment variables set them too: `SACCADE_PORT=8001`.
+A flag overrides the environment, and the environment overrides the file."""
 COMMANDS = {
     "serve": "Serve a model on this machine: one gateway and one worker.",
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
     "demo": "Start the bundled model, ask it about the bundled pictures, and stop.",
-    "inspect": "Show what a model will see of pictures.",
+    "inspect": "Show a model's input for pictures.",
+    "replay": "Run recorded steps again, and compare the results.",
     "completion": "Print a script that completes commands and flags in a shell.",
 }
 VLLM_PAGE = "docs/from-vllm.md"
@@ -38,15 +39,17 @@ def make_app(file: Path | None) -> App:
 
 
 def _version() -> str:
-    from saccade.gateway.openapi import server_version
+    from saccade.gateway.api.openapi import server_version
 
     return server_version()
 
 
 def _show_usage_error(error: CycloptsError) -> None:
-    """Print what is wrong; for a flag of vLLM what holds here, instead of a flag with a similar name."""
+    """Print what is wrong; for a flag of vLLM its explanation, instead of a flag with a similar name."""
     if isinstance(error, UnknownOptionError):
-        name = (error.token.keyword or error.token.value).partition("=")[0].strip("[]")  # a file's comes in brackets
+        name = (
+            (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
+        )  # a name from a file is in brackets
         if sentence := vllm_flags.explanation(name):
             _say(f"{sentence} See {VLLM_PAGE}.")
             return
@@ -86,9 +89,9 @@ def _say(sentence: str) -> None:
 
 
 def main() -> None:
-    """The console script."""
-    # gRPC's handlers around a fork are for children that go on to use gRPC. Each of ours becomes another program at
-    # once; the handlers would only print a warning at every start. gRPC reads this when it is first used.
+    """Run the console script."""
+    # gRPC's fork handlers are for children that use gRPC. Saccade's children immediately execute another program, so
+    # the handlers would only print a warning at every start. gRPC reads this variable at its first use.
     os.environ.setdefault(FORK_SUPPORT, "0")
     sys.exit(run(sys.argv[1:]))
 

@@ -1,4 +1,4 @@
-"""What the terminal shows while a program starts, and once when it is ready."""
+"""Terminal output during a start, and the summary when the server is ready."""
 
 import json
 import shlex
@@ -13,18 +13,18 @@ from rich.text import Text
 
 from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.protocol.description import Description
-from saccade.protocol.local import EngineProgress
+from saccade.protocol.engine_ipc import EngineProgress
 
 
 class _Count(ProgressColumn):
-    """Done of total, once the total is known."""
+    """A column with the completed part of the total, empty until the total is known."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.total is None else f"{task.completed:g}/{task.total:g}")
 
 
 class StartProgress:
-    """Shows how an engine loads: a bar on a terminal, a line per stage elsewhere. Use as a context manager."""
+    """Show the progress of an engine's start: a bar on a terminal, else a line per stage. Use as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -52,20 +52,23 @@ class StartProgress:
         self._stage = message.stage
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def show_summary(console: Console, description: Description, address: str, command: str | None = None) -> None:
-    """Print the one summary of a start; *command* is a line to paste into a shell."""
+    """Print the summary of a start; *command* is a line to paste into a shell."""
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
     table.add_column()
-    table.add_column(min_width=len(address))  # an address that is cut off is of no use
+    table.add_column(min_width=len(address))  # the address must not be truncated
     table.add_row("model", description.model)
     table.add_row("device", f"{description.device}, {description.dtype}")
+    if description.mm_encoder_attn_backend:
+        backends = f"{description.attention_backend}; vision encoder: {description.mm_encoder_attn_backend}"
+        table.add_row("attention", backends)
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")
@@ -76,7 +79,7 @@ def show_summary(console: Console, description: Description, address: str, comma
 
 
 def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
-    """Return a command that asks *model* at *url*, the root of the API, what *picture* says."""
+    """Return a shell command that asks *model* at *url*, the root of the API, about *picture*."""
     mark = "PICTURE"
     parts = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
@@ -93,11 +96,11 @@ def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
 
 
 def warn_of_unused_cuda(console: Console) -> None:
-    """Say that torch is a CUDA build where the machine has no GPU for it."""
+    """Print a warning if torch is a CUDA build and the machine has no GPU."""
     if sentence := unused_cuda(installed_torch()):
         console.print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def warn_of_remote_code(console: Console) -> None:
-    """Say that --trust-remote-code does nothing."""
-    console.print("saccade: --trust-remote-code does nothing: code that ships with a model is never run.")
+    """Print a warning that --trust-remote-code has no effect."""
+    console.print("saccade: --trust-remote-code has no effect: code that ships with a model is never run.")

@@ -1,4 +1,4 @@
-"""`saccade serve`: a fleet of one."""
+"""`saccade serve`: one gateway and one worker on this machine."""
 
 import asyncio
 import logging
@@ -27,11 +27,10 @@ from saccade.cli.flags import (
 )
 from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.errors import StartupError
-from saccade.gateway.model_probe import ModelProbe
+from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
-from saccade.supervisor.child import ChildSpec
-from saccade.supervisor.tree import Tree, answers_ready, until
+from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
 from saccade.transport.client import WorkerClient
@@ -56,7 +55,7 @@ def serve(
     model
         A folder in hub layout, or a hub id. Without it, the small model that ships with Saccade.
     log_level
-        The least that is logged.
+        The least level that is logged.
     """
     console = Console(stderr=True)
     if engine.trust_remote_code:
@@ -64,7 +63,7 @@ def serve(
     warn_of_unused_cuda(console)
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
-    # The worker finds out about weights; what only the gateway reads would fail behind everybody's back.
+    # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
     ModelProbe(names[0], read_model_files(folder)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
@@ -76,11 +75,11 @@ def serve(
 
 
 def _bundled_names(engine: EngineFlags) -> tuple[str, ...]:
-    """Return the bundled model's names. Raises StartupError where MODEL seems to have been read as one of them."""
+    """Return the bundled model's names. Raises StartupError if MODEL seems to be parsed as one of them."""
     names = engine.served_model_name
     if len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
         raise StartupError(
-            f"--served-model-name takes all words behind it, so {names[-1]} was read as a name. Write MODEL first: "
+            f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first: "
             f"`saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
         )
     return tuple(dict.fromkeys(names)) or (BUNDLED_NAME,)
@@ -118,7 +117,8 @@ def _worker(
             "--uds",
             str(socket),
             *(word for name in names for word in ("--served-model-name", name)),
-            # It drains by itself where a signal reaches all processes at once; behind the gateway it has nothing open.
+            # A worker drains by itself if a signal reaches all processes; after the gateway's end it has no open
+            # requests.
             "--shutdown-timeout",
             str(shutdown_timeout),
             "--no-summary",
@@ -155,7 +155,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """Return an address of this machine under which a server on *host* answers a shell here."""
+    """Return an address at which a program on this machine reaches a server on *host*."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 

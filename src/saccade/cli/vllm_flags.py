@@ -1,7 +1,7 @@
-"""The flags of `vllm serve` and what Saccade makes of each: the parser and docs/from-vllm.md read this declaration.
+"""The flags of `vllm serve` and Saccade's support for each; the parser and docs/from-vllm.md use this declaration.
 
-A flag that would change an answer is never accepted without effect; only a value that asks for what Saccade does anyway
-is (`same_values`).
+A flag that would change an answer is never accepted without effect, unless its value requests Saccade's own behaviour
+(`same_values`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ COMMANDS = frozenset({"serve", "worker", "gateway"})
 
 
 class Support(StrEnum):
-    """What becomes of a flag."""
+    """How Saccade handles a flag."""
 
     SERVED = "served as"
     NO_EFFECT = "accepted without effect"
@@ -23,9 +23,9 @@ class Support(StrEnum):
 
 @dataclass(frozen=True)
 class VllmFlag:
-    """A flag of `vllm serve`, all its *names*, and a *sentence* that says what holds here.
+    """A flag of `vllm serve`, all its *names*, and a *sentence* about Saccade's behaviour.
 
-    *ours* is what a SERVED flag is called here. *same_values* are accepted without effect whatever *support* says.
+    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*.
     """
 
     names: tuple[str, ...]
@@ -51,25 +51,25 @@ def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing"
 SAME_NAME = "Same name, same meaning."
 ONE_DEVICE = "A model runs on one device."
 NO_GRAPHS = "Steps run eagerly: there are no CUDA graphs and no compiled models."
-OWN_SCHEDULER = (
-    "The scheduler has settings of its own: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
-)
+OWN_SCHEDULER = "The scheduler has other settings: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
 NO_TOOLS = "Requests with tools are refused."
-NO_LORA = "A model is served as its folder has it, without adapters."
-NO_TLS = "The gateway speaks plain HTTP; put a proxy that ends TLS in front of it."
-OWN_FILES = "The files of the model's folder are used as they are; change them there."
+NO_LORA = "Adapters are not supported."
+NO_TLS = "The gateway serves plain HTTP; put a proxy with TLS in front of it."
+OWN_FILES = "The files of the model's folder are used unchanged; edit them there."
 SERVED = (
-    _served("--model", "Or without the flag, as the first argument: `saccade serve MODEL`."),
+    _served("--model", "The model may also be the first argument: `saccade serve MODEL`."),
     _served("--served-model-name", "One name or more; the first is the `model` of every answer.", takes="many"),
     _served("--config", "A TOML file instead of a YAML one."),
     _served("--host", SAME_NAME),
     _served("--port", SAME_NAME),
     _served(
-        "--api-key", "Repeat the flag for several keys. Every route but the health checks asks for one.", takes="many"
+        "--api-key",
+        "Repeat the flag for several keys. Every route except the health checks requires one.",
+        takes="many",
     ),
-    _served("--allowed-origins", "None by default, where vLLM allows every origin."),
+    _served("--allowed-origins", "None by default; vLLM allows every origin."),
     _served("--shutdown-timeout", SAME_NAME),
-    _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not read."),
+    _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not supported."),
     _served("--max-num-seqs", SAME_NAME),
     _served("--max-num-batched-tokens", SAME_NAME),
     _served("--gpu-memory-utilization", SAME_NAME),
@@ -77,12 +77,13 @@ SERVED = (
     _served("--num-gpu-blocks-override", "Use `--kv-cache-memory-bytes`.", "--kv-cache-memory-bytes"),
     _served("--block-size", SAME_NAME),
     _served("--enable-prefix-caching", "On by default; `--no-enable-prefix-caching` turns it off.", takes="nothing"),
-    _served("--dtype", "Auto is float32 on a CPU, and the checkpoint's own on a GPU."),
+    _served("--dtype", "Auto is the checkpoint's own, but float32 on a CPU without bfloat16."),
     _served("--attention-backend", "Same name, other values: `saccade serve --help` lists them."),
+    _served("--mm-encoder-attn-backend", "Same name, other values: `saccade serve --help` lists them."),
     _served(
         "--trust-remote-code", "Accepted with a warning: code that ships with a model is never run.", takes="nothing"
     ),
-    _served("--limit-mm-per-prompt", "JSON as in vLLM; pictures are the only kind of media."),
+    _served("--limit-mm-per-prompt", "JSON as in vLLM; pictures are the only supported media."),
     _served(
         "--language-model-only", "Use `--limit-mm-per-prompt '{\"image\": 0}'`.", "--limit-mm-per-prompt", "nothing"
     ),
@@ -94,9 +95,9 @@ SERVED = (
     _served("--allowed-local-media-path", SAME_NAME),
     _served("--uvicorn-log-level", "Use `--log-level`.", "--log-level"),
     _served("--enable-log-requests", "Use `--log-level INFO`; prompts are never logged.", "--log-level", "nothing"),
-    _served("--revision", "Write it behind the hub id: `saccade serve MODEL@REVISION`.", "MODEL@REVISION"),
+    _served("--revision", "Write the revision after the hub id: `saccade serve MODEL@REVISION`.", "MODEL@REVISION"),
     _served("--download-dir", "Set HF_HUB_CACHE in the environment.", "HF_HUB_CACHE"),
-    _served("--hf-token", "Set HF_TOKEN in the environment, where `ps` does not show it.", "HF_TOKEN"),
+    _served("--hf-token", "Set HF_TOKEN in the environment, which `ps` does not show.", "HF_TOKEN"),
     _served("--grpc", "`saccade worker MODEL` serves gRPC.", "saccade worker", "nothing"),
 )
 NO_EFFECT = (
@@ -112,21 +113,23 @@ NO_EFFECT = (
     _no_effect("--scheduler-delay-factor --preemption-mode", OWN_SCHEDULER, "one"),
     _no_effect("--async-scheduling --use-v2-block-manager", OWN_SCHEDULER),
     _no_effect("--disable-cascade-attn", "There is no cascade attention."),
-    _no_effect("--prefix-caching-hash-algo", "Blocks are named by BLAKE3 of their content.", "one"),
+    _no_effect("--prefix-caching-hash-algo", "Block keys are BLAKE3 hashes of the blocks' content.", "one"),
     _no_effect("--distributed-executor-backend --mm-encoder-tp-mode", "A model runs on one device.", "one"),
     _no_effect("--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "A model runs on one device."),
-    _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always processes of their own."),
+    _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always separate processes."),
     _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
     _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),
     _no_effect("--code-revision", "Code that ships with a model is never run.", "one"),
-    _no_effect("--skip-mm-profiling", "Pictures are not profiled at start."),
+    _no_effect("--skip-mm-profiling", "There is no profiling of pictures at start."),
     _no_effect("--mm-processor-cache-type --mm-shm-cache-max-object-size-mb", "The cache is in shared memory.", "one"),
     _no_effect(
         "--disable-log-requests --no-enable-log-requests",
         "`saccade serve` logs no requests unless `--log-level INFO` asks for it.",
     ),
-    _no_effect("--disable-uvicorn-access-log", "There is no access log beside the log of requests."),
-    _no_effect("--disable-access-log-for-endpoints", "There is no access log beside the log of requests.", "one"),
+    _no_effect("--disable-uvicorn-access-log", "There is no access log in addition to the log of requests."),
+    _no_effect(
+        "--disable-access-log-for-endpoints", "There is no access log in addition to the log of requests.", "one"
+    ),
     _no_effect("--disable-log-stats --aggregate-engine-logging", "Statistics are in `/metrics`, not in the log."),
     _no_effect("--max-log-len", "Prompts are never logged.", "one"),
     _no_effect("--enable-request-id-headers", "Every answer has an `x-request-id`."),
@@ -141,8 +144,8 @@ NOT_YET = (
     _not_yet("--api-server-count -asc", "A gateway is one process; start more `saccade gateway` beside it.", "1"),
     _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
     _not_yet("--quantization -q", "Quantised weights are not served yet; use the model's bfloat16 release.", "none"),
-    _not_yet("--kv-cache-dtype", "The KV cache has the network's own number format.", "auto"),
-    _not_yet("--calculate-kv-scales", "The KV cache has the network's own number format.", takes="nothing"),
+    _not_yet("--kv-cache-dtype", "The KV cache has the network's number format.", "auto"),
+    _not_yet("--calculate-kv-scales", "The KV cache has the network's number format.", takes="nothing"),
     _not_yet("--cpu-offload-gb", "Weights are all on the device.", "0"),
     _not_yet("--kv-offloading-size", "KV blocks are never moved to the host's memory."),
     _not_yet("--load-format", "Weights are read from safetensors files only.", "auto safetensors"),
@@ -153,11 +156,17 @@ NOT_YET = (
     _not_yet("--disable-sliding-window", OWN_FILES, takes="nothing"),
     _not_yet("--generation-config", "The model's own generation_config.json gives the defaults of sampling.", "auto"),
     _not_yet("--override-generation-config", "Send the sampling parameters with each request."),
-    _not_yet("--seed", "Send `seed` with each request whose answer must be drawn again."),
+    _not_yet("--seed", "Send `seed` with each request whose answer must be reproducible."),
     _not_yet("--max-logprobs", "A request may ask for 20 log probabilities a token.", "20"),
-    _not_yet("--logprobs-mode", "Log probabilities are those of the model, before temperature.", "raw_logprobs"),
-    _not_yet("--chat-template", "The model's own template is used; put yours into its folder as chat_template.jinja."),
-    _not_yet("--chat-template-content-format", "What the template takes is found out at start.", "auto"),
+    _not_yet(
+        "--logprobs-mode", "Log probabilities are computed from the model's logits, before temperature.", "raw_logprobs"
+    ),
+    _not_yet(
+        "--chat-template", "The model's own template is used; put another into its folder as chat_template.jinja."
+    ),
+    _not_yet(
+        "--chat-template-content-format", "The form of content that the template takes is detected at start.", "auto"
+    ),
     _not_yet("--trust-request-chat-template", "A template in a request is refused.", takes="nothing"),
     _not_yet("--default-chat-template-kwargs", "Send `chat_template_kwargs` with each request."),
     _not_yet("--response-role", "Answers have the role `assistant`.", "assistant"),
@@ -169,52 +178,59 @@ NOT_YET = (
         "qwen3 deepseek_r1 kimi_k2",
     ),
     _not_yet(
-        "--structured-outputs-config --guided-decoding-backend", "Answers are not held to a schema or grammar.", "auto"
+        "--structured-outputs-config --guided-decoding-backend",
+        "Answers cannot be constrained to a schema or grammar.",
+        "auto",
     ),
     _not_yet("--speculative-config -sc", "A step computes one token of each answer."),
     _not_yet("--scheduling-policy", "Requests have no priorities.", "fcfs"),
-    _not_yet("--stream-interval", "Each step's tokens are sent at once.", "1"),
+    _not_yet("--stream-interval", "The tokens of each step are sent immediately.", "1"),
     _not_yet("--enable-lora --fully-sharded-loras", NO_LORA, takes="nothing"),
     _not_yet("--lora-modules", NO_LORA, takes="many"),
     _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
     _not_yet("--mm-processor-kwargs", "Send `mm_processor_kwargs` with each request."),
-    _not_yet("--media-io-kwargs", "Pictures are decoded in one way only."),
-    _not_yet("--mm-encoder-attn-backend", "`--attention-backend` holds for the vision encoder too."),
-    _not_yet("--enable-mm-embeds", "Embeddings are not taken in place of pictures.", takes="nothing"),
-    _not_yet("--interleave-mm-strings", "Templates that take strings get pictures where they stand.", takes="nothing"),
+    _not_yet("--media-io-kwargs", "The decoders of pictures cannot be selected."),
+    _not_yet("--enable-mm-embeds", "Embeddings are not accepted in place of pictures.", takes="nothing"),
+    _not_yet(
+        "--interleave-mm-strings",
+        "In templates that take strings, pictures stay at their position in the text.",
+        takes="nothing",
+    ),
     _not_yet("--video-pruning-rate", "Videos are refused."),
     _not_yet(
         "--task --runner --convert",
         "Saccade generates answers; it does not embed, score or classify.",
         "auto generate none",
     ),
-    _not_yet("--model-impl", "The networks are Saccade's own.", "auto"),
-    _not_yet("--kv-transfer-config --ec-transfer-config", "Prefill and decode are not split over workers yet."),
-    _not_yet("--kv-events-config", "Workers tell what their caches hold over gRPC: `KvEvents`."),
-    _not_yet("--uds", "The gateway listens on TCP; `saccade worker` takes `--uds`."),
+    _not_yet("--model-impl", "Saccade has its own networks.", "auto"),
+    _not_yet("--kv-transfer-config --ec-transfer-config", "Prefill and decode run on the same worker."),
+    _not_yet("--kv-events-config", "Workers stream the content of their caches over gRPC: `KvEvents`."),
+    _not_yet("--uds", "The gateway listens on TCP; `saccade worker` has `--uds`."),
     _not_yet("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", NO_TLS),
     _not_yet("--ssl-cert-reqs", NO_TLS, "0"),
     _not_yet("--enable-ssl-refresh", NO_TLS, takes="nothing"),
-    _not_yet("--root-path", "Have the proxy in front strip the path.", takes="one"),
-    _not_yet("--middleware", "The gateway runs no code of others; put a proxy in front of it."),
+    _not_yet("--root-path", "Let a proxy in front of the gateway strip the path.", takes="one"),
+    _not_yet("--middleware", "The gateway runs no third-party code; put a proxy in front of it."),
     _not_yet("--allow-credentials", "Web pages send the key in a header, not as a credential.", takes="nothing"),
     _not_yet(
         "--allowed-methods --allowed-headers", "Allowed origins may send GET and POST with any header.", '["*"] *'
     ),
     _not_yet(
-        "--disable-fastapi-docs", "`/openapi.json` is always there; with keys set it asks for one.", takes="nothing"
+        "--disable-fastapi-docs", "`/openapi.json` is always served; with keys set it requires one.", takes="nothing"
     ),
     _not_yet("--enable-force-include-usage", "Send `stream_options.include_usage` with the request.", takes="nothing"),
     _not_yet("--return-tokens-as-token-ids", "Send `return_token_ids` with the request.", takes="nothing"),
     _not_yet("--enable-log-outputs", "Answers are never logged.", takes="nothing"),
-    _not_yet("--log-config-file", "`--log-level` is the one setting of the log."),
-    _not_yet("--otlp-traces-endpoint --collect-detailed-traces", "Traces are not sent yet; `/metrics` has the stages."),
+    _not_yet("--log-config-file", "`--log-level` is the only setting of the log."),
+    _not_yet(
+        "--otlp-traces-endpoint --collect-detailed-traces", "Traces are not supported yet; `/metrics` has the stages."
+    ),
     _not_yet(
         "--enable-sleep-mode --tokens-only --enable-tokenizer-info-endpoint",
         "There is no such endpoint.",
         takes="nothing",
     ),
-    _not_yet("--worker-cls --worker-extension-cls --additional-config", "Saccade runs no code of others."),
+    _not_yet("--worker-cls --worker-extension-cls --additional-config", "Saccade runs no third-party code."),
 )
 FLAGS = (*SERVED, *NO_EFFECT, *NOT_YET)
 SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
@@ -222,16 +238,17 @@ SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line without what has no effect, and the names of what was taken out."""
+    """A command line without flags that have no effect, and the names of the removed flags."""
 
     kept: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
 
 
 def find(name: str) -> VllmFlag | None:
-    """Return the flag of vLLM that is called *name* on a command line, or in a settings file without its dashes.
+    """Return vLLM's flag with *name*, as on a command line, or without its dashes as in a settings file.
 
-    Like vLLM it takes `_` for `-`, `--flag.key` for a key of a JSON value, and `--no-flag` where a flag takes nothing.
+    As in vLLM, `_` is the same as `-`, `--flag.key` sets a key of a JSON value, and `--no-flag` negates a flag without
+    a value.
     """
     dashed = name if name.startswith("-") else f"--{name}"
     spelt = dashed.partition(".")[0].replace("_", "-")
@@ -241,7 +258,7 @@ def find(name: str) -> VllmFlag | None:
 
 
 def take_out(arguments: Sequence[str]) -> Arguments:
-    """Split a command line of Saccade into what its parser must see and what has no effect."""
+    """Remove vLLM's flags that have no effect from a command line of Saccade."""
     if not arguments or arguments[0] not in COMMANDS:
         return Arguments(list(arguments))
     taken = Arguments()
@@ -263,7 +280,7 @@ def take_out(arguments: Sequence[str]) -> Arguments:
 
 
 def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:
-    """Return what belongs to *flag* at the head of *rest*."""
+    """Return the values of *flag* at the start of *rest*."""
     if flag.takes == "one":
         return list(rest[:1])
     following = next((place for place, token in enumerate(rest) if token.startswith("-")), len(rest))
@@ -273,21 +290,21 @@ def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:
 def _has_no_effect(flag: VllmFlag, name: str, values: Sequence[str]) -> bool:
     if flag.support is Support.NO_EFFECT:
         return True
-    if flag.takes == "nothing":  # `--no-` and the name of what is not there
+    if flag.takes == "nothing":  # `--no-` and the name of another flag
         return name.replace("_", "-") not in flag.names
     return bool(values) and all(value in flag.same_values for value in values)
 
 
 def explanation(name: str) -> str | None:
-    """Return what holds for a flag of vLLM that the command does not know; None where vLLM does not know it either."""
+    """Return the explanation of a flag of vLLM that the command lacks; None if vLLM has no such flag."""
     flag = find(name)
     if flag is None:
         return None
     same = f" Accepted values: {', '.join(flag.same_values)}." if flag.same_values else ""
     match flag.support:
         case Support.NOT_YET:
-            return f"{name} is not served yet. {flag.sentence}{same}"
+            return f"{name} is not supported yet. {flag.sentence}{same}"
         case Support.NO_EFFECT:
             return f"{name} has no effect here. {flag.sentence}"
         case _:
-            return f"{name} is no flag of this command. {flag.sentence}"
+            return f"{name} is not a flag of this command. {flag.sentence}"

@@ -1,4 +1,4 @@
-"""`saccade worker`: the gRPC side by itself."""
+"""`saccade worker`: an engine and its gRPC server, for gateways that run elsewhere."""
 
 import asyncio
 import dataclasses
@@ -35,42 +35,44 @@ Uids = Annotated[tuple[int, ...], Parameter(negative="", show_default=False)]
 @Parameter(name="*", group=Group("Access", sort_key=1))
 @dataclass(frozen=True)
 class AccessFlags:
-    """Where the gRPC side listens, and which callers it answers."""
+    """Address and access of the gRPC server."""
 
     host: str | None = None
-    "Listen over TCP on this address, 127.0.0.1 with --port alone; without either, on a Unix socket of this user's."
+    "Listen over TCP on this address, 127.0.0.1 with --port alone; without either, on this user's Unix socket."
     port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None
     "Listen over TCP on this port, 9000 with --host alone; 0 takes any free one."
     uds: Path | None = None
-    "Listen on this Unix socket; its folder is made where there is none."
+    "Listen on this Unix socket; a missing folder is created."
     allowed_uids: Uids = ()
-    "A user that may connect to the socket, beside its owner and root; may be given many times. Needs --uds."
+    "A user that may connect to the socket, in addition to its owner and root; may be given many times. Needs --uds."
     worker_token_file: Path | None = None
-    "A file with the token that gateways must show over TCP; only its owner and group may be able to read it."
+    "A file with the token that gateways must send over TCP; only its owner and group may be able to read it."
     tls_cert: Path | None = None
     "The worker's certificate for TLS, PEM."
     tls_key: Path | None = None
     "The key of --tls-cert, PEM."
     tls_client_ca: Path | None = None
-    "Ask gateways for a certificate of this authority, PEM."
+    "Require a certificate of this authority from gateways, PEM."
     kv_events_token_ids: Annotated[bool, Parameter(negative="")] = False
-    "Put the token ids of blocks, that is the prompts, into the feed of cache events."
+    "Include the token ids of blocks, which are the prompts, in the feed of cache events."
 
     def bind(self) -> str:
         """Return `host:port` or `unix:/path`. Raises StartupError."""
         over_tcp = self.host is not None or self.port is not None
         if self.uds is not None and over_tcp:
-            raise StartupError("A worker listens on --uds, or on --host and --port: give one of them.")
+            raise StartupError("A worker listens on --uds, or on --host and --port: pass one of them.")
         if over_tcp:
             host = self.host or DEFAULT_HOST
             port = DEFAULT_PORT if self.port is None else self.port
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if self.uds is None and self.allowed_uids:
-            raise StartupError("--allowed-uids needs --uds: the default socket lies in a folder of this user alone.")
+            raise StartupError(
+                "--allowed-uids needs --uds: the default socket is in a folder that only this user can enter."
+            )
         return f"unix:{self.uds or private_sockets.default_path()}"
 
     def access(self) -> Access:
-        """Return who may call. Raises StartupError where a file is not what its flag says."""
+        """Return the allowed callers. Raises StartupError if a file is wrong."""
         return Access(
             token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
             identity=read_identity(self.tls_cert, self.tls_key),
@@ -98,16 +100,16 @@ def worker(
     model
         A folder in hub layout, or a hub id.
     shutdown_timeout
-        Seconds that running requests get to finish at shutdown; a second signal ends it at once.
+        Seconds that running requests get to finish at shutdown; a second signal ends the worker immediately.
     log_level
-        The least that is logged.
+        The least level that is logged.
     """
     console = Console(stderr=True)
     if engine.trust_remote_code:
         warn_of_remote_code(console)
     bind, checked = access.bind(), access.access()
     checked.check(bind)
-    if summary:  # else the parent has said it
+    if summary:  # else the parent prints it
         warn_of_unused_cuda(console)
     folder = resolve_model(model)
     settings = engine_config(model, folder, engine)

@@ -1,4 +1,4 @@
-"""EngineConfig: what the operator chose for one engine."""
+"""The settings of one engine."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,25 @@ from saccade.errors import StartupError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MIB = 1 << 20
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything an engine is started with; travels to its process as JSON.
+    """All settings of an engine; sent to the engine's process as JSON.
 
-    *dtype* auto is float32 on the CPU and the checkpoint's own on CUDA. *max_model_len* None is the model's, as far as
-    the KV pool reaches. *num_blocks* None sizes the pool: by *kv_cache_bytes* where given, else 1 GiB on the CPU (never
-    more than max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA.
-    *encode_budget_patches* bounds what the vision encoder does in one step; None is 16384 on CUDA and 1024 on the CPU,
-    where many pictures at once take as long as one after the other, and the first would only wait for the last.
-    *max_num_waiting* bounds the queue. *threads* None leaves one core to the other processes, unless OMP_NUM_THREADS
-    says otherwise. *kv_events_token_ids* has block events hold what their blocks' keys were made of. *aliases* are
-    names beside *model*.
+    *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
+    *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
+    *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
+    *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
+    one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many pictures at once takes as long as encoding
+    them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
+    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, *num_state_snapshots*
+    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts. With
+    *kv_events_token_ids*, block events contain the token ids and media from which their blocks' keys were computed.
+    *aliases* are names in addition to *model*. *record_steps* is the folder for recordings of steps, of at most
+    *record_steps_bytes*, with pictures' pixels if *record_pixels* is set.
     """
 
     model_dir: str
@@ -38,23 +42,35 @@ class EngineConfig:
     encoder_cache_bytes: int = GIB
     encode_budget_patches: int | None = None
     attention_backend: str = "auto"
+    mm_encoder_attn_backend: str = "auto"
     threads: int | None = None
     enable_prefix_caching: bool = True
+    num_state_snapshots: int = 64
+    state_snapshot_blocks: int = 64
     kv_events_token_ids: bool = False
     aliases: tuple[str, ...] = ()
+    record_steps: str | None = None
+    record_steps_bytes: int = GIB
+    record_pixels: bool = False
 
     def check(self) -> None:
-        """Raise StartupError, naming the setting, where a value cannot work."""
+        """Raise StartupError, naming the setting, if a value is invalid."""
         for name, known in (("device", DEVICES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
-        for name in (*counts, "num_blocks", "kv_cache_bytes", "encode_budget_patches", "threads"):
+        sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
+        for name in (*counts, *sizes):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")
-        if self.encoder_cache_bytes < 0:
-            raise StartupError(f"encoder_cache_bytes must not be negative, not {self.encoder_cache_bytes}.")
+        for name in ("encoder_cache_bytes", "num_state_snapshots"):
+            if getattr(self, name) < 0:
+                raise StartupError(f"{name} must not be negative, not {getattr(self, name)}.")
+        if self.record_pixels and self.record_steps is None:
+            raise StartupError("record_pixels needs record_steps, the folder to record in.")
+        if self.record_steps_bytes < MIB:
+            raise StartupError(f"record_steps_bytes must be at least {MIB}, not {self.record_steps_bytes}.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise StartupError(
                 f"gpu_memory_utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."

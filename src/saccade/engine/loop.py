@@ -1,73 +1,97 @@
-"""The whole machine in one place: schedule, run, postprocess; requests in, one frame per connection and step out."""
+"""The engine: schedule, execute and postprocess each step. Requests go in, and a frame per connection comes out."""
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import structlog
 
-from saccade.engine.admission import Admission
-from saccade.engine.cache_feed import CacheFeed
-from saccade.engine.pixel_desk import PixelDesk, PixelsByKey
-from saccade.engine.requests import Requests
-from saccade.engine.runner import ModelRunner, StepOutput
-from saccade.engine.scheduler import Schedule, Scheduler
-from saccade.engine.sequence import Sequence
+from saccade.engine.core.cache_events import CacheFeed
+from saccade.engine.core.pictures import EncoderKey
+from saccade.engine.core.pixel_requests import PixelRequests, PixelsByKey
+from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.requests import Requests
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import JobDone, StepOutput
+from saccade.engine.core.step_builder import PlannedStep, StepBuilder
+from saccade.engine.executor.protocol import Executor
+from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, SaccadeError
 from saccade.protocol.description import Description
-from saccade.protocol.load import STEP_TOKEN_BOUNDS, Load
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, Pixels
 
 PATIENCE_SECONDS = 0.005
-"""How long an idle engine waits for a picture before it looks for messages again."""
+"""How long an idle engine waits for a picture before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
 
 
+@dataclass(slots=True)
+class Timings:
+    """Sums of wall-clock seconds since the start. Encoding within a step is also part of the network's time."""
+
+    schedule_seconds: float = 0.0
+    batch_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    network_seconds: float = 0.0
+    postprocess_seconds: float = 0.0
+
+
 class Engine:
-    """Requests in, frames out. A request is known by (connection, request_id)."""
+    """Requests in, frames out. (connection, request_id) identifies a request. *recorder* is *executor*, or None."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        executor: Executor,
         scheduler: Scheduler,
-        admission: Admission,
+        validator: RequestValidator,
         description: Description,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.runner = runner
+        self.executor = executor
+        self.recorder = recorder
         self.scheduler = scheduler
-        self.admission = admission
+        self.validator = validator
         self.description = description
+        self.timings = Timings()
         self._paged_blocks = scheduler.block_manager.paged_blocks
-        self.feed = CacheFeed(self._paged_blocks, runner.encoder_cache)
-        self._requests = Requests(scheduler, runner.sampler.allowed.forget)
-        self._outbox = self._requests.outbox
-        self._pixel_desk = PixelDesk(scheduler, self._outbox)
+        self._encoder_cache = scheduler.encodings.encoder_cache
+        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache)
+        self._requests = Requests(scheduler)
+        self._frames = self._requests.frames
+        self._pixel_requests = PixelRequests(scheduler, self._frames)
+        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
+        self._must_tell = False
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
-        self._num_step_tokens = 0
+        self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
         self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to compute or to tell."""
-        return self.scheduler.has_work or bool(self._outbox) or self._pixel_desk.overdue
+        """Whether `step` has anything to compute or to send."""
+        return self.scheduler.has_work or bool(self._frames) or self._pixel_requests.overdue or self._must_tell
 
     def submit(self, connection: int, request: EngineRequest) -> None:
-        """Queue a request; what is wrong with it becomes its only delta."""
+        """Queue a request; if it is invalid, its only delta is the error."""
         slots = [item.slot.name for item in request.media if item.slot is not None]
         if (connection, request.request_id) in self._requests:
-            logger.warning("dropped a second request of this id", request_id=request.request_id, connection=connection)
-            self._outbox.released(connection).extend(slots)
+            logger.warning(
+                "dropped a request with a duplicate id", request_id=request.request_id, connection=connection
+            )
+            self._frames.released(connection).extend(slots)
             return
         self._num_arrived += 1
         try:
             self.scheduler.check_queue()
-            sequence = self.admission.admit(connection, request, self._num_arrived)
+            sequence = self.validator.validated(connection, request, self._num_arrived)
         except SaccadeError as error:
-            self._outbox.released(connection).extend(slots)
+            self._frames.released(connection).extend(slots)
             self.refuse(connection, request.request_id, error)
             return
         sequence.clock.arrived = time.perf_counter()
@@ -76,48 +100,57 @@ class Engine:
         self._requests.open(sequence, request.num_samples)
 
     def supply(self, connection: int, answer: Pixels) -> None:
-        """Take pixels that were asked for; the slots of a request that has ended meanwhile go back."""
+        """Accept the pixels that were requested from a gateway. If the request has ended, its slots are released."""
         samples = self._requests.samples(connection, answer.request_id)
-        self._pixel_desk.take(connection, answer, samples, self._requests.fail)
+        self._pixel_requests.take(connection, answer, samples, self._requests.fail)
 
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
-        """Answer a request that never became a sequence."""
+        """Send an error for a request that never became a sequence."""
         self._requests.refuse(connection, request_id, error)
 
     def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
-        """End a request, or its sample *index*, before any more work is done for it; an unknown one is no error."""
+        """End a request, or its sample *index*, before any more work is done for it. An unknown request is ignored."""
         self._requests.abort(connection, request_id, index)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> None:
-        """Forget what no request uses: KV blocks, encodings. Those who watch the caches are told."""
+        """Drop KV blocks and encodings that no request uses; watchers of the caches are notified."""
         if prefix:
-            self._paged_blocks.clear()
+            self.scheduler.block_manager.clear()
         if media:
-            self.runner.encoder_cache.clear()
+            self._encoder_cache.clear()
+            self._must_tell = self._encoder_cache.has_dropped
 
     def hangup(self, connection: int) -> None:
-        """End all requests of a connection that is gone; nothing more is said to it."""
+        """End all requests of a closed connection, and discard its output."""
         self._requests.hangup(connection)
 
     def step(self) -> dict[int, StepFrame]:
-        """Do one step of work and return what it has to say, by connection."""
+        """Run one step and return its output, by connection."""
         self._num_steps += 1
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
+            if self.recorder is not None and self.recorder.is_due and self.scheduler.can_start_over:
+                self._begin_segment(self.recorder)
             self._take_encodings()
             schedule = self.scheduler.schedule()
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
                     sequence.clock.scheduled = began
         with self._timed("batch_seconds"):
-            pixels = self._pixel_desk.serve(schedule, lambda owner, error: self._fail(owner, error, schedule))
-        output = self._run(schedule, pixels)
+            pixels = self._pixel_requests.serve(schedule, lambda owner, error: self._fail(owner, error, schedule))
+            planned = self._plan(schedule, pixels)
+        output = self._execute(schedule, planned)
         with self._timed("postprocess_seconds"):
-            self._postprocess(schedule, output)
-            return self._outbox.take()
+            self._postprocess(schedule, planned, output)
+            return self._frames.take()
+
+    def close(self) -> None:
+        """Wait until the recording is written."""
+        if self.recorder is not None:
+            self.recorder.close()
 
     def load(self) -> Load:
-        """Return a snapshot of counters."""
+        """Return a snapshot of the counters."""
         return Load(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting) + len(self.scheduler.parked),
@@ -129,83 +162,119 @@ class Engine:
             prompt_tokens_total=self._num_prompt_tokens,
             cached_tokens_total=self.scheduler.num_cached_tokens,
             generated_tokens_total=self._num_generated_tokens,
-            encoded_items_total=self.runner.num_encoded_items,
-            encoded_patches_total=self.runner.num_encoded_patches,
+            encoded_items_total=self._num_encoded_items,
+            encoded_patches_total=self._num_encoded_patches,
             encoder_cache_hits_total=self.scheduler.encodings.num_hits,
-            encoder_cache_bytes=self.runner.encoder_cache.used_bytes,
+            encoder_cache_bytes=self._encoder_cache.used_bytes,
             preemptions_total=self.scheduler.num_preemptions,
             evicted_blocks_total=self._paged_blocks.num_evicted,
-            **{f"{name}_total": seconds for name, seconds in asdict(self.runner.timings).items()},
+            **{f"{name}_total": seconds for name, seconds in asdict(self.timings).items()},
         )
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        timings = self.runner.timings
-        setattr(timings, name, getattr(timings, name) + time.perf_counter() - began)
+        setattr(self.timings, name, getattr(self.timings, name) + time.perf_counter() - began)
 
     def _fail(self, sequence: Sequence, error: SaccadeError | None, schedule: Schedule) -> None:
         for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
             schedule.chunks.pop(ended, None)
 
-    def _take_encodings(self, patience_seconds: float = 0.0) -> None:
-        """Keep what was encoded aside, where it is done; where that failed, so do those who wait for it."""
-        lane = self.runner.lane
-        if (job := lane.take(patience_seconds)) is not None:
-            waiting = [sequence for sequence in self.scheduler.running if sequence.needs(job.keys)]
-            try:
-                encoded = job.outcome.result()
-                self.runner.keep(encoded)
-                for sequence in waiting:
-                    sequence.clock.encode_seconds += encoded.seconds
-            except Exception:
-                logger.exception("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-                self.runner.check_device()
-                for sequence in waiting:
-                    self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
-        self.scheduler.encodings.in_flight = lane.in_flight
-
-    def _run(self, schedule: Schedule, pixels: PixelsByKey) -> StepOutput:
-        aside = {key: pixels.pop(key) for key in schedule.aside & pixels.keys()}
-        if aside:
-            self.runner.lane.begin(aside)
-        if not schedule.chunks:
-            # Nobody has anything to do before a picture is encoded.
+    def _begin_segment(self, recorder: Recorder) -> None:
+        """Start a recording with empty rows and caches; the running sequences are computed again."""
+        while self.scheduler.encodings.jobs:
             self._take_encodings(PATIENCE_SECONDS)
-            return StepOutput()
+        if recorder.begin():
+            self.scheduler.start_over()
+            self.reset_caches(prefix=True, media=True)
+
+    def _take_encodings(self, patience_seconds: float = 0.0) -> None:
+        """Use the pictures that were encoded beside the steps. If a job failed, fail the requests that need it."""
+        for done in self.executor.finished_jobs(patience_seconds):
+            self._take_job(done)
+
+    def _take_job(self, done: JobDone) -> None:
+        keys = self.scheduler.encodings.jobs.pop(done.job_id)
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
+        if done.failed:
+            logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+            self.executor.check_device()
+            for key in keys:
+                self._encoder_cache.abandon(key)
+            for sequence in waiting:
+                self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
+            return
+        self._note_encoded(keys, done.seconds)
+        for sequence in waiting:
+            sequence.clock.encode_seconds += done.seconds
+
+    def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
+        for key in keys:
+            self._encoder_cache.complete(key)
+            self._num_encoded_items += 1
+            self._num_encoded_patches += self.scheduler.encodings.costs.patches(key.grid)
+        self.timings.encode_seconds += seconds
+
+    def _plan(self, schedule: Schedule, pixels: PixelsByKey) -> PlannedStep:
+        """Return the step as a value, which does not change any more."""
+        for key in [key for key in schedule.encode if key not in pixels]:
+            self._encoder_cache.abandon(key)
+            del schedule.encode[key]
+            schedule.aside.discard(key)
+        planned = self._steps.build(schedule, pixels)
+        for job in planned.step.jobs:
+            if job.beside:
+                self.scheduler.encodings.jobs[job.job_id] = frozenset(schedule.aside)
+        self._must_tell = False
+        return planned
+
+    def _execute(self, schedule: Schedule, planned: PlannedStep) -> StepOutput:
+        """Execute the step. If it fails, its requests fail and the output is empty."""
+        within = [key for key in schedule.encode if key not in schedule.aside]
         try:
-            return self.runner.run(schedule.chunks, pixels)
+            output = self.executor.execute(planned.step, planned.sampling)
         except Exception:
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
-            self.runner.check_device()
+            self.executor.check_device()
             for sequence in list(schedule.chunks):
                 self._fail(sequence, InternalError("The model failed on this request's step."), schedule)
-            return StepOutput()
+            for key in within:
+                self._encoder_cache.abandon(key)
+            return StepOutput(planned.step.number)
+        self._note_encoded(within, output.encode_seconds)
+        self.timings.batch_seconds += output.batch_seconds
+        self.timings.network_seconds += output.network_seconds
+        if not schedule.chunks:
+            # Without chunks, the step only waits for a picture to be encoded.
+            self._take_encodings(PATIENCE_SECONDS)
+        return output
 
-    def _postprocess(self, schedule: Schedule, output: StepOutput) -> None:
+    def _postprocess(self, schedule: Schedule, planned: PlannedStep, output: StepOutput) -> None:
         now = time.perf_counter()
-        inline = [claims for key, claims in schedule.encode.items() if key not in schedule.aside]
-        for sequence in {sequence for claims in inline for sequence, _ in claims}:
+        within = [claims for key, claims in schedule.encode.items() if key not in schedule.aside]
+        for sequence in {sequence for claims in within for sequence, _ in claims}:
             sequence.clock.encode_seconds += output.encode_seconds
-        for sequence, logprobs in output.prompt_logprobs:
+        for sequence, logprobs in zip(planned.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
-        for sequence, _, _ in output.sampled:
+        drawn = list(zip(planned.drawing, output.token_ids, strict=bool(output.token_ids)))
+        for sequence, _ in drawn:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
-                # Before the commit, which lets go of the encodings that the request's other samples need as well.
+                # Before the commit, which unpins the encodings that the request's other samples also need.
                 self._requests.start_samples(sequence)
         if num_tokens := sum(schedule.chunks.values()):
             self._num_step_tokens += num_tokens
             self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         self.scheduler.commit(schedule)
-        self._num_generated_tokens += len(output.sampled)
-        for sequence, token_id, logprob in output.sampled:
+        self._num_generated_tokens += len(drawn)
+        logprobs_of = output.logprobs or [None] * len(drawn)
+        for (sequence, token_id), logprob in zip(drawn, logprobs_of, strict=True):
             sequence.token_ids.append(token_id)
             self._requests.answer(sequence, logprob, self._finish_reason(sequence, token_id), now)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if token_id in sequence.sampling.stop_token_ids:
             return FinishReason.STOP
-        full = sequence.num_tokens >= self.admission.max_model_len
+        full = sequence.num_tokens >= self.validator.max_model_len
         return FinishReason.LENGTH if full or sequence.num_generated_tokens >= sequence.sampling.max_tokens else None

@@ -1,4 +1,4 @@
-"""The engine's process: take commands, step while there is work, send what each step has to say."""
+"""The engine's process: accept commands, run steps while there is work, and send their output."""
 
 import gc
 import time
@@ -6,13 +6,12 @@ import time
 import msgspec
 import structlog
 
-from saccade.engine.cache_feed import Caches
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.cache_events import Caches
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.errors import InvalidValue, StartupError
-from saccade.protocol.load import Load
-from saccade.protocol.local import (
+from saccade.protocol.engine_ipc import (
     Drain,
     EngineFailed,
     EngineProgress,
@@ -25,10 +24,11 @@ from saccade.protocol.local import (
     Unwatch,
     Watch,
 )
+from saccade.protocol.engine_load import Load
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels, ResetCaches
-from saccade.transport import malformed
+from saccade.transport import partial_decode
+from saccade.transport.engine_channel import EngineChannel
 from saccade.transport.framing import UNREADABLE
-from saccade.transport.local import EngineChannel
 
 HEARTBEAT_SECONDS = 0.5
 LOAD_SECONDS = 0.25
@@ -37,29 +37,32 @@ logger = structlog.get_logger(__name__)
 
 
 def run(config: EngineConfig, channel: EngineChannel) -> int:
-    """Load the model, then serve until the front says so. Returns the process's exit status; raises ChannelClosed."""
+    """Load the model, then serve until the front ends it. Returns the process's exit status; raises ChannelClosed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(EngineProgress(stage, done, total))
 
-    # Compiling kernels makes millions of objects; looking for cycles among them takes a fifth of the start.
+    # Compiling kernels creates millions of objects; collecting garbage meanwhile takes a fifth of the start.
     gc.disable()
     try:
         engine = start(config, progress)
     except StartupError as error:
         channel.send(EngineFailed(error.message))
         return 1
-    # What lives now lives until the end: the collector need not look at it again, which would show as a slow step.
+    # Objects that exist now live until the end; freezing them spares the collector a scan that would slow down a step.
     gc.collect()
     gc.freeze()
     gc.enable()
     channel.send(EngineReady(engine.description))
-    Loop(engine, channel).run()
+    try:
+        Loop(engine, channel).run()
+    finally:
+        engine.close()
     return 0
 
 
 class Loop:
-    """What the process does until its front is gone."""
+    """The process's main loop; ends when its front does."""
 
     def __init__(self, engine: Engine, channel: EngineChannel) -> None:
         self.engine = engine
@@ -71,7 +74,7 @@ class Loop:
         self._decoder: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
     def run(self) -> None:
-        """Take messages and step; raises ChannelClosed when the front is gone."""
+        """Process messages and steps; raises ChannelClosed when the front is gone."""
         while True:
             busy = self.engine.has_work or self.engine.feed.busy
             for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS):
@@ -81,7 +84,7 @@ class Loop:
             self.iteration += 1
             frames = self.engine.step() if self.engine.has_work else {}
             encoded = [(connection, self._encoder.encode(frame)) for connection, frame in frames.items()]
-            self.channel.step(EngineStep(self.iteration, encoded, self._load(bool(frames))))
+            self.channel.send(EngineStep(self.iteration, encoded, self._load(bool(frames))))
             for events in self.engine.feed.take():
                 self.channel.send(events)
 
@@ -110,7 +113,7 @@ class Loop:
         try:
             command = self._decoder.decode(encoded)
         except UNREADABLE:
-            request_id = malformed.salvage(encoded).request_id
+            request_id = partial_decode.salvage(encoded).request_id
             logger.warning("dropped a malformed command", request_id=request_id, connection=connection)
             if request_id is not None:
                 self.engine.refuse(connection, request_id, InvalidValue("The worker could not read this request."))

@@ -1,83 +1,117 @@
-"""From a config to a warm engine."""
+"""Start an engine from a config: load the model, size the caches, warm up."""
 
 import dataclasses
-from math import isqrt
 
-import torch
-
-from saccade.engine import memory, warmup
-from saccade.engine.admission import Admission
-from saccade.engine.block_manager import BlockManager, PagedBlocks
+from saccade.engine import warmup
 from saccade.engine.config import EngineConfig
-from saccade.engine.description import describe
-from saccade.engine.encoder_cache import EncoderCache
-from saccade.engine.execution import Execution, prepare
-from saccade.engine.loader import LoadedModel, Progress, load_model
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.encoder_scheduler import EncodeCosts
+from saccade.engine.core.kv.blocks import PagedBlocks
+from saccade.engine.core.kv.manager import BlockManager, StateGroup
+from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.executor import memory
+from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.loader import LoadedModel, Progress, load_model
+from saccade.engine.executor.local import LocalExecutor
+from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.loop import Engine
-from saccade.engine.runner import ModelRunner
-from saccade.engine.scheduler import Budgets, Scheduler
+from saccade.engine.recording import Header, Recorder, recording_folder
+from saccade.engine.self_description import describe, describe_machine
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
     """Load the model, size the KV pool, warm up, and return an engine that is ready. Raises StartupError."""
     config.check()
+    if config.record_steps is not None:
+        recording_folder(config)
     progress("reading the model's files", 0, 0)
     model = load_model(config, progress)
     execution = prepare(config, model)
-    if model.device.type == "cuda":
+    if model.network.device.type == "cuda":
         progress("measuring memory", 0, 0)
         _use_all_memory(config, model, execution)
     progress("warming up", 0, 0)
-    caches = _allocate(config, model, _num_blocks(config, model))
-    warmup.run(_assemble(config, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
-    return _assemble(config, model, execution, caches)
+    caches = allocate(config, model)
+    unrecorded = dataclasses.replace(config, record_steps=None)
+    warmup.run(assemble(unrecorded, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
+    return assemble(config, model, execution, caches)
+
+
+def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = None) -> Caches:
+    """Return the caches of *model* with *num_blocks* blocks; None is as many as fit in memory."""
+    network = model.network
+    specs = network.facts.kv_specs
+    if num_blocks is None:
+        bytes_per_block = memory.block_bytes(specs, config.block_size, network.dtype)
+        wanted = config.max_model_len or network.facts.max_position_embeddings
+        num_blocks = memory.num_blocks(config, bytes_per_block, wanted, network.device)
+    num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots)
+    return Caches(specs, sizes, network.dtype, network.device)
 
 
 def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the patches that a step may encode."""
+    """Return the number of patches that a step may encode."""
     if config.encode_budget_patches is not None:
         return config.encode_budget_patches
-    return 1024 if model.device.type == "cpu" else 16384
-
-
-def _num_blocks(config: EngineConfig, model: LoadedModel) -> int:
-    network = model.network
-    bytes_per_block = memory.block_bytes(network.kv_spec, config.block_size, model.dtype)
-    wanted = config.max_model_len or network.max_position_embeddings
-    return memory.num_blocks(config, bytes_per_block, wanted, model.device)
-
-
-def _allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> memory.KvCaches:
-    return memory.allocate(model.network.kv_spec, num_blocks, config.block_size, model.dtype, model.device)
+    return 1024 if model.network.device.type == "cpu" else 16384
 
 
 def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution) -> None:
-    """Run a step as large as the budgets allow, so that torch's peak is known before the KV pool takes the rest."""
-    merge = model.network.merge_size
-    side = max(merge, isqrt(_encode_budget(config, model)) // merge * merge)
+    """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized."""
+    grid = model.network.facts.square_grid(_encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
-    num_tokens = num_text_tokens + model.network.item_tokens((1, side, side)) + config.block_size
-    caches = _allocate(config, model, -(-num_tokens // config.block_size) + 1)
-    # This pool holds one step, not the context that is wanted of the one that follows.
-    config = dataclasses.replace(config, max_model_len=None)
-    warmup.run(_assemble(config, model, execution, caches), num_text_tokens, side)
+    num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
+    caches = allocate(config, model, -(-num_tokens // config.block_size) + 1)
+    # This pool holds one step only; the context length applies to the engine that follows.
+    config = dataclasses.replace(config, max_model_len=None, record_steps=None)
+    warmup.run(assemble(config, model, execution, caches), num_text_tokens, grid)
 
 
-def _assemble(config: EngineConfig, model: LoadedModel, execution: Execution, caches: memory.KvCaches) -> Engine:
-    num_blocks = caches[0].keys.shape[0]
-    max_model_len = memory.model_length(config, model.network.max_position_embeddings, num_blocks)
-    encoder_cache: EncoderCache[torch.Tensor] = EncoderCache(config.encoder_cache_bytes)
-    runner = ModelRunner(model.network, execution.backend, encoder_cache, execution.threads)
-    runner.use_caches(caches, config.block_size)
-    groups = [PagedBlocks(num_blocks, config.block_size, keep_contents=config.kv_events_token_ids)]
-    block_manager = BlockManager(groups, config.block_size, config.enable_prefix_caching)
+def assemble(config: EngineConfig, model: LoadedModel, execution: Execution, caches: Caches) -> Engine:
+    """Return an engine that runs *model* in *caches*, which may hold any data. Raises StartupError."""
+    network, facts = model.network, model.network.facts
+    num_blocks = caches.sizes.num_blocks
+    max_model_len = memory.model_length(config, facts.max_position_embeddings, num_blocks)
+    block_manager = BlockManager(_groups(config, caches), config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         _encode_budget(config, model),
         config.max_num_waiting,
-        encode_aside=model.device.type == "cpu" and execution.threads.aside > 0,
+        encode_aside=network.device.type == "cpu" and execution.threads.aside > 0,
     )
-    description = describe(config, model, runner, max_model_len, num_blocks)
-    admission = Admission(model.network, model.fingerprint, max_model_len)
-    return Engine(runner, Scheduler(budgets, block_manager, encoder_cache), admission, description)
+    itemsize = network.dtype.itemsize
+    costs = EncodeCosts(facts.encode_cost, lambda grid: facts.encoding_values(grid) * itemsize)
+    scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
+    executor = LocalExecutor(ModelRunner(network, execution, caches))
+    recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
+    description = describe(config, model, execution, max_model_len, num_blocks)
+    validator = RequestValidator(facts, model.fingerprint, max_model_len)
+    return Engine(recorder or executor, scheduler, validator, description, recorder)
+
+
+def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:
+    sizes = caches.sizes
+    groups: list[StateGroup] = [
+        PagedBlocks(sizes.num_blocks, sizes.block_size, keep_contents=config.kv_events_token_ids)
+    ]
+    if caches.has_recurrent_layers:
+        groups.append(RecurrentSnapshots(sizes.num_snapshots, sizes.block_size, config.state_snapshot_blocks))
+    return groups
+
+
+def _header(config: EngineConfig, model: LoadedModel, execution: Execution, caches: Caches) -> Header:
+    """Return the information that a replay needs to create an identical executor."""
+    machine = describe_machine(model, execution)
+    resolved = dataclasses.replace(
+        config,
+        device=model.network.device.type,
+        dtype=machine.dtype,
+        threads=machine.num_threads,
+        num_blocks=caches.sizes.num_blocks,
+    )
+    return Header(machine=machine, config=resolved)

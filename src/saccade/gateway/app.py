@@ -1,4 +1,4 @@
-"""The gateway's way in: create_app() for an ASGI server, serve() for a whole process."""
+"""The gateway's entry points: create_app() for an ASGI server, serve() for a whole process."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ from prometheus_client import ProcessCollector
 from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
-from saccade.gateway.access_log import AccessLog, DroppedLines, access_log
-from saccade.gateway.admin import HOST, Admin
+from saccade.gateway.api.admin import HOST, Admin
+from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.connection import ConnectionLimits, Connections, allow_descriptors
-from saccade.gateway.engine_metrics import FleetCollector
-from saccade.gateway.media_pool import MediaPool
-from saccade.gateway.memory import give_back_large_blocks
-from saccade.gateway.routes import Application
-from saccade.gateway.workers import Fleet
+from saccade.gateway.fleet.engine_metrics import FleetCollector
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
+from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
+from saccade.gateway.limits.process_memory import give_back_large_blocks
+from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 
@@ -32,13 +32,13 @@ NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
 ADMIN_CONNECTIONS = ConnectionLimits(max_connections=32, max_per_address=32)
 SEND_BUFFER_BYTES = 256 << 10
-"""What the kernel keeps of an answer that a client is slow to read; by itself it would keep megabytes."""
+"""The kernel's buffer for an answer that a client reads slowly; by default it would be megabytes."""
 
 ABORT_SECONDS = 2
-"""What requests that outlived the drain get to clean up after themselves."""
+"""Time for requests that are still running after the drain to clean up."""
 
 COLLECTOR_THRESHOLDS = (10_000, 20, 50)
-"""Fewer collections than Python's own: of what requests leave, almost nothing needs one."""
+"""Fewer collections than by default: requests leave almost no reference cycles."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -46,13 +46,13 @@ _logger = structlog.get_logger(__name__)
 def create_app(
     config: GatewayConfig,
     fleet: Fleet,
-    pool: MediaPool,
+    pool: DecodePool,
     models: Mapping[str, ModelFiles] = NONE_GIVEN,
     logs: LogOutput | None = None,
 ) -> Application:
     """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it.
 
-    *models* are files that stand in, by the model's name, for those that its workers send. *logs* gets a line for every
+    *models* are files that replace, by the model's name, those that its workers send. *logs* gets a line for every
     request.
     """
     application = Application(config, fleet, pool, models, access_log(logs))
@@ -67,15 +67,15 @@ def create_app(
 async def serve(
     config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones get 503, /ready too.
+    """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones and /ready get 503.
 
-    A second signal ends it at once. Raises StartupError where the address is taken or a setting is wrong.
+    A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong.
     """
     listener = listen(config.host, config.port)
     admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
-    pool = MediaPool(config.media)
+    pool = DecodePool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
     fleet = Fleet(config.worker_urls, pool.release, discard, models, config.worker_credentials)
@@ -87,7 +87,7 @@ async def serve(
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
         async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
-            await _DrainingServer(app, config).serve([listener])
+            await DrainingServer(app, config).serve([listener])
     finally:
         lag.cancel()
         await fleet.close()
@@ -112,7 +112,7 @@ def listen(host: str, port: int, flags: str = "--host or --port") -> socket.sock
 async def administered(
     app: Application, fleet: Fleet, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
 ) -> AsyncIterator[None]:
-    """Serve the operator's commands on *listener*, where there is one, while the block runs. Raises StartupError."""
+    """Serve the admin port on *listener*, if there is one, while the block runs. Raises StartupError."""
     if listener is None:
         yield
         return
@@ -142,16 +142,15 @@ def _settings(app: ASGIApp, connections: Connections) -> uvicorn.Config:
 
 
 class _AdminServer(uvicorn.Server):
-    """uvicorn beside another one, which alone listens to signals."""
+    """A second uvicorn server in the process, which handles no signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Set no handlers."""
         yield
 
 
-class _DrainingServer(uvicorn.Server):
-    """uvicorn, but a signal drains first: the port stays open meanwhile, to answer 503."""
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but a signal drains first; meanwhile the port stays open and answers 503."""
 
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)

@@ -1,32 +1,32 @@
-"""GatewayConfig: what an operator may set of a gateway."""
+"""GatewayConfig: the settings of a gateway."""
 
 from dataclasses import dataclass, field
 
-from saccade.gateway.connection import ConnectionLimits
-from saccade.gateway.media_pool import MediaPoolConfig
-from saccade.gateway.memory import default_request_memory_bytes
+from saccade.gateway.http.connection import ConnectionLimits
+from saccade.gateway.limits.process_memory import default_request_memory_bytes
+from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
-POOL = MediaPoolConfig()
+POOL = DecodePoolConfig()
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are shown to workers
-    over TCP. Without *api_keys* everybody may ask, under an IP address, a loopback name, *host* or one of
+    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
+    over TCP. Without *api_keys* every client is served that uses an IP address, a loopback name, *host* or one of
     *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
-    loopback, which asks for one of *admin_keys*. *limit_images* and *max_picture_pixels* hold per request and per
+    loopback, which needs one of *admin_keys*. *limit_images* and *max_picture_pixels* hold per request and per
     picture. *max_requests* are served at a time; more get 429. With *strict_parameters* an unknown parameter is refused
     rather than ignored with a warning.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
     pictures while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
-    for its part. X-Forwarded-For is believed of *trusted_proxies*.
+    for its part. X-Forwarded-For of *trusted_proxies* is used.
     """
 
     host: str = "127.0.0.1"
@@ -61,23 +61,21 @@ class GatewayConfig:
 
     @property
     def max_tenant_requests(self) -> int:
-        """Requests of one API key at a time, where there are several: the others get a place, too."""
+        """Requests of one API key at a time; where there are several keys, less than all places."""
         return max(1, self.max_requests * 3 // 4) if len(self.api_keys) > 1 else self.max_requests
 
     @property
     def max_pixel_bytes(self) -> int:
-        """Bound of all pixels at a time: what shared memory holds, and as much inline where it is full."""
+        """Bound of all pixels at a time: the size of shared memory, and as much inline where it is full."""
         return 2 * self.shared_memory_bytes
 
     @property
     def picture_limits(self) -> PictureLimits:
-        """What one picture may cost."""
         return PictureLimits(max_pixels=self.max_picture_pixels)
 
     @property
-    def media(self) -> MediaPoolConfig:
-        """The settings of the decode processes."""
-        return MediaPoolConfig(
+    def media(self) -> DecodePoolConfig:
+        return DecodePoolConfig(
             num_processes=self.num_decode_processes,
             time_limit_seconds=self.decode_timeout_seconds,
             memory_bytes=self.decode_memory_bytes,

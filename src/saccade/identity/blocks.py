@@ -10,7 +10,7 @@ KEY_BYTES = 16
 
 
 class MediaRun(NamedTuple):
-    """Placeholder tokens [start, start + length) of a prompt that show item tokens [offset, offset + length)."""
+    """Placeholder tokens [start, start + length) of a prompt, for an item's tokens [offset, offset + length)."""
 
     start: int
     length: int
@@ -19,7 +19,7 @@ class MediaRun(NamedTuple):
 
 
 class MediaOverlap(NamedTuple):
-    """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
+    """Tokens [start, start + length) of a block, for a picture's tokens from *offset* on."""
 
     content_hash: bytes
     start: int
@@ -28,7 +28,7 @@ class MediaOverlap(NamedTuple):
 
 
 def media_in_block(runs: Sequence[MediaRun], start: int, stop: int) -> Iterator[MediaOverlap]:
-    """Yield what the block of prompt tokens [start, stop) shows of each of *runs* that overlaps it."""
+    """Yield the overlap of the block of prompt tokens [start, stop) with each of *runs* that overlaps it."""
     for run in runs:
         first, last = max(start, run.start), min(stop, run.start + run.length)
         if first < last:
@@ -57,7 +57,7 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
 
 
 def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
-    """Return the keys of all full blocks of a prompt, in order; a partial last block has none."""
+    """Return the keys of all full blocks of a prompt, in order; a partial last block has no key."""
     keys: list[bytes] = []
     parent = root
     for start in range(0, len(token_ids) - block_size + 1, block_size):

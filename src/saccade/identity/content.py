@@ -9,18 +9,18 @@ HASH_BYTES = 32
 
 
 def _framed(parts: tuple[bytes, ...]) -> bytes:
-    """Length-prefix every part, so that no two lists of parts share an encoding."""
+    """Return *parts* joined, each with its length first, so that no two lists of parts have the same result."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def files_digest(files: Mapping[str, bytes]) -> bytes:
-    """Return 32 bytes over named files; order does not matter, names and lengths do."""
+    """Return a 32-byte digest of the names and contents of *files*; their order does not matter."""
     parts = tuple(piece for name in sorted(files) for piece in (name.encode(), files[name]))
     return blake3(_framed((b"saccade.files.1", *parts))).digest()
 
 
 def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder: str) -> bytes:
-    """Return 32 bytes that name how a picture becomes patches.
+    """Return a 32-byte digest of everything that determines how a picture becomes patches.
 
     *settings* are the resolved processor settings of this request (JSON values), *files* the digest of the model's
     config and processor files, *decoder* the decoder's name and version.
@@ -30,7 +30,7 @@ def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder:
 
 
 def content_hash(encoded: bytes, fingerprint: bytes) -> bytes:
-    """Return the 32 bytes by which this picture, processed this way, is known everywhere."""
+    """Return the 32 bytes that identify the *encoded* picture together with its processing."""
     # Hashing in two steps keeps the picture's bytes from being copied into one framed buffer.
     head = b"saccade.content.1" + len(encoded).to_bytes(8, "little")
     return blake3(head).update(encoded).update(_framed((fingerprint,))).digest()

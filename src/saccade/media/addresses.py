@@ -1,7 +1,7 @@
-"""Which addresses a picture may be fetched from, decided where it cannot be argued with: at the socket.
+"""Check the address of every connection that fetches a picture, when its socket is created.
 
-A check of names, or of what a resolver says, is one lookup older than the connection. The address that a socket is made
-for is the one that will be connected to, whatever URL, redirect or DNS answer led there.
+A check of names or of a resolver's answer can be outdated when the connection is made. A socket is created for the
+address that it will connect to, whichever URL, redirect or DNS answer led there.
 """
 
 import errno
@@ -19,7 +19,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PUBLIC_PORTS = frozenset({80, 443})
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""How the operating system says that it is this process that has too much open."""
+"""Errors of the operating system if this process or the machine has too many open sockets."""
 
 # The IANA IPv4 Special-Purpose Address Registry (RFC 6890), multicast (RFC 5771), the former 6to4 relays (RFC 7526).
 _SPECIAL_IPV4 = (
@@ -37,17 +37,17 @@ _SPECIAL_IPV4 = (
     "198.51.100.0/24",
     "203.0.113.0/24",
     "224.0.0.0/3",
-    "168.63.129.16/32",  # looks public; inside an Azure machine it is the platform itself
+    "168.63.129.16/32",  # a public address that is the platform's own service inside an Azure machine
 )
-# Only 2000::/3 is handed out as global unicast (RFC 4291), so mapped, NAT64, link-local, unique local and multicast
-# addresses are outside. These parts of it lead elsewhere: protocol assignments with Teredo, documentation, 6to4.
+# Only 2000::/3 is assigned as global unicast (RFC 4291); mapped, NAT64, link-local, unique local and multicast
+# addresses are outside. These parts of it are special: protocol assignments with Teredo, documentation, 6to4.
 _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
 _SPECIAL_IPV6 = ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
 _SPECIAL = tuple(ipaddress.ip_network(network) for network in (*_SPECIAL_IPV4, *_SPECIAL_IPV6))
 
 
 def is_public(address: Address) -> bool:
-    """Whether *address* is a host of the public internet, and reaches no other by translation or tunnel."""
+    """Return whether *address* is a public host and leads to no other host by translation or tunnel."""
     if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_IPV6:
         return False
     return not any(address in network for network in _SPECIAL)
@@ -59,15 +59,15 @@ def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
         return tuple(ipaddress.ip_network(network) for network in networks)
     except ValueError as error:
         raise StartupError(
-            f"--allowed-media-networks must be networks as 10.1.0.0/16 or fd00:1::/64: {error}."
+            f"--allowed-media-networks must be networks such as 10.1.0.0/16 or fd00:1::/64: {error}."
         ) from error
 
 
 class SocketGuard:
-    """Makes the sockets of a connector, for allowed addresses only.
+    """Create a connector's sockets, for allowed addresses only.
 
-    Public hosts are allowed on ports 80 and 443; hosts of *allowed_networks* on every port. *num_refused* counts the
-    connections that were not made; *refusals* tells the operator.
+    Public hosts are allowed on ports 80 and 443; hosts of *allowed_networks* on every port. *num_refused* counts
+    refused connections; *refusals* logs them.
     """
 
     def __init__(self, allowed_networks: Iterable[str] = (), refusals: Refusals | None = None) -> None:
@@ -76,12 +76,12 @@ class SocketGuard:
         self.num_refused = 0
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether *host*, an address as the operating system prints it, may be connected to."""
+        """Return whether connections to *host*, an address as the operating system prints it, are allowed."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
-        # The kernel connects a mapped address over IPv4, so it is judged as that.
+        # The kernel connects to a mapped address over IPv4, so check that one.
         address = getattr(address, "ipv4_mapped", None) or address
         if getattr(address, "scope_id", None) is not None:
             return False
@@ -90,10 +90,10 @@ class SocketGuard:
         return port in PUBLIC_PORTS and is_public(address)
 
     def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError where it is not allowed,
-        and QueueFull where this process has no socket left.
+        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError if it is not allowed, and
+        QueueFull if this process has no socket left.
 
-        This is the `socket_factory` of an aiohttp connector, which asks it before every connection.
+        This is the `socket_factory` of an aiohttp connector, which calls it before every connection.
         """
         family, kind, protocol, _, target = address
         if family not in (socket.AF_INET, socket.AF_INET6) or not self.allows(target[0], target[1]):
@@ -104,7 +104,7 @@ class SocketGuard:
 
 
 def new_socket(family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """Return a socket. Raises OSError, and QueueFull where this process or its machine has none left."""
+    """Return a socket. Raises OSError, and QueueFull if this process or the machine has none left."""
     try:
         return socket.socket(family, kind, protocol)
     except OSError as error:

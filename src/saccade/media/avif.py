@@ -1,7 +1,7 @@
 """Dimensions and orientation of an AVIF picture, from its boxes alone.
 
 Sources: ISO/IEC 14496-12 (boxes, pitm, iinf), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image File Format.
-Of an animation (brand avis) the primary item counts, as in a still picture: without it there is no picture here.
+Of an animation (brand avis) the primary item is used, as in a still picture; a file without one is damaged.
 """
 
 import struct
@@ -14,7 +14,7 @@ MAX_BOXES = 256
 MAX_PROPERTIES = 1024
 MAX_ASSOCIATIONS = 4096
 ORIENTATIONS = {
-    # Quarter turns against the clock, then the axis of a mirror (None, 0: top to bottom, 1: left to right), to Exif's.
+    # Counter-clockwise quarter turns and the mirror's axis (None; 0: top to bottom; 1: left to right) to Exif's number.
     (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
     (0, 0): 4, (1, 0): 5, (2, 0): 2, (3, 0): 7,
     (0, 1): 2, (1, 1): 7, (2, 1): 4, (3, 1): 5,
@@ -25,7 +25,7 @@ Box = tuple[bytes, int, int]
 
 
 def is_avif(encoded: bytes) -> bool:
-    """Return whether the first box says that AVIF is in it; one by a general brand must name AVIF among the others."""
+    """Return whether the first box names an AVIF brand; with the brand mif1, avif must be a compatible brand."""
     if encoded[4:8] != b"ftyp" or encoded[8:12] not in BRANDS:
         return False
     length = min(int.from_bytes(encoded[:4], "big"), 1024)
@@ -35,7 +35,7 @@ def is_avif(encoded: bytes) -> bool:
 def read(encoded: bytes) -> tuple[int, int, int]:
     """Return stored width and height, and the orientation as Exif numbers it.
 
-    Raises InvalidImage, UnsupportedImageFormat where the picture is to be cropped, struct.error where the bytes end.
+    Raises InvalidImage, UnsupportedImageFormat if the picture has a crop box, and struct.error if the bytes end early.
     """
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     inside = start + 4, end
@@ -55,7 +55,7 @@ def read(encoded: bytes) -> tuple[int, int, int]:
             axis = encoded[start] & 1
         elif kind == b"clap":
             raise UnsupportedImageFormat(
-                "The AVIF asks to be cropped (clap), which is not accepted; crop it and send it."
+                "The AVIF has a crop box (clap), which is not supported; crop the picture before you send it."
             )
     if size is None:
         raise _damaged()
@@ -63,13 +63,13 @@ def read(encoded: bytes) -> tuple[int, int, int]:
 
 
 def without_metadata(encoded: bytes) -> bytes:
-    """Return the picture with its Exif and XMP items disowned, and as a still one; pixels stay as they are."""
+    """Return the picture as a still one, with its Exif and XMP items marked as unknown; pixels do not change."""
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     changed = bytearray(encoded)
     changed[8:12] = b"avif"
     for kind, first, last in _boxes(encoded, start + 4, end):
         if kind == b"iinf":
-            # Items are found by their kind; one of no known kind is skipped.
+            # Decoders find items by their kind and skip unknown kinds.
             changed[first:last] = encoded[first:last].replace(b"Exif", b"skip").replace(b"mime", b"skip")
     return bytes(changed)
 
@@ -101,7 +101,7 @@ def _only(encoded: bytes, kind: bytes, start: int, end: int) -> Box:
 
 
 def _associated(encoded: bytes, item: int, start: int, end: int) -> tuple[int, ...]:
-    """Return the indices, from 1, of the properties of *item*, without their mark of being essential."""
+    """Return the indices, from 1, of the properties of *item*, without the bit that marks essential ones."""
     steps = 0
     for kind, position, _ in _boxes(encoded, start, end):
         if kind != b"ipma":
@@ -124,8 +124,8 @@ def _associated(encoded: bytes, item: int, start: int, end: int) -> tuple[int, .
 
 
 def _too_long() -> InvalidImage:
-    return InvalidImage("The AVIF consists of more parts than any picture needs.")
+    return InvalidImage("The AVIF has too many boxes, properties or associations.")
 
 
 def _damaged() -> InvalidImage:
-    return InvalidImage("The AVIF is damaged: what it says of itself does not fit together.")
+    return InvalidImage("The AVIF is damaged: its boxes are inconsistent.")

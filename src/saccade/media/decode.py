@@ -1,9 +1,9 @@
-"""Encoded bytes to upright RGB pixels, within limits. Runs in decode processes: Pillow and faster decoders, no torch.
+"""Decode pictures to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
 
 Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
 transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
-greyscale the upper byte is kept, as Pillow does for 16-bit colour, where convert() would turn all above 255 white.
-Orientation is the header's, so the tokens counted from the header always fit the pixels decoded here.
+greyscale the upper byte is kept, as Pillow does for 16-bit colour; convert() would turn all values above 255 white.
+The orientation is that of read_header(), so the decoded pixels always fit the tokens that were counted from the header.
 """
 
 import io
@@ -37,7 +37,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# What Pillow is known to raise for bytes that are no sound picture.
+# The exceptions that Pillow is known to raise for damaged pictures.
 BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError, RuntimeError,
     struct.error, zlib.error,
@@ -45,15 +45,15 @@ BROKEN = (
 
 
 def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
-    """Return the picture, its first frame where it has many, as RGB [height, width, 3], uint8, upright.
+    """Return the picture, or its first frame, as RGB [height, width, 3], uint8, upright.
 
-    Raises UnsupportedImageFormat, ImageTooLarge (also where memory ends) and InvalidImage, a truncated file included.
+    Raises UnsupportedImageFormat, ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
     """
     header = read_header(encoded)
     limits.check(header, len(encoded))
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large or odd pictures; the limits above have decided already.
+            # Pillow warns of large or unusual pictures, which the limits above already allow.
             warnings.simplefilter("ignore")
             return _upright_rgb(encoded, header)
     except MemoryError:
@@ -75,7 +75,7 @@ def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]
 
 
 def _loaded(encoded: bytes, header: PictureHeader) -> Image.Image:
-    """Return the picture as RGB; what else the decoder holds is let go of on the way out."""
+    """Return the picture as RGB; the decoder's other memory is released on return."""
     if header.format == "PNG":
         transparent = png.decode(encoded, header.height, header.width, "RGBA")
         if transparent is not None:
@@ -88,7 +88,7 @@ def _loaded(encoded: bytes, header: PictureHeader) -> Image.Image:
 
 
 def _as_array(picture: Image.Image) -> npt.NDArray[np.uint8]:
-    # Pillow has four bytes to a pixel; as they are they cost a third of what np.array() takes to pack them into three.
+    # Pillow stores four bytes per pixel; copying them takes a third of the time of np.array(), which packs three.
     memory = rgbx.empty(picture.height, picture.width)
     target = Image.frombuffer("RGBX", picture.size, memory, "raw", "RGBX", 0, 1)
     target.im.paste(picture.im, (0, 0, *picture.size))
@@ -104,7 +104,7 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 
 def _on_white(picture: Image.Image) -> Image.Image:
-    # Band by band: done at once, the copies on the way take three times the picture's memory.
+    # Band by band: the intermediate copies of a whole picture take three times its memory.
     rgb = Image.new("RGB", picture.size)
     for top in range(0, picture.height, BAND_ROWS):
         box = (0, top, picture.width, min(top + BAND_ROWS, picture.height))
@@ -116,7 +116,7 @@ def _on_white(picture: Image.Image) -> Image.Image:
 
 
 def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
-    # convert() copies even where there is nothing to convert.
+    # convert() copies even if there is nothing to convert.
     return picture if picture.mode == mode else picture.convert(mode)
 
 

@@ -1,4 +1,4 @@
-"""Shares a bounded number of turns fairly between clients: slow work of one client does not keep out another's."""
+"""Share a bounded number of turns fairly between clients, so that slow work of one client does not block others."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -9,11 +9,10 @@ from saccade.errors import QueueFull
 
 
 class FairTurns:
-    """At most *num_turns* blocks run at a time, at most *max_per_client* of them for one client (without it: all).
+    """At most *num_turns* `async with` blocks run at a time, at most *max_per_client* of one client (None: no bound).
 
-    A turn that becomes free goes to the waiting client with the fewest turns, among equals to the one that was served
-    longest ago; within a client the first to wait is the first served. A client alone may use every turn up to its
-    bound.
+    A free turn goes to the waiting client with the fewest turns, among equals to the client that was served longest
+    ago. The blocks of one client are served in order of arrival. A single client may use every turn up to its bound.
     """
 
     def __init__(self, num_turns: int, max_per_client: int | None = None) -> None:
@@ -24,17 +23,17 @@ class FairTurns:
 
     @property
     def num_held(self) -> int:
-        """Turns that are taken."""
+        """Number of turns in use."""
         return self._held.total()
 
     @property
     def num_waiting(self) -> int:
-        """Blocks that wait for a turn."""
+        """Number of blocks that wait for a turn."""
         return sum(len(line) for line in self._waiting.values())
 
     @asynccontextmanager
     async def turn(self, client: Hashable, timeout_seconds: float) -> AsyncIterator[None]:
-        """Run the block in a turn of *client*. Raises QueueFull where none was free within *timeout_seconds*."""
+        """Run the block in a turn of *client*. Raises QueueFull if no turn is free within *timeout_seconds*."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._acquire(client)
@@ -78,7 +77,7 @@ class FairTurns:
             granted = line.popleft()
             if not line:
                 del self._waiting[client]
-            if granted.cancelled():  # its task has not yet run to take it out of the line
+            if granted.cancelled():  # its task has not run yet to remove it
                 continue
             if line:
                 self._waiting.move_to_end(client)

@@ -1,8 +1,8 @@
-"""Fetches pictures by URL: the only module that connects to an address taken from a request.
+"""Fetch pictures by URL. This is the only module that connects to an address from a request.
 
-A request must not turn the server inward. One parser reads the URL (image_url); the address of every connection is
-judged at its socket (addresses), after redirects and name servers have had their say; redirects are followed here, each
-judged as the first URL was; nothing of this machine goes along: no proxy, cookie, password or referrer.
+A request must not reach internal hosts. One parser reads the URL (image_url). The address of every connection is
+checked at its socket (addresses), after redirects and DNS. This module follows redirects and checks each like the first
+URL. It sends no proxy setting, cookie, password or referrer of this machine.
 """
 
 import asyncio
@@ -42,28 +42,28 @@ BUFFER_BYTES = 1 << 19
 """The most that a connection receives of a body before it is read: two chunks, and one receipt of the event loop."""
 
 HOLD_STEP_BYTES = 1 << 20
-"""By how much more is held at a time where a server does not say how long its body is."""
+"""How many bytes to hold at a time for a body without Content-Length."""
 
 _READ_HEADERS = (*REUSE_HEADERS, "location", "content-encoding")
 
-# TLS comes before the connection's other troubles: aiohttp derives the one from the other.
+# TLS errors come first: aiohttp derives them from connection errors.
 _TROUBLES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     (
         (aiohttp.ClientSSLError, ssl.SSLError),
         "No secure connection to the image's server could be made: its certificate does not verify.",
     ),
     ((aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL), NOT_FETCHED),
-    ((aiohttp.ClientError, OSError, ValueError), "The image's server broke off or did not answer in HTTP."),
+    ((aiohttp.ClientError, OSError, ValueError), "The image's server closed the connection or did not answer in HTTP."),
 )
 
 
 @dataclass(frozen=True)
 class FetchConfig:
-    """What may be fetched, and what a fetch may cost.
+    """Allowed hosts and files, and limits of a fetch.
 
-    Without *allowed_domains* every public host is allowed; else exact names and `*.suffix`. *allowed_networks* are
-    CIDRs of private hosts to allow, on every port. Files are read under *local_root* only. *timeout_seconds* bounds a
-    whole fetch with its redirects, *turn_timeout_seconds* the wait for one of *max_concurrent* turns before it, of
+    Without *allowed_domains* every public host is allowed; otherwise exact names and `*.suffix`. *allowed_networks* are
+    CIDRs of private hosts to allow, on every port. Files are read below *local_root* only. *timeout_seconds* bounds a
+    whole fetch with its redirects, *turn_timeout_seconds* the preceding wait for one of *max_concurrent* turns, of
     which one client gets at most *max_concurrent_per_client*.
     """
 
@@ -82,7 +82,7 @@ class FetchConfig:
 
 @dataclass(frozen=True)
 class Fetched:
-    """An encoded picture, and how it may be used again; nothing is sent where *not_modified*: what is known holds."""
+    """An encoded picture and how it may be reused; *not_modified*: *encoded* is empty, the known picture is valid."""
 
     encoded: bytes
     reuse: Reuse
@@ -94,7 +94,7 @@ async def _without_bound(nbytes: int) -> None:
 
 
 class _Holding:
-    """The bytes that one fetch may keep: *hold* is awaited for more; while it waits, *deadline* stands still."""
+    """The bytes that one fetch may keep. *hold* is awaited for more; *deadline* is paused meanwhile."""
 
     def __init__(self, hold: Callable[[int], Awaitable[None]], deadline: asyncio.Timeout) -> None:
         self._hold = hold
@@ -117,10 +117,10 @@ class _Holding:
 
 
 class Fetcher:
-    """Fetches for one gateway. *outcomes* counts fetches by their end, *num_bytes* what they brought.
+    """The fetcher of one gateway. *outcomes* counts fetches by outcome, *num_bytes* the fetched bytes.
 
-    A *resolver* that is given is closed here too; the addresses it names are judged like all others. Raises
-    StartupError where *config* names no networks or domains.
+    close() also closes a given *resolver*; its addresses are checked like all others. Raises StartupError if a network
+    or domain of *config* is malformed.
     """
 
     def __init__(self, config: FetchConfig, resolver: AbstractResolver | None = None) -> None:
@@ -135,7 +135,7 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Get ready to fetch, in the running event loop."""
+        """Open the HTTP session in the running event loop."""
         connector = aiohttp.TCPConnector(
             socket_factory=self.guard.open_socket,
             resolver=self._resolver,
@@ -168,14 +168,14 @@ class Fetcher:
         client: Hashable = None,
         hold: Callable[[int], Awaitable[None]] = _without_bound,
     ) -> Fetched:
-        """Return the picture at *url*, or that the *known* one still holds.
+        """Return the picture at *url*, or that the *known* one is still valid.
 
-        The fetch waits for a turn of *client*. *hold* is awaited before bytes are read, with the number of bytes that
-        come on top of earlier calls. It may wait, which does not count as the server's time, and it may raise. Nothing
-        is given back here: the caller does that, also where the fetch fails.
+        The fetch waits for a turn of *client*. *hold* is awaited before bytes are read, with the number of bytes in
+        addition to earlier calls. It may wait, which does not count towards the time limit, and it may raise. The
+        caller releases the held bytes, also if the fetch fails.
 
-        Raises InvalidImageUrl, with one sentence for all that may not be reached or does not answer; ImageTooLarge;
-        QueueFull where too many others are being fetched.
+        Raises InvalidImageUrl, with one message for all hosts that are forbidden or do not answer; ImageTooLarge; and
+        QueueFull if too many fetches are running.
         """
         try:
             target = self._urls.read(url)
@@ -226,7 +226,7 @@ class Fetcher:
         raise InvalidImageUrl(f"The image's URL redirects more than {self._config.max_redirects} times.")
 
     async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
-        """Return what *url* answers: a picture, or where else to look and how long that holds."""
+        """Return the picture at *url*, or the target of its redirect and how long the redirect is fresh."""
         if self._session is None:
             raise RuntimeError("start() comes before fetch().")
         started = time.monotonic()
@@ -255,14 +255,14 @@ class Fetcher:
         if is_known:
             return Fetched(b"", reuse, not_modified=True)
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            raise InvalidImageUrl("The image's server sent it compressed, though it was asked not to.")
+            raise InvalidImageUrl("The image's server sent a compressed body, which is not supported.")
         return Fetched(await self._body(response, holding), reuse)
 
     async def _body(self, response: aiohttp.ClientResponse, holding: _Holding) -> bytes:
-        """Return the body. No byte of it is taken that is not held, and no more than are allowed."""
+        """Return the body; read only as many bytes as are held, and no more than the limit."""
         limit_bytes = self._config.max_bytes
         length = response.content_length
-        body = io.BytesIO()  # hands out what it holds without a copy
+        body = io.BytesIO()  # getvalue() does not copy
         num_bytes = 0
         if (length or 0) <= limit_bytes:
             await holding.reach(length or 0)
@@ -273,7 +273,7 @@ class Fetcher:
                 if not chunk:
                     return body.getvalue()
                 num_bytes += body.write(chunk)
-                await asyncio.sleep(0)  # a server that is fast enough would leave no room for other work
+                await asyncio.sleep(0)  # a fast server would otherwise block the event loop
         raise ImageTooLarge(f"The image at the URL has more than {limit_bytes} bytes, which is the limit.")
 
 

@@ -1,4 +1,4 @@
-"""How long the answer of a web server may be used again, after RFC 9111 for a private cache."""
+"""How long the answer of a web server may be reused: RFC 9111 for a private cache."""
 
 import math
 from collections.abc import Mapping
@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 
 MAX_HEADER_CHARACTERS = 1024
-"""A longer validator counts as absent; an answer with a longer header that says how long it holds is not kept."""
+"""A longer validator counts as absent; an answer with a longer header about its lifetime is not kept."""
 
 _TIMES = ("cache-control", "expires", "date", "age")
 _VALIDATORS = (("etag", "If-None-Match"), ("last-modified", "If-Modified-Since"))
 
 HEADERS = (*_TIMES, "etag", "last-modified", "vary")
-"""The headers of an answer that say how long it may be used."""
+"""The headers that determine an answer's lifetime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """What the server said of the lifetime: *max_age_seconds* wins over *expires*, in Unix seconds.
+    """The lifetime in an answer's headers: *max_age_seconds* overrides *expires*, in Unix seconds.
 
-    With *is_asked_for* (no-cache) neither counts: the server is asked before every use.
+    With *is_asked_for* (no-cache) both are ignored: the answer is revalidated before every use.
     """
 
     max_age_seconds: float | None = None
@@ -29,12 +29,12 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What may be done with an answer later.
+    """How an answer may be reused.
 
-    *fresh_seconds* is how long from its arrival it may be used unasked; after that the server is asked whether it
-    still holds. *url* is where it came from in the end, and the only one that its validator may be sent to: another
-    server could use the same tag for another picture. *validator* is a request header that asks, by name and value;
-    *lifetime* is what an answer inherits that renews this one.
+    For *fresh_seconds* after its arrival it may be used without a request; after that it must be revalidated. *url* is
+    the URL after redirects, and the only one to which *validator* may be sent: another server could use the same tag
+    for another picture. *validator* is the name and value of a conditional request header. A 304 answer inherits
+    *lifetime*.
     """
 
     url: str
@@ -45,26 +45,26 @@ class Reuse:
 
     @property
     def is_storable(self) -> bool:
-        """Whether it may be kept, and is of use later."""
+        """Whether the answer may be kept and can be used later."""
         return not self.is_forbidden and (self.fresh_seconds > 0 or self.validator is not None)
 
     def at_most(self, seconds: float) -> "Reuse":
-        """Return the same for an answer that was found by a redirect, which holds for *seconds*."""
+        """Return the reuse of an answer behind a redirect that is fresh for *seconds*."""
         return replace(self, fresh_seconds=min(self.fresh_seconds, seconds))
 
     @property
     def conditions(self) -> dict[str, str]:
-        """The request headers that ask whether the answer still holds (RFC 9110 section 13)."""
+        """The conditional request headers for a revalidation (RFC 9110 section 13)."""
         return dict([self.validator]) if self.validator else {}
 
 
 def reuse_of(
     url: str, headers: Mapping[str, str], now: float, delay_seconds: float, known: Reuse | None = None
 ) -> Reuse:
-    """Return what *headers* of an answer from *url* allow; a 304 renews *known* and says only what has changed.
+    """Return the reuse that *headers* of an answer from *url* allow; a 304 updates *known* with its own headers.
 
-    It came at *now*, in Unix seconds, *delay_seconds* after it was asked for. An answer without an explicit lifetime
-    has none: a guess from its age could show a picture that is no longer there.
+    The answer arrived at *now*, in Unix seconds, *delay_seconds* after the request. An answer without an explicit
+    lifetime has none: with a guess from its age, a picture that the server has replaced could be used.
     """
     is_too_long = any(len(headers.get(name, "")) > MAX_HEADER_CHARACTERS for name in _TIMES)
     if is_too_long or "*" in headers.get("vary", ""):
@@ -81,10 +81,10 @@ def reuse_of(
 
 
 def redirect_fresh_seconds(status: int, headers: Mapping[str, str], now: float) -> float:
-    """Return how long a redirect that came at *now*, in Unix seconds, holds by itself.
+    """Return how long a redirect that arrived at *now*, in Unix seconds, is fresh.
 
-    Unless it says so (RFC 9110 section 15.4), a permanent one holds as long as what it leads to and a temporary one
-    not at all.
+    Without an explicit lifetime (RFC 9110 section 15.4) a permanent redirect is fresh as long as its target, and a
+    temporary redirect is not fresh at all.
     """
     reuse = reuse_of("", headers, now, 0.0)
     if reuse.is_forbidden or reuse.lifetime.is_asked_for:
@@ -103,7 +103,7 @@ def _directives(cache_control: str) -> dict[str, list[str]]:
 
 
 def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], now: float, known: Lifetime) -> Lifetime:
-    """Return what *headers* say; a header that is absent says what it said when *known* came."""
+    """Return the lifetime in *headers*; that of *known* for absent headers."""
     if "cache-control" in headers:
         ages = [_seconds(value) for value in directives.get("max-age", ())]
         known = replace(known, max_age_seconds=min(ages, default=None), is_asked_for="no-cache" in directives)
@@ -113,7 +113,7 @@ def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], n
 
 
 def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float) -> float:
-    """Section 4.2.1: max-age, else Expires; what cannot be read counts as over. s-maxage is for shared caches."""
+    """Section 4.2.1: max-age, else Expires; a malformed value counts as expired. s-maxage is for shared caches."""
     if lifetime.is_asked_for:
         return 0.0
     if lifetime.max_age_seconds is not None:
@@ -125,7 +125,7 @@ def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float
 
 
 def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Return one validator, the more exact one first. What is not ASCII takes more bytes than it has characters."""
+    """Return the ETag, else Last-Modified. Other than ASCII is refused: it has more bytes than characters."""
     if known is not None and known[0] == "If-None-Match" and "etag" not in headers:
         return known
     for name, condition in _VALIDATORS:
@@ -136,7 +136,7 @@ def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tup
 
 
 def _age_seconds(headers: Mapping[str, str], now: float, delay_seconds: float = 0.0) -> float:
-    """Section 4.2.3: what passed since the origin said so, by its clock or by the caches' on the way."""
+    """Section 4.2.3: the time since the origin made the answer, by its clock or by the caches in between."""
     date = _timestamp(headers.get("date", ""))
     apparent = max(0.0, now - date) if date is not None else 0.0
     return max(apparent, _seconds(headers.get("age", "0")) + delay_seconds)

@@ -1,8 +1,8 @@
-"""Format, dimensions and orientation from a picture's bytes, without decoding and without a picture library.
+"""Read format, dimensions and orientation from a picture's bytes, without decoding and without a picture library.
 
 Sources: JPEG ITU-T T.81 annex B; Exif 2.32 (TIFF 6.0 section 2); PNG third edition; WebP container RFC 9649;
-VP8 RFC 6386 section 9.1; GIF89a; AVIF in saccade.media.avif. The work is bounded, since it is done on the event loop:
-no more than MAX_STEPS segments, chunks or blocks are walked in all, and no more than MAX_EXIF_BYTES are copied.
+VP8 RFC 6386 section 9.1; GIF89a; AVIF in saccade.media.avif. The work is bounded because it is done on the event loop:
+at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
 """
 
 import re
@@ -20,9 +20,9 @@ MAX_EXIF_BYTES = 1 << 20
 ORIENTATION_TAG = 0x0112
 INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
 ACCEPTED = "JPEG, PNG, WebP, GIF or AVIF"
-# Pillow refuses twice its warning threshold by itself; below that the limits here are the only ones.
+# Pillow refuses pictures over twice its warning threshold; below that only the limits of this module apply.
 DECODER_MAX_PIXELS = 178_956_970
-# What one picture takes in a decode process at its worst, from the file to the patches; measured by a test.
+# The most memory that one picture takes in a decode process, from the file to the patches; measured by a test.
 DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF": 18}
 
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -47,7 +47,7 @@ OTHER_FORMATS = (
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """What a picture says of itself. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
+    """The header of a picture. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
 
     format: str
     width: int
@@ -56,18 +56,18 @@ class PictureHeader:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height as a person sees them: orientations 5 to 8 lie on their side."""
+        """Width and height after rotation by the orientation; 5 to 8 swap the sides."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
     @property
     def decoded_bytes(self) -> int:
-        """Bytes of memory that decoding it takes, estimated."""
+        """Estimate of the bytes of memory that decoding takes."""
         return self.width * self.height * DECODED_BYTES_PER_PIXEL[self.format]
 
 
 @dataclass(frozen=True)
 class PictureLimits:
-    """What a picture may cost; checked from its header, before anything is decoded. Sides and areas in pixels."""
+    """Limits of a picture, checked against its header before it is decoded. Sides and areas are in pixels."""
 
     max_pixels: int = 50_000_000
     max_side: int = 32_768
@@ -76,7 +76,7 @@ class PictureLimits:
     max_request_pixels: int = 200_000_000
 
     def check(self, header: PictureHeader, encoded_bytes: int) -> None:
-        """Raise ImageTooLarge where *header* or the encoded length is over a limit."""
+        """Raise ImageTooLarge if *header* or the encoded length is over a limit."""
         long, short = max(header.width, header.height), min(header.width, header.height)
         size = f"The picture has {header.width} x {header.height} pixels"
         if encoded_bytes > self.max_encoded_bytes:
@@ -92,16 +92,16 @@ class PictureLimits:
 
 
 def read_header(encoded: bytes) -> PictureHeader:
-    """Return format, stored dimensions and orientation of an encoded picture; its content decides, not its name.
+    """Return format, stored dimensions and orientation of an encoded picture; its content determines the format.
 
-    Raises UnsupportedImageFormat for a picture of another kind and InvalidImage for a damaged header or a zero side.
+    Raises UnsupportedImageFormat for other formats and InvalidImage for a damaged header or a side of 0.
     """
     try:
         header = _parse(encoded)
     except (struct.error, IndexError):
         raise InvalidImage("The picture ends within its header: it is truncated.") from None
     if header.width < 1 or header.height < 1:
-        raise InvalidImage(f"The picture says that it has {header.width} x {header.height} pixels.")
+        raise InvalidImage(f"The picture's header states {header.width} x {header.height} pixels.")
     return header
 
 
@@ -117,12 +117,12 @@ def _parse(encoded: bytes) -> PictureHeader:
     if avif.is_avif(encoded):
         return PictureHeader("AVIF", *avif.read(encoded))
     if not encoded:
-        raise InvalidImage("The picture is empty: it has no bytes.")
+        raise InvalidImage("The picture has no bytes.")
     start = encoded[:1024]
     for name, pattern in OTHER_FORMATS:
         if pattern.match(start):
-            raise UnsupportedImageFormat(f"This looks like {name}, which is not accepted; send {ACCEPTED}.")
-    raise UnsupportedImageFormat(f"These bytes are no picture of a known kind; send {ACCEPTED}.")
+            raise UnsupportedImageFormat(f"The picture looks like {name}, which is not supported; send {ACCEPTED}.")
+    raise UnsupportedImageFormat(f"The bytes are not a picture in a known format; send {ACCEPTED}.")
 
 
 def _jpeg(encoded: bytes) -> PictureHeader:
@@ -132,20 +132,20 @@ def _jpeg(encoded: bytes) -> PictureHeader:
             height, width = struct.unpack_from(">HH", encoded, start + 1)
             size = (width, height)
         elif marker == JPEG_APP1 and encoded.startswith(b"Exif\0\0", start) and exif_bytes < MAX_EXIF_BYTES:
-            # A block longer than one segment goes on in the next one.
+            # An Exif block that is longer than one segment continues in the next one.
             exif.append(encoded[start + 6 : end])
             exif_bytes += end - start
     return PictureHeader("JPEG", *size, _orientation(b"".join(exif)))
 
 
 def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of each segment's content, up to the first scan, which comes last with its start.
+    """Yield marker, start and end of each segment's content; the last one is the first scan, with start as its end.
 
-    Raises InvalidImage where no scan follows, struct.error or IndexError where the bytes end.
+    Raises InvalidImage if there is no scan, struct.error or IndexError if the bytes end early.
     """
     position = 2
     for _ in range(MAX_STEPS):
-        # Decoders skip whatever stands between two segments; find() does it at the speed of C.
+        # Decoders skip bytes between two segments; find() does so in C.
         position = encoded.find(b"\xff", position)
         if position < 0:
             break
@@ -176,7 +176,7 @@ def _png(encoded: bytes) -> PictureHeader:
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, start and end of each chunk, length and checksum included; the last one may end after the bytes."""
+    """Yield kind, start and end of each chunk, length and checksum included; the last end may exceed the bytes."""
     position = len(PNG_SIGNATURE)
     while position + 8 <= len(encoded):
         (length,) = struct.unpack_from(">I", encoded, position)
@@ -219,19 +219,19 @@ def _gif(encoded: bytes) -> PictureHeader:
     in_extension = False
     for _ in range(MAX_STEPS):
         byte = encoded[position]
-        if in_extension:  # a block: its length, then its content; the empty one is the last
+        if in_extension:  # a block: its length, then its content; an empty block is the last
             position, in_extension = position + 1 + byte, byte > 0
         elif byte == 0x21:
             position, in_extension = position + 2, True
         elif byte == 0x2C:
-            # A first frame that reaches over the canvas widens it, as browsers and decoders do.
+            # A first frame that exceeds the canvas enlarges it, as in browsers and decoders.
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", encoded, position + 1)
             return PictureHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
         elif byte == 0x3B:
-            raise InvalidImage("The GIF holds no frame.")
+            raise InvalidImage("The GIF has no frame.")
         else:
             position += 1
-    raise InvalidImage("The GIF's header is longer than any picture needs.")
+    raise InvalidImage("The GIF has too many blocks before its first frame.")
 
 
 def _exactly(encoded: bytes, start: int, length: int) -> bytes:
@@ -242,7 +242,7 @@ def _exactly(encoded: bytes, start: int, length: int) -> bytes:
 
 
 def _orientation(exif: bytes) -> int:
-    """Return the orientation in an Exif block; 1 where there is none or it is damaged, as viewers do."""
+    """Return the orientation in an Exif block; 1 if it is missing or damaged, as viewers do."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None:

@@ -1,7 +1,7 @@
-"""URLs of pictures: read once, by one parser, and the object that was judged is the one that is fetched.
+"""Parse and check URLs of pictures. A URL is parsed once; the checked object is the one that is fetched.
 
-A URL that two parsers read in two ways is a way around every check, so whatever is not plain is refused: backslashes,
-control characters, a user name, a host that is neither a name nor a canonical address.
+A URL that two parsers understand differently can bypass checks. URLs with backslashes, control characters, a user name,
+or a host that is neither a name nor a canonical address are therefore refused.
 """
 
 import ipaddress
@@ -15,19 +15,19 @@ from saccade.errors import InvalidImageUrl, StartupError
 from saccade.media.refusals import Refusals
 
 NOT_FETCHED = (
-    "The image's URL cannot be fetched: it must be an http or https URL of a host that answers and that may be reached "
-    "from here. Otherwise send the image itself as a data: URL in base64."
+    "The image's URL cannot be fetched: it must be an http or https URL of a host that answers and that this server "
+    "may reach. Otherwise send the image itself as a data: URL in base64."
 )
-"""What a client reads whether a URL is refused, its host forbidden, unknown or silent: it must not tell which."""
+"""The message for refused URLs and for hosts that are forbidden, unknown or silent; it does not reveal which."""
 
 _INSTEAD = "Send the image itself as a data: URL in base64, as `data:image/png;base64,iVBORw0...`"
 FILES_NOT_READ = f"The image's URL names a file, and this server reads no files. {_INSTEAD}, or an http or https URL."
 BARE_BASE64 = (
-    "The image's URL is base64 without what comes before it: write `data:image/png;base64,` (or image/jpeg, "
-    "image/webp, image/gif) in front of it."
+    "The image's URL is base64 without a prefix: write `data:image/png;base64,` (or image/jpeg, image/webp, image/gif) "
+    "in front of it."
 )
 NO_SCHEME = (
-    "The image's URL has no scheme, so it reads as a path or a name, and this server opens no paths. "
+    "The image's URL has no scheme, so it is a path or a name, and this server opens no paths. "
     f"{_INSTEAD}, or a URL that begins with http:// or https://."
 )
 UNKNOWN_SCHEME = f"The image's URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
@@ -36,9 +36,9 @@ UNSUPPORTED_SCHEME = "Images are not fetched from {scheme}: URLs. " + f"{_INSTEA
 _NAMED_SCHEMES = frozenset(
     {"abfs", "az", "blob", "cid", "ftp", "ftps", "gs", "hdfs", "hf", "ipfs", "oss", "s3", "sftp", "ws", "wss"}
 )
-"""Schemes that an error repeats; others may be anything that a client wrote."""
+"""Schemes that an error message may repeat; others are arbitrary text of a client."""
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.ASCII | re.IGNORECASE)  # a single letter is a drive of Windows
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.ASCII | re.IGNORECASE)  # a single letter is a Windows drive
 _HOST_AND_PORT = re.compile(r"[a-z0-9.-]+:[0-9]+(/|$)", re.ASCII | re.IGNORECASE)
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF, WebP
 _BASE64_MEDIA = re.compile(r"image/[a-z0-9.+-]+;base64,", re.ASCII | re.IGNORECASE)
@@ -50,10 +50,10 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII | re.IGNORECASE)
 
 
 class UrlReader:
-    """Reads URLs of at most *max_characters* that name an allowed host.
+    """Parse URLs of at most *max_characters* that name an allowed host.
 
-    *allowed_domains* are exact names or `*.suffix`, the suffix itself not included; without any, all are allowed.
-    *refusals* tells the operator of names that are not among them.
+    *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
+    *refusals* logs names that are not allowed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class UrlReader:
         return url
 
     def follow(self, url: URL, location: str) -> URL:
-        """Return where a redirect from *url* leads. Raises InvalidImageUrl; so it does for https to http."""
+        """Return the target of a redirect from *url*. Raises InvalidImageUrl, also for https to http."""
         if len(location) > self._max_characters:
             raise InvalidImageUrl(NOT_FETCHED)
         target = url.join(_parse(location, is_relative=True)).with_fragment(None)
@@ -101,9 +101,9 @@ class UrlReader:
 
 
 def _check_kind(text: str) -> None:
-    """Raise InvalidImageUrl where *text* is no URL of a kind that is served, with a sentence for what it looks like.
+    """Raise InvalidImageUrl if *text* is not a supported kind of URL, with a message for what it looks like.
 
-    It looks at the text alone, so that what it says tells nothing of what can be reached.
+    The message depends on the text alone, so that it reveals nothing about reachable hosts.
     """
     start = text[:512].strip()
     if start.startswith(_BASE64_STARTS) or _BASE64_MEDIA.match(start) or _LONG_BASE64.match(start):
@@ -123,7 +123,7 @@ def _parse(text: str, is_relative: bool = False) -> URL:
     if not is_plain or "\\" in text or "%00" in text:
         raise InvalidImageUrl(NOT_FETCHED)
     try:
-        # A URL that is already encoded stays as it is: quoting it anew would break signed ones.
+        # A URL in ASCII is already encoded: quoting it again would break signed URLs.
         url = URL(text, encoded=text.isascii())
         _ = url.raw_host, url.port
     except ValueError:
@@ -134,7 +134,7 @@ def _parse(text: str, is_relative: bool = False) -> URL:
 
 
 def _is_plain(host: str) -> bool:
-    """Whether *host* is a name, or an address in its canonical form: 127.1 and 0x7f.1 are neither."""
+    """Return whether *host* is a name or an address in canonical form; 127.1 and 0x7f.1 are neither."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -151,6 +151,6 @@ def _canonical_domain(domain: str) -> str:
         host = ""
     if not _is_plain(host):
         raise StartupError(
-            f"--allowed-media-domains takes names as images.example.com or *.example.com, not {domain!r}."
+            f"--allowed-media-domains must be names such as images.example.com or *.example.com, got {domain!r}."
         )
     return star + host.lower().rstrip(".")

@@ -1,7 +1,7 @@
-"""JPEG by libjpeg-turbo straight into memory, without the copies that Pillow's images cost. In decode processes.
+"""Decode JPEG with libjpeg-turbo directly, without the copies that Pillow makes. In decode processes.
 
-Pillow uses the same library with the same settings (exact DCT, smooth upsampling), so the pixels are the same; tests
-hold them together. What is not plain colour or grey, or not without fault, is left to Pillow and its judgement.
+Pillow uses the same library with the same settings (exact DCT, smooth upsampling), so the pixels are equal, which tests
+check. Other pictures than plain colour or grey, and damaged ones, are left to Pillow.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SAME_AS_PILLOW = frozenset({"YCbCr", "Gray"})
 
 
 def decode(encoded: bytes, height: int, width: int) -> npt.NDArray[np.uint8] | None:
-    """Return a JPEG of *height* x *width* as RGB [height, width, 3], a view of rgbx memory; None for Pillow's cases."""
+    """Return a JPEG of *height* x *width* as RGB [height, width, 3], a view of rgbx memory; None to use Pillow."""
     try:
         *size, colours, _ = simplejpeg.decode_jpeg_header(encoded)
         if size != [height, width] or colours not in SAME_AS_PILLOW:

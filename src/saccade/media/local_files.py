@@ -1,4 +1,4 @@
-"""Pictures from files of this machine, for operators who name a folder that clients may read."""
+"""Read pictures from local files, below a folder that the operator allows."""
 
 import os
 import stat
@@ -13,13 +13,13 @@ from saccade.errors import ImageTooLarge, InvalidImageUrl
 from saccade.media.image_url import NOT_FETCHED
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not be waited for
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
 
 
 def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
-    """Return the number of bytes of file: *url*, a regular file that really lies under *root*.
+    """Return the number of bytes of file: *url*, a regular file below *root* after links are resolved.
 
-    Raises InvalidImageUrl, which does not tell missing from forbidden, and ImageTooLarge.
+    Raises InvalidImageUrl, with one message for missing and forbidden files, and ImageTooLarge.
     """
     with _open(url, root) as file:
         num_bytes = os.fstat(file.fileno()).st_size
@@ -38,8 +38,8 @@ def read_local_file(url: URL, root: Path, num_bytes: int) -> bytes:
 def _open(url: URL, root: Path) -> Iterator[BinaryIO]:
     """Open file: *url* under *root*.
 
-    Links are resolved first; then every folder on the way is opened without following any, so that none can be
-    swapped in between.
+    Links are resolved first. Then every folder of the path is opened without following links, so that no folder can be
+    replaced in between.
     """
     if url.raw_host not in (None, "", "localhost") or "\0" in url.path:
         raise InvalidImageUrl(NOT_FETCHED)

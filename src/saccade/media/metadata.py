@@ -1,8 +1,8 @@
-"""A picture without what does not decide its pixels.
+"""Remove from an encoded picture everything that does not determine its pixels.
 
-Picture libraries read metadata (Exif, colour profiles, comments, frames after the first) with more patience than a
-server has: some of it in time that grows with the square of its length. So a decoder never sees any; what remains is
-bounded here, and the pixels are the same, bit for bit.
+Picture libraries parse some metadata (Exif, colour profiles, comments, frames after the first) in time that grows with
+the square of its length. Decoders therefore get pictures without metadata; this module bounds the rest. The pixels are
+the same, bit for bit.
 """
 
 import re
@@ -12,28 +12,28 @@ from saccade.media import avif
 from saccade.media.header import JPEG_END, JPEG_FRAMES, JPEG_SCAN, jpeg_segments, png_chunks
 
 MAX_JPEG_TABLE_BYTES = 256 << 10
-"""Tables, frame header and thumbnail; ordinary ones have 1 KB."""
+"""Bound of tables and frame headers; ordinary pictures have 1 KB."""
 
 MAX_JPEG_SCANS = 100
-"""Encoders make 10; each costs a pass over the whole picture."""
+"""Encoders write 10 at most; each scan costs a pass over the whole picture."""
 
 MAX_PNG_CHUNKS = 16_384
-"""50 megapixels that do not compress, in pieces of 8 KB, are half as many."""
+"""Twice the number for 50 megapixels that do not compress, in chunks of 8 KB."""
 
 JPEG_METADATA = frozenset({*range(0xE0, 0xF0), 0xFE})
 JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
 JPEG_SCAN_START = b"\xff\xda"
 JPEG_MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-# JFIF and Adobe's segment say which colours the components are.
+# JFIF's and Adobe's segments define the components' colours.
 JPEG_KEPT = {0xE0: (b"JFIF\0",), 0xEE: (b"Adobe",)}
 
 
 def without_metadata(encoded: bytes, kind: str) -> bytes:
-    """Return *encoded*, a picture that the header's *kind* names, with only what decides its pixels.
+    """Return *encoded*, a picture of the header's format *kind*, without data that does not determine its pixels.
 
-    WebP and GIF stay as they are: reading one is linear, and the header bounds what stands before a GIF's frame.
-    Raises InvalidImage where there is more of it than a picture needs, and what the header raises.
+    WebP and GIF are returned unchanged: parsing them is linear, and read_header() bounds the blocks before a GIF's
+    frame. Raises InvalidImage for too many segments, scans or chunks, and the exceptions of saccade.media.header.
     """
     if kind == "JPEG":
         return _jpeg(encoded)
@@ -52,20 +52,20 @@ def _jpeg(encoded: bytes) -> bytes:
             pieces.append(encoded[position : start - 4])
             position = end
         elif marker in JPEG_FRAMES:
-            # A sequential picture whose first scan holds all components ends with it.
+            # A sequential picture whose first scan holds all components ends after that scan.
             single = marker in JPEG_SEQUENTIAL
             num_components = encoded[start + 5]
     if sum(map(len, pieces)) + scan - position > MAX_JPEG_TABLE_BYTES:
-        raise InvalidImage("The JPEG's header is longer than any picture needs.")
+        raise InvalidImage("The JPEG's header is too long.")
     if not (single and encoded[scan + 2] == num_components) and _has_many_scans(encoded, scan):
-        raise InvalidImage("The JPEG consists of more scans than any picture needs.")
+        raise InvalidImage("The JPEG has too many scans.")
     return b"".join([*pieces, encoded[position:]]) if pieces else encoded
 
 
 def _has_many_scans(encoded: bytes, position: int) -> bool:
     if encoded.count(JPEG_SCAN_START, position) < MAX_JPEG_SCANS:
         return False
-    # Bytes of a segment, or what stands after the picture's end, may look like scans.
+    # Bytes within a segment or after the end of the picture may look like scans.
     number = 1
     while number <= MAX_JPEG_SCANS and (found := JPEG_MARKER.search(encoded, position)):
         marker = encoded[found.start() + 1]
@@ -77,11 +77,11 @@ def _has_many_scans(encoded: bytes, position: int) -> bool:
 
 
 def _png(encoded: bytes) -> bytes:
-    """Drop ancillary chunks but transparency (a small first letter: PNG, section 5.4), and all after the pixels."""
+    """Drop ancillary chunks (lower-case first letter, PNG section 5.4) except tRNS, and all chunks after the pixels."""
     pieces, position, in_pixels = list[bytes](), 0, False
     for number, (kind, start, end) in enumerate(png_chunks(encoded)):
         if number == MAX_PNG_CHUNKS:
-            raise InvalidImage("The PNG consists of more chunks than any picture needs.")
+            raise InvalidImage("The PNG has too many chunks.")
         if in_pixels and kind != b"IDAT":
             return b"".join([*pieces, encoded[position:start], PNG_END])
         in_pixels = kind == b"IDAT"

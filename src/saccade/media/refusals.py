@@ -1,4 +1,4 @@
-"""Logs which setting refuses pictures by URL: nothing of what clients sent, and no line for each refusal."""
+"""Log which setting refuses picture URLs, without data of clients and without a line for each refusal."""
 
 from collections import Counter
 
@@ -8,13 +8,13 @@ _logger = structlog.get_logger(__name__)
 
 
 class Refusals:
-    """Counts refusals by reason; logs the first of each, and then the tenth, the hundredth and so on."""
+    """Count refusals by reason; log the first, the tenth, the hundredth and so on for each reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def note(self, reason: str, flag: str) -> None:
-        """Count one refusal for *reason*, which *flag* would lift."""
+        """Count one refusal for *reason*; *flag* would allow the URL."""
         self._counts[reason] += 1
         count = self._counts[reason]
         if set(str(count)[1:]) <= {"0"} and str(count)[0] == "1":

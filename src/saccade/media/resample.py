@@ -1,4 +1,4 @@
-"""Bit-exact Pillow resampling, for families whose reference processor resizes with Pillow. In decode processes only."""
+"""Bit-exact Pillow resampling, for families whose reference processor uses Pillow. In decode processes only."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,9 @@ def resample(
 ) -> npt.NDArray[np.uint8]:
     """Return *picture* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
 
-    Horizontal pass first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13 chooses
-    the order by itself when it gets both at once, and the reference processors were written for the older, fixed one.
-    The picture's own size comes back as it is, not copied. Raises MemoryError where memory ends.
+    The horizontal pass is first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13
+    chooses the order itself in a single call, and the reference processors were written for the older, fixed order.
+    Without a change of size *picture* itself is returned. Raises MemoryError if an allocation fails.
     """
     old_height, old_width, _ = picture.shape
     if (old_height, old_width) == (height, width):

@@ -1,4 +1,4 @@
-"""Bit-exact uint8 resampling, as the reference processors do it. Torch, in decode processes only."""
+"""Bit-exact uint8 resampling, equal to torchvision's. Uses torch, in decode processes only."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,17 @@ def resize(picture: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArr
     """Return *picture* [old height, old width, channels] as planes [channels, *height*, *width*], uint8.
 
     Bicubic with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in the reference
-    processors. The picture's own size comes back as a view, not copied. Raises MemoryError where memory ends.
+    processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails.
     """
     if picture.shape[:2] == (height, width):
         return picture.transpose(2, 0, 1)
-    # Channels do not mix, and torch would first copy a picture that leaves out every fourth byte.
+    # Resize all four bytes: channels do not mix, and torch would copy a view of three of them first.
     memory = rgbx.words(picture)
     pixels_NCHW = torch.from_numpy(picture if memory is None else memory).permute(2, 0, 1)[None]
     try:
         resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode="bicubic", antialias=True)
     except RuntimeError as error:
-        # Torch reports a failed allocation so; size and dtype are right by construction.
+        # Torch raises this for a failed allocation; no other cause is possible, since size and dtype are valid.
         raise MemoryError from error
     planes: npt.NDArray[np.uint8] = resized_NCHW[0, : picture.shape[2]].numpy()
     return planes

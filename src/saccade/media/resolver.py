@@ -1,8 +1,8 @@
-"""Resolves host names on the event loop: a lookup ends with its fetch, so slow name servers use up no threads.
+"""Resolve host names on the event loop. A lookup ends with its fetch, so slow name servers occupy no threads.
 
-Each lookup has a c-ares channel of its own. A `getaddrinfo` in a thread cannot be cancelled, and a channel that all
-lookups share can neither end one of them alone nor bound its cache of answers. c-ares reads /etc/hosts,
-/etc/resolv.conf with its search domains, and the line `hosts` of /etc/nsswitch.conf, of which it knows files and dns.
+Each lookup has a separate c-ares channel. A `getaddrinfo` in a thread cannot be cancelled, and a shared channel can
+neither cancel a single lookup nor bound its cache of answers. c-ares reads /etc/hosts, /etc/resolv.conf with its search
+domains, and the line `hosts` of /etc/nsswitch.conf, of which it supports files and dns.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from saccade.media.addresses import new_socket
 
 MAX_ADDRESSES = 8
-"""Of one name and each family: a name with thousands of addresses must not lead to as many connections."""
+"""The most addresses per name and family: a name with thousands must not lead to as many connections."""
 
 _NO_SOCKET = pycares.ARES_SOCKET_BAD
-_NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address that a stranger's name server sends
+_NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address that an untrusted name server sends
 
 
 class DnsResolver(AbstractResolver):
-    """Asks the name servers of the operating system, or *servers*, each as `127.0.0.1:53`."""
+    """Query the operating system's name servers, or *servers*, each as `127.0.0.1:53`."""
 
     def __init__(self, servers: Iterable[str] = ()) -> None:
         self._servers = tuple(servers)
@@ -31,12 +31,14 @@ class DnsResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of *host*, those of IPv4 first. Raises OSError; QueueFull where no socket is left."""
+        """Return the addresses of *host*, IPv4 first. Raises OSError, and QueueFull if no socket is left."""
         try:
             with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
                 found = await lookup.addresses(host, family)
         except OSError:
-            new_socket(socket.AF_INET, socket.SOCK_DGRAM).close()  # c-ares does not tell that it got none
+            new_socket(
+                socket.AF_INET, socket.SOCK_DGRAM
+            ).close()  # c-ares does not report that it could not open a socket
             raise
         kinds = (socket.AF_INET, socket.AF_INET6)
         addresses = [(kind, text) for kind in kinds for text in _of_family(found, kind)[:MAX_ADDRESSES]]
@@ -55,11 +57,11 @@ class DnsResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing: every lookup closes what it opened."""
+        """Do nothing: every lookup closes its own sockets."""
 
 
 class _Lookup:
-    """One question to the name servers, on sockets of its own."""
+    """One lookup, with its own channel and sockets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, servers: tuple[str, ...]) -> None:
         self._loop = loop
@@ -71,7 +73,7 @@ class _Lookup:
             raise OSError("The resolver cannot start.") from error
 
     async def addresses(self, host: str, family: int) -> list[pycares.AddrInfoNode]:
-        """Return what the name servers say. Raises OSError."""
+        """Return the addresses of *host*. Raises OSError."""
         try:
             self._channel.getaddrinfo(
                 host,
@@ -91,7 +93,7 @@ class _Lookup:
     def close(self) -> None:
         """End the lookup if it still runs, and close its sockets."""
         if not self._answer.cancel():
-            self._answer.exception()  # asyncio logs an exception that nobody looked at
+            self._answer.exception()  # asyncio would log an exception that is never retrieved
         self._channel.cancel()
         for number in tuple(self._sockets):
             self._watch(number, False, False)
@@ -106,7 +108,7 @@ class _Lookup:
             self._answer.set_result(result)
 
     def _watch(self, number: int, readable: bool, writable: bool) -> None:
-        """Watch the socket *number* for what c-ares waits for; for neither when c-ares is about to close it."""
+        """Watch socket *number* for the given events; for no event when c-ares is about to close it."""
         for wanted, add, remove, ends in (
             (readable, self._loop.add_reader, self._loop.remove_reader, (number, _NO_SOCKET)),
             (writable, self._loop.add_writer, self._loop.remove_writer, (_NO_SOCKET, number)),

@@ -1,4 +1,4 @@
-"""Bounds what a server may send around a picture: interim answers, headers, the framing of chunks.
+"""Bound what a server may send in addition to a body: interim answers, headers, the framing of chunks.
 
 aiohttp bounds single headers and their number. Without bounds on the rest, a server that sends nothing but
 `100 Continue` keeps the event loop busy for seconds.
@@ -15,22 +15,22 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 MAX_INTERIM_ANSWERS = 8
 MAX_HEAD_BYTES = 1 << 16
-"""Of all that comes before the body."""
+"""Bound of all bytes before the body."""
 
 MAX_FRAMING_BYTES = 1 << 19
-"""What may come with a body beside as many bytes again as it has; one receipt that waits to be read counts too."""
+"""Framing may have as many bytes as the body, and this many more; received bytes that are not parsed yet count too."""
 
 _PIECE_BYTES = 1 << 12
 
 
 def limit_responses(connector: aiohttp.TCPConnector) -> None:
-    """Hold all answers on connections of *connector*, which belongs to the running event loop, to these bounds."""
+    """Apply the bounds to all answers on connections of *connector*, which belongs to the running event loop."""
     loop = asyncio.get_running_loop()
     connector._factory = partial(_LimitedResponse, loop=loop)  # type: ignore[assignment]  # there is no public setting
 
 
 class _LimitedResponse(ResponseHandler):
-    """The receiving end of one connection."""
+    """aiohttp's protocol of one connection, with the bounds of this module."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -44,12 +44,12 @@ class _LimitedResponse(ResponseHandler):
         self._is_in_head = True
 
     def set_response_params(self, **settings: Any) -> None:
-        """Get ready for the answer of the next request."""
+        """Reset the counts for the answer of the next request."""
         self._begin()
         super().set_response_params(**settings)
 
     def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
-        """Take the head of an answer."""
+        """Note the parsed head of an answer."""
         message, body = data
         if 100 <= message.code < 200 and message.code != 101:
             self._num_interim += 1
@@ -59,7 +59,7 @@ class _LimitedResponse(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived, by small pieces, so that little is parsed beyond a bound."""
+        """Parse *data* in small pieces, so that little is parsed beyond a bound."""
         if not data:
             super().data_received(data)
         for start in range(0, len(data), _PIECE_BYTES):
@@ -67,7 +67,7 @@ class _LimitedResponse(ResponseHandler):
             if self._is_in_head:
                 self._num_head_bytes += len(piece)
             elif self._body is None or self._body.is_eof():
-                self._leave()  # nobody asked for more
+                self._leave()  # data without a request
                 return
             else:
                 self._num_body_bytes += len(piece)
@@ -84,7 +84,7 @@ class _LimitedResponse(ResponseHandler):
         return self._body is not None and self._num_body_bytes > 2 * self._body.total_bytes + MAX_FRAMING_BYTES
 
     def _give_up(self) -> None:
-        error = aiohttp.ClientPayloadError("The server sends more around the body than in it.")
+        error = aiohttp.ClientPayloadError("The server sends more framing than body.")
         if self._body is not None:
             self._body.set_exception(error)
         self.set_exception(error)

@@ -1,7 +1,7 @@
-"""Pictures in four bytes a pixel: red, green, blue and one that means nothing. numpy, no torch.
+"""Pictures in four bytes per pixel: red, green, blue and an unused one. numpy, no torch.
 
-Pillow keeps RGB so. What comes out of decode() is the first three bytes of such memory; the fourth makes whole words of
-pixels, which are copied, taken apart and resampled faster than three bytes each.
+Pillow stores RGB in this form. decode() returns a view of the first three bytes of each pixel. With the fourth byte a
+pixel is one machine word, which is copied, split and resampled faster than three bytes.
 """
 
 import numpy as np
@@ -11,12 +11,12 @@ CHANNELS = 3
 
 
 def empty(height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return memory [height, width, 4]; `memory[..., :3]` is the picture in it."""
+    """Return uninitialised memory [height, width, 4], uint8; `memory[..., :3]` is the picture."""
     return np.empty((height, width, 4), np.uint8)
 
 
 def words(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Return the memory [height, width, 4] that *picture* [height, width, 3] is a view of; None where it is not."""
+    """Return the memory [height, width, 4] of which *picture* [height, width, 3] is a view; None if there is none."""
     memory = picture.base
     if not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
         return None
@@ -27,8 +27,8 @@ def words(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
 
 
 def split(memory: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
-    """Write the colours of *memory* [height, width, 4] into the planes *out* [3, height, width]."""
+    """Write the colours of *memory* [height, width, 4] to the planes *out* [3, height, width]."""
     pixels = memory.view("<u4")[..., 0]
     for channel in range(CHANNELS):
-        # Shift and narrow whole words: twice as fast as picking every fourth byte.
+        # Shifting and narrowing whole words is twice as fast as copying every fourth byte.
         out[channel] = pixels >> np.uint32(8 * channel)

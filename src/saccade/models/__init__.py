@@ -1,4 +1,4 @@
-"""One folder per model family; this module finds them."""
+"""Find model families: each has a folder here."""
 
 import importlib
 import importlib.util
@@ -7,24 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.models.facts import ModelFacts
 from saccade.models.family import Family, Layout, Pixels
 
 SHARED = frozenset({"backbones", "preprocessing"})
 
 
 def families() -> dict[str, Family]:
-    """Return every family here, by folder name. Importing one costs no torch."""
+    """Return every family by its folder's name. Does not import torch."""
     names = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name not in SHARED)
     return {name: importlib.import_module(f"{__name__}.{name}").FAMILY for name in names}
 
 
 def find(architecture: str) -> str:
-    """Return the folder name of the family that serves *architecture* (config.json's spelling). Raises StartupError."""
+    """Return the folder name of the family of *architecture*, spelt as in config.json. Raises StartupError."""
     known = families()
     matches = [name for name, family in known.items() if architecture in family.architectures]
     if len(matches) != 1:
         claimed = sorted(arch for family in known.values() for arch in family.architectures)
-        raise StartupError(f"No family serves the architecture {architecture!r}. Known: {', '.join(claimed)}.")
+        raise StartupError(f"The architecture {architecture!r} is not supported. Supported: {', '.join(claimed)}.")
     return matches[0]
 
 
@@ -40,14 +41,14 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 
 def find_by_type(model_type: str) -> str:
-    """Return the folder name of the one family that serves *model_type*. Raises StartupError."""
+    """Return the folder name of the only family with *model_type*. Raises StartupError."""
     known = families()
     matches = [name for name, family in known.items() if model_type in family.model_types]
     if len(matches) != 1:
         claimed = sorted(kind for family in known.values() for kind in family.model_types)
         raise StartupError(
-            f"config.json names no `architectures`, and no one family serves its model_type {model_type!r}. "
-            f"Known: {', '.join(claimed)}."
+            f"config.json has no `architectures`, and its model_type {model_type!r} does not identify one family. "
+            f"Supported: {', '.join(claimed)}."
         )
     return matches[0]
 
@@ -65,16 +66,30 @@ def load_pixels(name: str) -> type[Pixels]:
 
 
 def has_network(name: str) -> bool:
-    """Tell whether our own engine runs the family; others are served over workers of other makes."""
+    """Return whether Saccade's own engine runs the family *name*."""
     return importlib.util.find_spec(f"{__name__}.{name}.network") is not None
 
 
+def load_facts(name: str, config: Mapping[str, Any]) -> ModelFacts:
+    """Return what the engine's core knows of a model of this family. No torch. Raises StartupError."""
+    _check_has_network(name)
+    facts: ModelFacts = importlib.import_module(f"{__name__}.{name}.facts").Facts.read(config)
+    return facts
+
+
 def load_network(name: str) -> Any:
-    """Return the part of the family that runs in the engine. Imports torch. Raises StartupError where there is none."""
-    if not has_network(name):
-        runs = [arch for known, family in families().items() if has_network(known) for arch in family.architectures]
-        raise StartupError(
-            f"Saccade's engine does not run {name} yet; it runs {', '.join(runs)}. A gateway serves {name} over workers"
-            " of other makes."
-        )
+    """Return the class of the family's network. Imports torch. Raises StartupError if there is none."""
+    _check_has_network(name)
     return importlib.import_module(f"{__name__}.{name}.network").Network
+
+
+def _check_has_network(name: str) -> None:
+    if not has_network(name):
+        known = families()
+        instead = (
+            "Run the model in TokenSpeed and give its address to `saccade gateway --worker-url tokenspeed://HOST:PORT`."
+            if known[name].external_grid
+            else "No other worker that Saccade knows takes it either; `saccade inspect` shows its prompts and pixels."
+        )
+        runs = ", ".join(filter(has_network, known))
+        raise StartupError(f"Saccade's engine does not run {name} yet; it runs {runs}. {instead}")

@@ -1,4 +1,4 @@
-"""A checkpoint's small files: read once, sent by the worker, parsed by the gateway."""
+"""A checkpoint's files without weights: the worker reads and sends them, the gateway parses them."""
 
 import json
 from collections.abc import Mapping
@@ -8,37 +8,19 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.family import Family
 from saccade.protocol.description import ModelFiles
-
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-PREPROCESSOR_CONFIG = "preprocessor_config.json"
-PROCESSOR_CONFIG = "processor_config.json"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-TIKTOKEN = "tiktoken.model"
-CHAT_TEMPLATE_JINJA = "chat_template.jinja"
-CHAT_TEMPLATE_JSON = "chat_template.json"
-GATEWAY_FILES = (
+from saccade.protocol.model_files import (
     CONFIG,
-    GENERATION_CONFIG,
+    GATEWAY_FILES,
+    MAX_FILE_BYTES,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    TIKTOKEN,
-    CHAT_TEMPLATE_JINJA,
-    CHAT_TEMPLATE_JSON,
 )
-"""All that a gateway may need of a checkpoint; only config.json must be there."""
-
-MAX_FILE_BYTES = 128 << 20
-"""The largest tokenizers of releases have a third of it."""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
-    """Return the files of GATEWAY_FILES that lie in *folder*.
+    """Return the files of GATEWAY_FILES in *folder*.
 
-    Raises StartupError where config.json is missing, or a file has more than MAX_FILE_BYTES.
+    Raises StartupError if config.json is missing or a file has more than MAX_FILE_BYTES.
     """
     if not (folder / CONFIG).is_file():
         raise StartupError(f"{folder} has no {CONFIG}: it is not a model folder in hub layout.")
@@ -50,7 +32,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
-    """Return the object in the JSON file *name*, {} where there is none. Raises StartupError if it is malformed."""
+    """Return the object in the JSON file *name*, {} if there is no file. Raises StartupError if it is malformed."""
     content = files.files.get(name)
     if content is None:
         return {}
@@ -68,16 +50,16 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
 def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
     """Return the settings of the image processor: preprocessor_config.json, or that part of processor_config.json.
 
-    transformers 5 writes the latter only. Raises StartupError where a file is malformed, and where there is none
-    although the releases of *family* have one: with other settings than it was trained on, a model answers wrongly.
+    transformers 5 writes the latter only. Raises StartupError if a file is malformed, or if there is none although the
+    releases of *family* have one: with default settings the model would get other pixels than it was trained on.
     """
     if PREPROCESSOR_CONFIG in files.files:
         return parse_json(files, PREPROCESSOR_CONFIG)
     nested = parse_json(files, PROCESSOR_CONFIG).get("image_processor")
     if nested is None and family.ships_image_settings:
         raise StartupError(
-            f"The model has no {PREPROCESSOR_CONFIG}, which says how pictures are prepared for it; copy the file from "
-            "the model's release into its folder."
+            f"The model has no {PREPROCESSOR_CONFIG}, which has the settings of its image processor; copy the file "
+            "from the model's release into its folder."
         )
     if not isinstance(nested, dict | None):
         raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")

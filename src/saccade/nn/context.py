@@ -1,7 +1,7 @@
-"""ForwardContext: what one forward pass hands to every layer, and the backend that it carries.
+"""The input of every layer in one forward pass, and the protocols of attention backends.
 
 Shapes: N tokens of the step, flat over all sequences; S sequences; M blocks of the longest block table; Q query heads,
-K key/value heads, D head size.
+K key/value heads, D head size, W width of a value.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-
-from saccade.nn.activation import Activation
-
-Turn = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and sine [N, 1, D] of every token's angles, as saccade.nn.rope.rotation gives them."""
 
 
 class KvSpec(NamedTuple):
@@ -25,19 +20,39 @@ class KvSpec(NamedTuple):
 
 
 class KvCache(NamedTuple):
-    """One layer's paged cache; both tensors are [num_blocks, block_size, K, D]."""
+    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W]."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
 
+class LatentCache(NamedTuple):
+    """One layer's paged latents [num_blocks, block_size, width + rope_width]."""
+
+    latents: torch.Tensor
+
+
+class RecurrentState(NamedTuple):
+    """One layer's recurrent states: *live* [rows, ...] and *snapshots* [num_snapshots, ...] of each of its tensors.
+
+    A layer reads and writes the live states of PagedLayout.rows, and does not use the snapshots.
+    """
+
+    live: tuple[torch.Tensor, ...]
+    snapshots: tuple[torch.Tensor, ...]
+
+
+LayerCache = KvCache | LatentCache | RecurrentState
+
+
 @dataclass(frozen=True, slots=True)
 class PagedLayout:
-    """Where the step's tokens lie. Sequences with a single query token come first: *num_decodes* of them.
+    """The layout of the step's tokens. Sequences with a single query token come first: *num_decodes* of them.
 
-    *slot_mapping* int64 [N] names each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
-    padded with any valid block; *context_lengths* int64 [S] counts cached tokens, this step's included.
-    *query_lengths* and *host_context_lengths* are the same facts on the host, so that no backend has to ask the device.
+    *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
+    padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
+    *query_lengths* and *host_context_lengths* are the same facts on the host, so that no backend needs to wait for the
+    device. *rows* int64 [S] is the row of each sequence's recurrent states.
     """
 
     slot_mapping: torch.Tensor
@@ -47,11 +62,12 @@ class PagedLayout:
     host_context_lengths: tuple[int, ...]
     num_decodes: int
     block_size: int
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Sequences laid end to end without a cache, as vision towers attend: one sequence per frame.
+    """Sequences packed end to end without a cache, for the attention of vision towers: one sequence per frame.
 
     *cu_seqlens* int32 [S + 1] are the borders, on the device; *max_seqlen* and *sequence_lengths* are host values.
     """
@@ -61,81 +77,91 @@ class PackedLayout:
     sequence_lengths: tuple[int, ...]
 
 
-class Product(Protocol):
-    """A linear layer in a backend's own layout: x W^T + b."""
+class AttentionBackend(Protocol):
+    """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
-    def apply(self, x_NI: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Return activation(x W^T + b) [N, O]."""
-
-    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return residual + x W^T + b [N, O]."""
-
-
-class Backend(Protocol):
-    """One way to compute attention, and what else stands around it. Nothing may make the host wait.
-
-    Scores of attention are scaled by D ** -0.5.
+    *metadata* names the fields of PagedLayout that the backend reads.
     """
 
-    def use_caches(self, kv_caches: "Sequence[KvCache]") -> None:
-        """Take these as the layers' caches from now on."""
+    name: str
+    metadata: tuple[str, ...]
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
-        """Return what all layers of one step share (masks, indices); the result comes back as context.plan."""
+        """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""
 
     def paged(
-        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, layer: int, context: "ForwardContext"
+        self,
+        q_NQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKW: torch.Tensor,
+        layer: int,
+        context: "ForwardContext",
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
-        """Write keys and values into the layer's cache, attend causally over it, return [N, Q * D]."""
+        """Write keys and values into the layer's cache, attend causally over it, and return [N, Q * W].
+
+        The width W of values may differ from that of keys. Scores are multiplied by *scale*, or by D ** -0.5 if it is
+        None. With *soft_cap* c, a score s becomes c * tanh(s / c). With *window*, a token attends to that many tokens,
+        including itself.
+        """
+
+
+class VisionAttentionBackend(Protocol):
+    """An implementation of a vision tower's attention. No method may make the host wait for the device.
+
+    *metadata* names the fields of PackedLayout that the backend reads.
+    """
+
+    name: str
+    metadata: tuple[str, ...]
 
     def packed(
-        self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
+        self,
+        q_NQD: torch.Tensor,
+        k_NQD: torch.Tensor,
+        v_NQD: torch.Tensor,
+        layout: PackedLayout,
+        scale: float | None = None,
     ) -> torch.Tensor:
-        """Attend in both directions within each packed sequence; return [N, Q * D]."""
+        """Attend in both directions within each packed sequence; return [N, Q * D]. See `paged` for *scale*."""
 
-    def product(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product | None:
-        """Return the linear layer in a layout that is multiplied faster; None where there is none."""
 
-    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight, row by row."""
-
-    def layer_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
-
-    def normalise(
-        self, pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return (x - mean) / std of uint8 values, as many of each channel, in float32 and rounded to *dtype*."""
-
-    def norm_rotate(
-        self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm the first M heads of each row, turn them as `rotate` does, and return queries and keys, K of M."""
-
-    def rotate_pairs(
-        self, x_NHD: torch.Tensor, turn_N1C: torch.Tensor, num_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn queries and keys, the first 2 Q heads of each row, as saccade.nn.rope.rotate_pairs does."""
-
-    def gate(self, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up [N, I / 2] of rows that hold I / 2 gates and then as many ups."""
+def check_metadata(backend: AttentionBackend | VisionAttentionBackend, layout: PagedLayout | PackedLayout) -> None:
+    """Raise ValueError if *layout* lacks a field that *backend* reads."""
+    missing = [name for name in backend.metadata if getattr(layout, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"The attention backend {backend.name} needs {', '.join(missing)}, which the layout does not have."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """One step as every layer sees it. *positions* int64 [3, N]: time, height and width of each token.
+    """One step, as passed to every layer. *positions* int64 [3, N]: time, height and width of each token.
 
-    Raises ValueError for positions of another shape, which a gather along the axes would take without a word.
+    Raises ValueError for positions of another shape, which a gather along the axes would accept, and for a layout that
+    lacks a field that the backend needs.
     """
 
     positions: torch.Tensor
     layout: PagedLayout
-    kv_caches: Sequence[KvCache]
-    backend: Backend
+    kv_caches: Sequence[LayerCache]
+    backend: AttentionBackend
     plan: Any
 
     def __post_init__(self) -> None:
-        """Compare shapes, which the host knows; once a step."""
+        """Validate the values that the host knows, once per step."""
+        check_metadata(self.backend, self.layout)
         num_tokens = self.layout.slot_mapping.shape[0]
         if self.positions.shape != (3, num_tokens):
             raise ValueError(f"Positions of {num_tokens} tokens are [3, {num_tokens}], not {[*self.positions.shape]}.")
+
+    def paged_cache(self, layer: int) -> KvCache:
+        """Return the cache of a paged attention layer. Raises TypeError for a layer of another kind."""
+        cache = self.kv_caches[layer]
+        if not isinstance(cache, KvCache):
+            raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a KvCache.")
+        return cache

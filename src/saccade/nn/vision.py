@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from saccade.nn.context import Backend, PackedLayout
-from saccade.nn.linear import Linear
+from saccade.nn.context import PackedLayout, VisionAttentionBackend
+from saccade.nn.layers import Layer, Linear
 
 Grid = tuple[int, int, int]
 
@@ -47,10 +47,10 @@ def bilinear_taps(
 
 
 class FramePlaces(NamedTuple):
-    """Where the patches of one frame stand, in merge-block order: read, never written.
+    """Where the patches of one frame are, in merge-block order. The arrays are cached: do not write to them.
 
-    *coordinates* float32 [rows * columns, 2]; *taps* int64 [rows * columns, 4] are entries of a table, of which
-    *tap_weights* float32 of the same shape make a patch's own.
+    *coordinates* float32 [rows * columns, 2] are row and column. *taps* int64 [rows * columns, 4] are entries of the
+    table of learned positions; a patch's position is their sum, weighted by *tap_weights* float32 of the same shape.
     """
 
     coordinates: npt.NDArray[np.float32]
@@ -60,7 +60,7 @@ class FramePlaces(NamedTuple):
 
 @lru_cache(maxsize=32)
 def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
-    """Return the places of one frame, for a table of side x side. Pictures of one size follow one another."""
+    """Return the places of one frame, for a table of side x side. Successive pictures often have one size."""
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = bilinear_taps(row, grid[1], side)
     columns, column_weights = bilinear_taps(column, grid[2], side)
@@ -71,7 +71,7 @@ def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
 
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
-    """Return the attention layout of pictures laid end to end: every frame attends to itself alone."""
+    """Return the attention layout of concatenated pictures: each frame attends only to itself."""
     lengths = tuple(height * width for frames, height, width in grids for _ in range(frames))
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
@@ -99,11 +99,11 @@ class PatchEmbedding(nn.Module):
         self.folded.weight, self.folded.bias = nn.Parameter(folded_EC, requires_grad=False), self.bias
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
-        """Map normalised patches [P, channels * height * width] to [P, E]. Call `fold` before."""
+        """Map normalised patches [P, channels * height * width] to [P, E]. Call `fold` first."""
         return self.folded(patches_PC)  # type: ignore[no-any-return,misc]
 
 
-class PackedSelfAttention(nn.Module):
+class PackedSelfAttention(Layer):
     """Bidirectional attention within each packed sequence, with rotary positions and biases."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
@@ -113,9 +113,9 @@ class PackedSelfAttention(nn.Module):
         self.proj = Linear(hidden_size, hidden_size)
 
     def pair(self) -> None:
-        """Lay the loaded channels i and i + D / 2, which are turned together, side by side.
+        """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.
 
-        Queries and keys are reordered alike, so that their products stay what they are.
+        Queries and keys are reordered in the same way, so their products do not change.
         """
         for parameter in self.qkv.parameters():
             queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
@@ -126,12 +126,13 @@ class PackedSelfAttention(nn.Module):
         self,
         residual_PE: torch.Tensor,
         x_PE: torch.Tensor,
-        turn_P1C: torch.Tensor,
+        cos_sin_P1C: torch.Tensor,
         layout: PackedLayout,
-        backend: Backend,
+        backend: VisionAttentionBackend,
     ) -> torch.Tensor:
-        """Attend over *x_PE*, and return the residual plus what came of it. *turn_P1C* is that of `rotate_pairs`."""
+        """Attend over *x_PE*, and return the residual plus the result. *cos_sin_P1C* goes to `ops.rotary_pairs`."""
         qkv_PHD = self.qkv(x_PE).view(x_PE.shape[0], 3 * self.num_heads, -1)
-        q_PQD, k_PQD = backend.rotate_pairs(qkv_PHD, turn_P1C, self.num_heads)
+        qk_PHD = self.ops.rotary_pairs(qkv_PHD[:, : 2 * self.num_heads], cos_sin_P1C)
+        q_PQD, k_PQD = qk_PHD.chunk(2, dim=1)
         v_PQD = qkv_PHD[:, -self.num_heads :]
         return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))

@@ -1,4 +1,4 @@
-"""Description: what a worker says of itself, so that a gateway needs no model files of its own."""
+"""Description: a worker's answer to Describe, with the model's files, so that a gateway needs none of its own."""
 
 import msgspec
 
@@ -16,8 +16,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
     tokens. *dtype* is the network's; *pixel_dtype* is uint8 on our own wire, on others that of the normalised values
     which the worker takes.
-    *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the
-    model.
+    *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the model. The backends that
+    compute attention are empty where the worker does not tell.
     """
 
     model: str
@@ -36,3 +36,5 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
     aliases: tuple[str, ...] = ()
+    attention_backend: str = ""
+    mm_encoder_attn_backend: str = ""

@@ -45,11 +45,7 @@ class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, tag="picture-
     content_hash: bytes
 
 
-class AllCleared(msgspec.Struct, frozen=True, array_like=True, tag="cleared"):
-    """Every block and every picture left its cache."""
-
-
-KvEvent = BlockStored | BlockRemoved | PictureStored | PictureRemoved | AllCleared
+KvEvent = BlockStored | BlockRemoved | PictureStored | PictureRemoved
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ import msgspec
 
 BYTES_PER_VALUE = {"uint8": 1, "bfloat16": 2, "float32": 4}
 NUMPY_DTYPE = {"uint8": "uint8", "bfloat16": "uint16", "float32": "float32"}
-"""What holds the bits of a value where numpy knows no such type."""
+"""The numpy type that holds the bits of a value; numpy has no bfloat16."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

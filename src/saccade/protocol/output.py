@@ -4,7 +4,7 @@ import enum
 
 import msgspec
 
-from saccade.protocol.load import Load
+from saccade.protocol.engine_load import Load
 
 
 class FinishReason(enum.StrEnum):

@@ -72,7 +72,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
     """Forget what no request uses: KV blocks that could be reused, encoded pictures.
 
-    Only workers whose Description says *takes_resets* know it; another worker would end the stream.
+    Send it only to workers whose Description has *takes_resets*; another worker would end the stream.
     """
 
     prefix: bool = False

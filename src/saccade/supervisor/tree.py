@@ -1,15 +1,94 @@
-"""The process tree: who is started, what follows a death, in which order all end."""
+"""The process tree: which programs are started, what follows a death, in which order all end."""
 
 import asyncio
 import contextlib
+import dataclasses
+import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from saccade.errors import StartupError
-from saccade.supervisor.child import Child, ChildSpec
+from saccade.processes import supervision
 from saccade.transport import shared_memory
 
+logger = logging.getLogger(__name__)
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+EXIT_NOT_STARTED = 126
+"""What shells return where a program cannot be run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChildSpec:
+    """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
+
+    *error_codes* are the exit codes before which the program prints its own error.
+    """
+
+    name: str
+    command: Sequence[str]
+    stop_seconds: float = 10.0
+    environment: Mapping[str, str] | None = None
+    error_codes: Collection[int] = ()
+
+
+class Child:
+    """Keeps the program of *spec* running until stop().
+
+    *may_restart* is called whenever the program ends: False ends run() instead. The program gets SIGTERM when this
+    process dies, so that it can still clean up.
+    """
+
+    def __init__(self, spec: ChildSpec, may_restart: Callable[[], bool] = lambda: True) -> None:
+        self.spec = spec
+        self._may_restart = may_restart
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._code = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The program's process id while it runs."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if self._process is not None and running else None
+
+    async def run(self) -> int:
+        """Start the program again whenever it ends; return its last exit code (negative: a signal)."""
+        await supervision.keep_running(self._live)
+        return self._code
+
+    async def _live(self) -> str | None:
+        """Run the program once; return how it ended, None where it is not to be started again."""
+        if self._stopping:
+            return None
+        try:
+            self._process = await supervision.start(
+                self.spec.command, signal_at_parents_death=signal.SIGTERM, environment=self.spec.environment
+            )
+        except OSError as error:
+            logger.error("%s cannot be started: %s", self.spec.name, error.strerror)
+            self._code = EXIT_NOT_STARTED
+        else:
+            if self._stopping:
+                self.kill()
+            self._code = await self._process.wait()
+        if self._stopping or not self._may_restart():
+            return None
+        return f"The {self.spec.name} {supervision.ending(self._code)}."
+
+    async def stop(self) -> None:
+        """Ask the program to end, and kill it when it takes too long."""
+        self._stopping = True
+        if self._process is not None:
+            supervision.send(self._process, signal.SIGTERM)
+            await supervision.end(self._process, self.spec.stop_seconds)
+
+    def kill(self) -> None:
+        """End the program at once."""
+        self._stopping = True
+        if self._process is not None:
+            supervision.send(self._process, signal.SIGKILL)
 
 
 class Tree:
@@ -80,16 +159,15 @@ class Tree:
 
 
 def _reported(spec: ChildSpec, code: int) -> int:
-    """Return *code*, with which the program of *spec* has ended, if the terminal says why. Raises StartupError."""
+    """Return the exit code *code* if the program of *spec* has printed the reason. Raises StartupError otherwise."""
     if code in spec.error_codes:
         return code
-    ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    raise StartupError(f"The {spec.name} {ending} before it was ready.")
+    raise StartupError(f"The {spec.name} {supervision.ending(code)} before it was ready.")
 
 
 async def until(check: Callable[[], Awaitable[bool]], every_seconds: float = 0.1) -> None:
-    """Return when *check* says yes."""
-    while not await check():  # noqa: ASYNC110  what is asked lives in another process
+    """Return when *check* returns True."""
+    while not await check():  # noqa: ASYNC110  the condition holds in another process
         await asyncio.sleep(every_seconds)
 
 

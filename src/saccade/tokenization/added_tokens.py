@@ -1,4 +1,4 @@
-"""Special tokens that a checkpoint declares beside its vocabulary."""
+"""Special tokens that tokenizer_config.json declares in addition to tokenizer.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def declared_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Return `added_tokens_decoder` of tokenizer_config.json by id. Raises StartupError where it is malformed."""
+    """Return `added_tokens_decoder` of tokenizer_config.json by id. Raises StartupError if it is malformed."""
     declared = tokenizer_config.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict):
         raise StartupError("tokenizer_config.json: `added_tokens_decoder` must be an object.")
@@ -29,9 +29,9 @@ def declared_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, Mapping[st
 
 
 def merge_special_tokens(tokenizer: tokenizers.Tokenizer, tokenizer_config: Mapping[str, Any]) -> None:
-    """Add the special tokens that only tokenizer_config.json knows, under the ids it gives them. Raises StartupError.
+    """Add the special tokens that only tokenizer_config.json has, with the ids there. Raises StartupError.
 
-    Entries that are not special are left alone: as special tokens they would vanish from answers.
+    Entries that are not special are not added: as special tokens they would be removed from answers.
     """
     known = tokenizer.get_added_tokens_decoder()
     new = {
@@ -45,8 +45,8 @@ def merge_special_tokens(tokenizer: tokenizers.Tokenizer, tokenizer_config: Mapp
     for token_id, token in new.items():
         if tokenizer.token_to_id(token.content) != token_id:
             raise StartupError(
-                f"tokenizer_config.json gives {token.content!r} the id {token_id}; "
-                f"in tokenizer.json it would be {tokenizer.token_to_id(token.content)}."
+                f"tokenizer_config.json gives {token.content!r} the id {token_id}, but "
+                f"in tokenizer.json its id would be {tokenizer.token_to_id(token.content)}."
             )
     _logger.info("special tokens merged", source="tokenizer_config.json", tokens=[t.content for t in new.values()])
 
@@ -59,4 +59,4 @@ def _token_id(key: str) -> int:
     try:
         return int(key)
     except ValueError as error:
-        raise StartupError(f"tokenizer_config.json: `added_tokens_decoder` key {key!r} is no id.") from error
+        raise StartupError(f"tokenizer_config.json: `added_tokens_decoder` key {key!r} is not an id.") from error

@@ -1,4 +1,4 @@
-"""Render messages with the checkpoint's own chat template, and tell what it wrote from what users wrote."""
+"""Render messages with the checkpoint's chat template, and separate the template's text from the users' text."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,10 +23,10 @@ _PROBE = "3141592653589793"
 class ChatTemplate:
     """One checkpoint's chat template.
 
-    *special_tokens* are the strings that become single ids where the template writes them; *variables* are bos_token
-    and the like. A template that takes only strings is given a *picture_tag*: content is then one string, with the tag
-    where a picture is. A template that takes only lists is found out, and strings are given to it as lists.
-    Raises StartupError where the source is no template, or takes more than a rendering may for one short message.
+    *special_tokens* are the strings that become single ids if the template writes them; *variables* are bos_token and
+    the like. For a template that takes only strings, content becomes one string with the *picture_tag* in place of each
+    picture. A template that takes only lists is detected, and strings are passed to it as lists.
+    Raises StartupError if the source is not a template, or exceeds a rendering's limits for one short message.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class ChatTemplate:
     ) -> list[Segment]:
         """Return the prompt in segments; picture tags count as special.
 
-        *switches* are further variables, known to this family: numbers, strings, true, false or null. Raises
-        InvalidValue where the template refuses the messages.
+        *switches* are additional variables that the family declares: numbers, strings, true, false or null. Raises
+        InvalidValue if the template refuses the messages.
         """
         given = switches or {}
         for name, value in given.items():
             if not isinstance(value, str | int | float | None):
                 raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
-        # One clock for both renderings: they must not differ by what time it is.
+        # Both renderings use the same time, so that they cannot differ by it.
         now = datetime.now()
 
         def render(written: Callable[[str], str]) -> str:
@@ -75,7 +75,7 @@ class ChatTemplate:
         return self._provenance.split(render)
 
     def _shows(self, content: object) -> bool:
-        """Tell whether the template writes the text of *content*."""
+        """Return whether the template writes the text of *content*."""
         try:
             return any(_PROBE in segment.text for segment in self.render([{"role": "user", "content": content}]))
         except InvalidValue as error:
@@ -84,7 +84,7 @@ class ChatTemplate:
             return False
 
     def _rewrite(self, messages: Sequence[Message], written: Callable[[str], str]) -> list[dict[str, Any]]:
-        """Copy the messages; a fresh copy each time, since a template may hold on to what it is given."""
+        """Return a new copy of the messages for each rendering, because a template may keep what it gets."""
         copies = []
         numbers = count(1)
         for message in messages:
@@ -111,7 +111,7 @@ class ChatTemplate:
 def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any]) -> str:
     """Return the template of a checkpoint: chat_template.jinja, else chat_template.json, else tokenizer_config.json's.
 
-    Raises StartupError where there is none.
+    Raises StartupError if there is none.
     """
     if jinja is not None:
         return jinja.decode(errors="replace")

@@ -1,7 +1,7 @@
 """Token ids to text, one delta at a time.
 
-Two questions decide how much text may be shown: is the last character whole, and may the last characters still become
-a stop string? Both are answered in constant time per byte, however the text is cut into tokens.
+Text is held back while its last character is incomplete, and while its last characters may still become a stop string.
+Both checks take constant time per byte, however the text is split into tokens.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class StopString:
-    """Follows a text and tells how much of the stop string its end holds (Knuth, Morris, Pratt 1977)."""
+    """Match a growing text against one stop string (Knuth, Morris, Pratt 1977)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -19,7 +19,7 @@ class StopString:
         self.num_matched = 0
 
     def advance(self, character: str) -> bool:
-        """Take the next character; True when the stop string is complete. It is looked for again from then on."""
+        """Take the next character; return whether it completes the stop string. Then the search starts again."""
         while self.num_matched and self.text[self.num_matched] != character:
             self.num_matched = self._fallback[self.num_matched - 1]
         self.num_matched += self.text[self.num_matched] == character
@@ -31,10 +31,9 @@ class StopString:
 
 @dataclass(frozen=True)
 class TextRules:
-    """What of an answer is text: *stop* strings end it, once it has more than *min_tokens* tokens.
+    """Which part of an answer is shown. *stop* strings end it, once it has more than *min_tokens* tokens.
 
-    What follows a stop string is not shown, nor is the string itself but where *shows_stop*; special tokens have no
-    text but where *shows_special*.
+    The stop string itself is shown only with *shows_stop*, and special tokens only with *shows_special*.
     """
 
     stop: tuple[str, ...] = ()
@@ -47,9 +46,9 @@ PLAIN = TextRules()
 
 
 class Detokenizer:
-    """One answer's text as it grows. Of two stop strings the one complete first ends it; if both are, the longer.
+    """The growing text of one answer. It ends at the stop string that is complete first; the longer one in a tie.
 
-    *num_tokens* counts what was taken; *num_others* is for tokens of the answer that are not of this text.
+    *num_tokens* counts the tokens of this text, *num_others* tokens of the answer that do not belong to it.
     """
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
@@ -63,7 +62,7 @@ class Detokenizer:
         self.num_others = 0
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Take more tokens and return the text that is now certain. After a stop string nothing is taken."""
+        """Take more tokens and return the text that is now final. After a stop string, tokens are ignored."""
         text = ""
         for token_id in token_ids:
             if self.stopped:
@@ -74,7 +73,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
-        """Return the text that was held back; the answer is over."""
+        """Return the text that was held back, at the end of the answer."""
         if self.stopped:
             return ""
         text = self._release(self._stream.finish()) + self._held

@@ -1,4 +1,4 @@
-"""From a checkpoint's files to its tokenizer."""
+"""Load a checkpoint's tokenizer from its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ TIKTOKEN = "tiktoken.model"
 
 @dataclass(frozen=True)
 class TokenizerNeeds:
-    """What a family asks of its tokenizer.
+    """A family's requirements on its tokenizer.
 
-    The token that stands for pictures is the one of *placeholder_token_id*, where that is None *placeholder*; it counts
-    as special whatever the files say. *tiktoken_pattern* splits text before a tiktoken.model encodes it. With
-    *split_at_pictures* every stretch of text between two *picture_tag*s is tokenised by itself.
+    The token for pictures is that of *placeholder_token_id*, or *placeholder* if the id is None; it is special, also if
+    the files do not say so. *tiktoken_pattern* splits text before a tiktoken.model encodes it. With
+    *split_at_pictures* every stretch of text between two *picture_tag*s is tokenised separately.
     """
 
     placeholder: str
@@ -34,15 +34,19 @@ class TokenizerNeeds:
 def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
     """Return the tokenizer of a checkpoint whose *files* are given by name. Raises StartupError.
 
-    A tiktoken.model goes before a tokenizer.json beside it where the family knows how to read it: the latter is a
-    conversion. *tokenizer_config* is the parsed tokenizer_config.json, {} where there is none.
+    A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
+    tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, {} if there is none.
     """
     stands_for_pictures = needs.placeholder if needs.placeholder_token_id is None else needs.placeholder_token_id
     if TIKTOKEN in files and needs.tiktoken_pattern is not None:
         pattern = needs.tiktoken_pattern
         return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, (stands_for_pictures,))
     if TOKENIZER not in files:
-        reason = f"{TIKTOKEN} is there, but nothing says how this family splits text" if TIKTOKEN in files else ""
+        reason = (
+            f"{TIKTOKEN} cannot be used, because this family declares no pattern to split text"
+            if TIKTOKEN in files
+            else ""
+        )
         raise StartupError(f"The model has no {TOKENIZER}{reason and '; '}{reason}.")
     if needs.split_at_pictures and needs.picture_tag is not None:
         return PicturewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.picture_tag, stands_for_pictures)

@@ -1,4 +1,4 @@
-"""What stands for a picture in a template that takes only strings."""
+"""The text that represents a picture in templates that take only strings."""
 
 import re
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ NUMBER = "{number}"
 
 @dataclass(frozen=True)
 class PictureTag:
-    """*form* is written for a picture, with its number in the chat, from 1, for `{number}`: `<|image_{number}|>\\n`."""
+    """A tag's text *form*, such as `<|image_{number}|>\\n`; `{number}` is the picture's number in the chat, from 1."""
 
     form: str
 
     def write(self, number: int) -> str:
-        """Return what stands for picture *number*."""
+        """Return the tag of picture *number*."""
         return self.form.replace(NUMBER, str(number))
 
     @property
     def fixed(self) -> str:
-        """The tag without number and white space around it: nobody can type a tag who cannot type this."""
+        """The tag's start, before the number: a text without it contains no tag."""
         return self.form.strip().replace(NUMBER, "")
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds tags in a text, without the white space around them."""
+        """A pattern that matches tags without the white space around them."""
         return re.compile(re.escape(self.form.strip()).replace(re.escape(NUMBER), r"\d+"))

@@ -1,10 +1,11 @@
-"""Who wrote which character of a rendered prompt: the chat template or a user.
+"""Determine for each character of a rendered prompt whether it comes from the chat template or from a user.
 
-A template is a program, so positions cannot be computed; they are observed. The chat is rendered twice, once as it is
-and once with the users' characters in disguise: exchanged one for one for private-use characters. Where the second
-rendering, undisguised, equals the first, the template treated both alike, and every character out of disguise is the
-template's own. Whatever a template does to text (trim, split, concatenate, replace), it cannot turn disguised
-characters into a special token. Tags that a template looks for in text wear the disguise too (template_program.py).
+A template is a program, so the positions of users' text cannot be computed. Instead the chat is rendered twice: once
+unchanged, and once with critical characters of users replaced one for one by private-use characters (disguised). If the
+second rendering equals the first after the replacement is undone, the template treated both texts alike, and every
+critical character that is not disguised comes from the template. No operation on text (trim, split, concatenate,
+replace) can turn disguised characters into a special token. Tags that a template searches in text are disguised too
+(template_program.py).
 """
 
 import re
@@ -18,17 +19,17 @@ from saccade.tokenization.tokenizer import Segment
 
 PRIVATE_USE = range(0xF0000, 0xFFF00)
 PIECE = 16 * 1024
-"""Characters that are exchanged at a time."""
+"""How many characters are replaced in one call."""
 
 TAG_CHARACTERS = "<>/"
-"""What templates look for in text, as in `</think>`; left visible where another character will do."""
+"""Characters that templates search in text, as in `</think>`; replaced only if a token has no other character."""
 
 Render = Callable[[Callable[[str], str]], str]
-"""Renders a chat; every string that a user wrote is passed through the function given."""
+"""Renders a chat; passes every string of a user through the given function."""
 
 
 class Provenance:
-    """Splits rendered prompts at special tokens that the template wrote and at picture tags that the gateway wrote."""
+    """Split rendered prompts at the template's special tokens and at the gateway's picture tags."""
 
     def __init__(self, special_tokens: Collection[str], picture_tag: PictureTag | None = None) -> None:
         tokens = sorted((token for token in special_tokens if token.strip()), key=len, reverse=True)
@@ -41,7 +42,7 @@ class Provenance:
         self._disguised = (everything, critical_characters(tokens))
 
     def split(self, render: Render) -> list[Segment]:
-        """Return the prompt in segments. Raises InvalidValue where template and text cannot be told apart."""
+        """Return the prompt in segments. Raises InvalidValue if template and text cannot be distinguished."""
         plain = render(str)
         for characters in self._disguised:
             on, off = _disguise(characters)
@@ -49,8 +50,8 @@ class Provenance:
             if _exchange(disguised, off) == plain:
                 return self._segments(disguised, off)
         raise InvalidValue(
-            "This model's chat template gives a meaning to characters in the text that its special tokens are made of. "
-            "Remove strings that look like special tokens from the messages.",
+            "The model's chat template interprets characters of its special tokens in the messages' text. Remove "
+            "strings that look like special tokens from the messages.",
             "messages",
         )
 
@@ -62,10 +63,10 @@ class Provenance:
 
 
 def critical_characters(tokens: Collection[str]) -> str:
-    """Return few characters such that every one of *tokens* holds at least one of them.
+    """Return a small set of characters of which every one of *tokens* contains at least one.
 
-    Tokens that lack all of them cannot be formed. Letters and the characters of tags come last, since templates look
-    for those in text.
+    A text without these characters cannot contain a token. Letters and the characters of tags are chosen last, because
+    templates search for those in text.
     """
     chosen = ""
     left = [token for token in tokens if token.strip()]
@@ -78,12 +79,12 @@ def critical_characters(tokens: Collection[str]) -> str:
 
 
 def _exchange(text: str, table: dict[int, str]) -> str:
-    # One call over a long text would keep every other thread waiting until it is done.
+    # One call over a long text would block all other threads until it returns.
     return "".join(text[start : start + PIECE].translate(table) for start in range(0, len(text), PIECE))
 
 
 def _disguise(characters: str) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the tables that put a disguise on and take it off; a random one, so that nobody can write in it."""
+    """Return the tables that disguise *characters* and undo it; random, so that users cannot guess the mapping."""
     base = PRIVATE_USE.start + secrets.randbelow(len(PRIVATE_USE) - len(characters))
     disguises = [chr(base + rank) for rank in range(len(characters))]
     on = {ord(character): disguise for character, disguise in zip(characters, disguises, strict=True)}

@@ -2,11 +2,11 @@
 
 A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
 larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output.
-The meter counts processor time and the bytes of all values made, and it looks at the size of a value before the value
-is made wherever one step can multiply it (`'x' * 10**9`, `center`, `replace`, a format's width).
+The meter counts processor time and the bytes of all values made. Where one step can multiply a value (`'x' * 10**9`,
+`center`, `replace`, a format's width), the meter computes the size before the value is made.
 
-A value that a template makes weighs at most MAX_VALUE_BYTES, with every part counted as often as it is reached, so
-nested lists that share their parts cannot make one comparison or one str() last for hours.
+A value that a template makes has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested
+lists that share their parts cannot make one comparison or one str() last for hours.
 """
 
 import re
@@ -25,7 +25,7 @@ import jinja2.utils
 import jinja2.visitor
 
 MAX_SECONDS = 2.0
-"""Processor time of one rendering. Templates of releases take a tenth of it for 10,000 messages."""
+"""Limit of one rendering's processor time. Templates of releases take a tenth of it for 10,000 messages."""
 
 MAX_VALUE_BYTES = 32 << 20
 MAX_MADE_BYTES = 256 << 20
@@ -45,22 +45,22 @@ _LAZY = frozenset(
         "rejectattr", "attr", "abs", "random",
     )
 )  # fmt: skip
-"""Filters that look at the outside of their value only, or take it element by element."""
+"""Filters that do not read the parts of their value, or read it element by element."""
 
 _WIDE_PRINTF = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*?(?:\*|\d{5})")
 _WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
 
 
 ITERATION, VALUE, SLICE = "count iteration", "count value", "count slice"
-"""Filters that only the meter uses: no template can write a name with a space."""
+"""Filters for the meter's own use: a template cannot contain a name with a space."""
 
 
 class TooCostly(jinja2.TemplateError):
-    """The template takes more time or memory than a rendering may; *message* says which."""
+    """The template exceeds the limits of a rendering; *message* says which one."""
 
 
 class Meter:
-    """What one rendering has used. Each method raises TooCostly where a limit is passed."""
+    """The time and memory that one rendering has used. Each method raises TooCostly if a limit is exceeded."""
 
     def __init__(self) -> None:
         self._end = time.thread_time() + MAX_SECONDS
@@ -68,7 +68,7 @@ class Meter:
         self._steps = 0
 
     def step(self, num_bytes: int = 0) -> None:
-        """Count one step, and *num_bytes* that it makes."""
+        """Count one step that makes *num_bytes*."""
         self._left -= num_bytes
         if self._left < 0:
             raise TooCostly(f"takes more than {MAX_MADE_BYTES >> 20} MiB of memory")
@@ -77,8 +77,8 @@ class Meter:
             raise TooCostly(f"takes longer than {MAX_SECONDS:g} seconds")
 
     def made(self, value: Any) -> Any:
-        """Count a value that was made, with all that it holds, and return it."""
-        # Most values are text: the short way for them is a third of the meter's cost.
+        """Count a new value with all its parts, and return it."""
+        # Most values are text: this branch saves a third of the meter's cost.
         if type(value) is str and len(value) <= SHORT_CHARACTERS:
             self.step(len(value) if value.isascii() else 4 * len(value))
         else:
@@ -86,12 +86,12 @@ class Meter:
         return value
 
     def will_make(self, num_bytes: int) -> None:
-        """Refuse a value of *num_bytes* before it is made."""
+        """Check the size of a value, *num_bytes*, before it is made."""
         if num_bytes > MAX_VALUE_BYTES:
             raise TooCostly(f"makes a value of more than {MAX_VALUE_BYTES >> 20} MiB")
 
     def will_count(self, num_bits: int) -> None:
-        """Refuse a whole number of *num_bits* before it is computed."""
+        """Check the size of an integer, *num_bits*, before it is computed."""
         if num_bits > MAX_INTEGER_BITS:
             raise TooCostly(f"makes a number of more than {MAX_INTEGER_BITS} bits")
 
@@ -117,19 +117,19 @@ def weight(value: Any) -> int:
             waiting.extend(part)
             waiting.extend(part.values())
         elif isinstance(part, jinja2.utils.Namespace):
-            waiting.append(part._Namespace__attrs)  # what its repr() shows
+            waiting.append(part._Namespace__attrs)  # the content of its repr()
         if total > MAX_VALUE_BYTES:
             raise TooCostly(f"makes a value of more than {MAX_VALUE_BYTES >> 20} MiB")
     return total
 
 
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox with a meter; render inside metered(). A tree to be compiled must pass `meter_tree` first."""
+    """The sandbox with a meter; render within metered(). Pass a tree through meter_tree() before it is compiled."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, **options: Any) -> None:
-        # Constants are not computed while compiling: no meter runs then.
+        # Constants must not be computed at compile time, when no meter runs.
         super().__init__(optimized=False, **options)
         self._running = threading.local()
         self.finalize = self._finalized
@@ -138,25 +138,25 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             del self.filters[name]
 
     def close_filters(self) -> None:
-        """Put the meter around all filters; called once, when all are there."""
+        """Wrap all filters in the meter; called once, after the last filter was added."""
         for name, function in self.filters.items():
             self.filters[name] = self._metered(name, function)
         counting = {ITERATION: self._count_iteration, VALUE: self._count_value, SLICE: self._count_slice}
         self.filters.update(counting)
 
     def metered(self, render: Callable[[], Iterator[str]]) -> Iterator[str]:
-        """Yield what *render* yields, with a new meter. Renderings of one thread may not overlap."""
+        """Yield the values of *render*, with a new meter. Renderings of one thread must not overlap."""
         self._running.meter = Meter()
         yield from render()
 
     @property
     def meter(self) -> Meter:
-        """The meter of the rendering in this thread."""
+        """The meter of this thread's rendering."""
         running: Meter = self._running.meter
         return running
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Do what an operator does, unless it would make too much."""
+        """Apply an operator, unless the result would be too large."""
         if operator == "*":
             self.meter.will_make(_product(left, right))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -166,7 +166,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.meter.made(self.binop_table[operator](left, right))
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, a method or a macro, unless it would make too much."""
+        """Call a function, a method or a macro, unless the result would be too large."""
         name = getattr(__obj, "__name__", "")
         check = _METHODS.get(name)
         if check is not None:
@@ -175,17 +175,17 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return __self.meter.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Count what `map` does to one element."""
+        """Apply a filter to one element of `map`, and count it."""
         self.meter.step()
         return super().call_filter(name, *args, **kwargs)
 
     def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Count what `select` asks of one element."""
+        """Apply a test to one element of `select`, and count it."""
         self.meter.step()
         return super().call_test(name, *args, **kwargs)
 
     def _count_iteration(self, num_bytes: int) -> bool:
-        """Count one iteration of a loop whose body writes *num_bytes* of its own."""
+        """Count one iteration of a loop whose body contains *num_bytes* of text."""
         self.meter.step(num_bytes)
         return True
 
@@ -194,7 +194,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.meter.made(value)
 
     def _count_slice(self, value: Any) -> Any:
-        """Count a slice, whose elements are not copied, and return it."""
+        """Count a slice without its elements, which are not copied, and return it."""
         self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
         return value
 
@@ -222,12 +222,12 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def meter_tree(tree: jinja2.nodes.Template) -> None:
-    """Put what the meter counts into a parsed template, in place."""
+    """Insert the counting filters into a parsed template, in place."""
     _Metering().visit(tree)
 
 
 class _Metering(jinja2.visitor.NodeTransformer):
-    """Adds the filters that count."""
+    """Insert the counting filters."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         num_bytes = _written_bytes(node.body)
@@ -268,7 +268,7 @@ def _counted(name: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
 
 
 def _written_bytes(body: list[jinja2.nodes.Node]) -> int:
-    """Return the length of the text in a loop's body, without that of loops in it."""
+    """Return the length of the text in a loop's body, without inner loops."""
     total, waiting = 0, list(body)
     while waiting:
         node = waiting.pop()
@@ -361,7 +361,7 @@ _METHODS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "translate": _translate_method,
     "_raise_exception": _refusal_call,
 }
-"""What to look at before a method of text is called, by its name."""
+"""Checks before a method of text is called, by its name."""
 
 
 def _join_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -391,7 +391,7 @@ def _json_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
     options = (*args[1:], *kwargs.values())
     widest = max((option if isinstance(option, int) else weight(option) for option in options), default=0)
     num_bytes = weight(args[0])
-    # With an indent every element stands on a line of its own.
+    # With an indent every element is on a separate line.
     meter.will_make(num_bytes + num_bytes // ELEMENT_BYTES * _depth(args[0]) * widest)
 
 
@@ -414,7 +414,7 @@ def _round_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None
 
 def _sum_filter(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
     if not isinstance(_argument(2, "start", args, kwargs, 0), int | float):
-        raise TooCostly("sums up what are no numbers")
+        raise TooCostly("adds up values that are not numbers")
 
 
 _FILTERS: dict[str, Callable[[Meter, list[Any], dict[str, Any]], None]] = {
@@ -430,4 +430,4 @@ _FILTERS: dict[str, Callable[[Meter, list[Any], dict[str, Any]], None]] = {
     "round": _round_filter,
     "sum": _sum_filter,
 }
-"""What to look at before a filter runs, by its name."""
+"""Checks before a filter runs, by its name."""

@@ -1,13 +1,13 @@
-"""A chat template compiled: Jinja in the environment that `transformers` gives it, with its words for tags set apart.
+"""Compile and render a chat template in the Jinja environment of `transformers`.
 
 The environment is that of transformers' utils/chat_template_utils.py: trimmed blocks, loop controls, `tojson` without
 escapes, `raise_exception` and `strftime_now`.
 
-Templates look for tags in text, as in `'</think>' in content`, and write the same tags themselves. What they look for
-becomes a variable, so that a rendering whose text is in disguise can put the same disguise on what is looked for; what
-they write stays as it is.
+Templates search for tags in text, as in `'</think>' in content`, and write the same tags themselves. The tags that they
+search for become variables, so that a rendering with disguised text (provenance) can disguise these tags too; the tags
+that they write do not change.
 
-A rendering is metered (template_limits): a template that loops for ever or builds a huge value costs one request.
+A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails one request.
 """
 
 import json
@@ -29,10 +29,10 @@ _FAULTS = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError,
     MemoryError,
 )  # fmt: skip
-"""What a template's own code can raise over messages that it was not written for."""
+"""Exceptions of a template's code for messages that it does not support."""
 
 _NO_PROGRAM = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
-"""What compiling a template can raise beside Jinja's own errors: it is nested too deeply, or too large."""
+"""Exceptions of compiling a template that is nested too deeply or too large, in addition to Jinja's errors."""
 
 _METHODS = frozenset(
     (
@@ -40,17 +40,17 @@ _METHODS = frozenset(
         "count", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix",
     )
 )  # fmt: skip
-"""Methods of text whose first argument is what they look for."""
+"""Methods of text whose first argument is a text to search for."""
 
 _FILTERS = frozenset(("replace",))
 
 
 class _Refusal(jinja2.TemplateError):
-    """The template called raise_exception: its author's own words."""
+    """The template called raise_exception; the message is the template's."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training; here it only groups."""
+    """`{% generation %}`, which marks answers for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
@@ -60,9 +60,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 class TemplateProgram:
-    """One chat template. *special_tokens* are what it may look for in text, beside anything with a `<`.
+    """One compiled chat template, which may search its text for *special_tokens* and for strings with a `<`.
 
-    Raises StartupError where the source is no template.
+    Raises StartupError if the source is not a template.
     """
 
     def __init__(self, source: str, special_tokens: Collection[str]) -> None:
@@ -82,11 +82,10 @@ class TemplateProgram:
         self._environment = environment
 
     def render(self, written: Callable[[str], str], variables: Mapping[str, Any]) -> str:
-        """Return what the template makes of *variables*, in which every string of a user went through *written*.
+        """Return the template's text for *variables*, in which every string of a user was passed through *written*.
 
-        Raises InvalidValue where it refuses them, fails, takes more time or memory than the meter allows, or writes
-        more than MAX_RENDERED_CHARACTERS. All are the request's: sent again it would fail again, and a shorter one may
-        not.
+        Raises InvalidValue if the template refuses the variables, fails, exceeds the meter's limits, or writes more
+        than MAX_RENDERED_CHARACTERS. These are errors of the request: the same request would fail again.
         """
         looked_for = {name: written(text) for name, text in self._looked_for.items()}
         chunks: list[str] = []
@@ -98,7 +97,9 @@ class TemplateProgram:
                 if num_characters > MAX_RENDERED_CHARACTERS:
                     raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
-            raise InvalidValue(f"The model's chat template refuses this: {error.message}", "messages") from error
+            raise InvalidValue(
+                f"The model's chat template refuses the messages: {error.message}", "messages"
+            ) from error
         except TooCostly as error:
             raise InvalidValue(
                 f"The model's chat template {error.message} for these messages. Send fewer or shorter ones.", "messages"
@@ -109,7 +110,7 @@ class TemplateProgram:
 
 
 class _LookedFor(jinja2.visitor.NodeTransformer):
-    """Exchanges what a template looks for in text by variables; *found* has their names and values."""
+    """Replace the strings that a template searches in text by variables; *found* has their names and values."""
 
     def __init__(self, special_tokens: Collection[str]) -> None:
         self.found: dict[str, str] = {}
@@ -120,7 +121,7 @@ class _LookedFor(jinja2.visitor.NodeTransformer):
         text = node.value
         if not self._is_looking or not isinstance(text, str):
             return node
-        # Words without such a sign are compared with roles and types too, which no user writes.
+        # Other strings are compared with roles and types too, which are not users' text.
         if "<" not in text and not any(token in text for token in self._special_tokens):
             return node
         name = f"looked_for_{len(self.found)}_"

@@ -1,9 +1,9 @@
-"""How few tokens a text can have: a bound from its bytes, so that a text that cannot fit is not tokenised.
+"""A lower bound of a text's tokens from its bytes, so that a text that cannot fit the context is not tokenised.
 
 A text has at least as many tokens as its bytes divided by the bytes of the longest token, if every byte of the text
-ends up in some token. A tokenizer.json can break that in three ways. Its normalizer can make the text shorter: NFC is
-allowed for, others have no bound. Added tokens can swallow the white space beside them: white space then does not
-count. Text can vanish, or become one token for what is unknown: such files have no bound.
+belongs to some token. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound
+accounts for NFC; files with other normalizers have no bound. Added tokens can strip the white space next to them: white
+space then does not count. Unknown text can be dropped or become one token: such files have no bound.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import tokenizers
 
-from saccade.tokenization.spelling import Spelling
+from saccade.tokenization.token_bytes import TokenBytes
 
 NFC_SHRINKS: Final = 4
-"""No text has so many times the bytes of its NFC; the most is 3.5, of the parts of U+0390."""
+"""Above the largest ratio of a text's bytes to those of its NFC, which is 3.5, for the decomposed U+0390."""
 
 WHITE_SPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
 class TextBound:
-    """*bytes_per_token* of a normalised text are the most that a token stands for; 0 means that nothing is known.
+    """A bound: a token is at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
 
-    Normalisation divides the bytes of a text beyond ASCII by *shrinks* at most.
+    Normalisation divides the bytes of a text that is not ASCII by *shrinks* at most.
     """
 
     bytes_per_token: int
@@ -32,7 +32,7 @@ class TextBound:
     swallows_space: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that *text* has at least."""
+        """Return a lower bound of the number of tokens of *text*."""
         if not self.bytes_per_token:
             return 0
         num_bytes = len(text.encode())
@@ -45,7 +45,7 @@ UNKNOWN: Final = TextBound(0)
 
 
 def read_bound(
-    parsed: Mapping[str, Any], spelling: Spelling, vocab: Collection[str], added: Iterable[tokenizers.AddedToken]
+    parsed: Mapping[str, Any], token_bytes: TokenBytes, vocab: Collection[str], added: Iterable[tokenizers.AddedToken]
 ) -> TextBound:
     """Return the bound of a tokenizer.json that is *parsed*, with the *vocab* of its model and its *added* tokens."""
     model, tokens = parsed["model"], list(added)
@@ -53,7 +53,7 @@ def read_bound(
     altered = any(model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
     if model.get("type") != "BPE" or altered or parsed.get("truncation") or not shrinks:
         return UNKNOWN
-    longest = spelling.longest(vocab, bool(model.get("byte_fallback")))
+    longest = token_bytes.longest(vocab, bool(model.get("byte_fallback")))
     if not longest or not _keeps_text(parsed.get("pre_tokenizer")):
         return UNKNOWN
     longest = max(longest, *(len(token.content.encode()) for token in tokens), 1)
@@ -61,7 +61,7 @@ def read_bound(
 
 
 def _shrinks(normalizer: Mapping[str, Any] | None) -> int:
-    """Return by how much *normalizer* divides the bytes of a text at most, 0 where that is not known."""
+    """Return the largest factor by which *normalizer* shortens a text's bytes, 0 if it is unknown."""
     match normalizer:
         case None | {"type": "Prepend"}:
             return 1

@@ -1,4 +1,4 @@
-"""Token ids to text as they come, equal to what the whole sequence decodes to."""
+"""Decode token ids to text one by one, with the same result as decoding the whole sequence."""
 
 import codecs
 from collections.abc import Callable, Collection
@@ -8,37 +8,36 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream(Protocol):
-    """One answer's text as its ids come."""
+    """The text of one answer, decoded one id at a time."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that *token_id* makes certain."""
+        """Return the text that is final after *token_id*."""
 
     def finish(self) -> str:
-        """Return the text that was held back; no more ids come."""
+        """Return the text that was held back; no more ids follow."""
 
 
 class ByteStream:
-    """For vocabularies of bytes: a text is all tokens' bytes in a row; a character is shown once it is whole."""
+    """For byte-level vocabularies: the text is the concatenation of all tokens' bytes; incomplete characters wait."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Return the text that *token_id* makes certain."""
         return self._decoder.decode(self._token_bytes(token_id))
 
     def finish(self) -> str:
-        """Return what stands for a character that stayed incomplete."""
+        """Return the replacement of a character that stayed incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 class ByteFallbackStream:
-    """For vocabularies of text, with a token per byte for what they lack (SentencePiece).
+    """For vocabularies of text that encode other characters as one token per byte (SentencePiece).
 
-    Byte tokens in a row are one text if they are UTF-8 as a whole, else each of them is unreadable; so the row is held
-    until another token ends it. The first *num_stripped* spaces of the text are left out: the tokenizer put them there.
-    The rules are those of the `tokenizers` library (decoders/byte_fallback.rs, decoders/strip.rs).
+    Consecutive byte tokens are decoded together if they are valid UTF-8, else each becomes U+FFFD; so they are held
+    back until another token follows. The first *num_stripped* spaces of the text are omitted, because the tokenizer
+    added them. The rules are those of the `tokenizers` library (decoders/byte_fallback.rs, decoders/strip.rs).
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class ByteFallbackStream:
         self._row = bytearray()
 
     def push(self, token_id: int) -> str:
-        """Return the text that *token_id* makes certain."""
         if token_id in self._byte_token_ids:
             self._row += self._token_bytes(token_id)
             return ""

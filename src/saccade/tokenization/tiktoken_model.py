@@ -1,7 +1,7 @@
 """The tokenizer of a tiktoken.model: byte pairs by rank, 256 reserved ids after them (Kimi's releases).
 
-Source of the rules: the releases' tokenization_kimi.py. The tokenizer.json that some checkpoints carry beside it is a
-conversion and not what the model was trained with.
+Source of the rules: the releases' tokenization_kimi.py. The tokenizer.json of some checkpoints is a conversion; the
+model was not trained with it.
 """
 
 import binascii
@@ -22,14 +22,14 @@ from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
 
 NUM_RESERVED = 256
 CHUNK_CHARACTERS = 400_000
-"""The release encodes at most so many characters at a time..."""
+"""The release encodes at most this many characters at a time..."""
 
 RUN_CHARACTERS = 25_000
-"""...and at most so many in a row that are all spaces, or all none. Every cut is a border between tokens."""
+"""...and at most this many consecutive ones that are all spaces or all others. Every cut is a border between tokens."""
 
 _SHORT = rf"(?:\s{{1,{RUN_CHARACTERS}}}+(?!\s)|\S{{1,{RUN_CHARACTERS}}}+(?!\S))*+"
 _NEXT_LONG_RUN = re.compile(rf"{_SHORT}(\s+|\S+)?")
-"""Skips runs that are short enough, without a way back, so that the time taken is in proportion to the text."""
+"""Skips runs that are short enough, without backtracking, so that the time is in proportion to the text."""
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -37,8 +37,8 @@ class TiktokenTokenizer(Tokenizer):
 
     *model* is the file's content, lines of a token in base64 and its rank; *pattern* splits text before it is encoded;
     *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users; answers
-    leave out all but those that tokenizer_config.json calls `special: false`, and of these the *protected*: tokens, by
-    id or content, that stand for pictures. Raises StartupError where a file is wrong.
+    omit them, except those with `special: false` in tokenizer_config.json that are not *protected*: tokens, by id or
+    content, that represent pictures. Raises StartupError if a file is wrong.
     """
 
     def __init__(
@@ -77,24 +77,20 @@ class TiktokenTokenizer(Tokenizer):
         return token_ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that *token_id* adds to a text; a character may spread over several tokens."""
         if not 0 <= token_id < self.num_tokens:
             return b""
         return self._encoding.decode_single_token_bytes(token_id)
 
     def token_id(self, content: str) -> int | None:
-        """Return the id of the token whose text is *content*, None where there is none."""
         try:
             return self._encoding.encode_single_token(content)
         except KeyError:
             return None
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether *token_id* is left out of answers, or no token of this model at all."""
         return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
 
     def stream(self) -> TextStream:
-        """Return what turns one answer's ids into text."""
         return ByteStream(self.token_bytes)
 
 
@@ -107,7 +103,7 @@ def _read_ranks(model: bytes) -> dict[bytes, int]:
             token, rank = line.split()
             ranks[pybase64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
-            raise StartupError(f"tiktoken.model, line {number}: not a token in base64 and its rank.") from error
+            raise StartupError(f"tiktoken.model, line {number} must be a token in base64 and its rank.") from error
     if sorted(ranks.values()) != list(range(len(ranks))) or not ranks:
         raise StartupError("tiktoken.model: the ranks must be all the numbers from 0 on, each once.")
     if not all(bytes([byte]) in ranks for byte in range(256)):
@@ -116,7 +112,7 @@ def _read_ranks(model: bytes) -> dict[bytes, int]:
 
 
 def _join_texts(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Join texts that follow one another, so that they are split and encoded as one."""
+    """Join consecutive texts, so that they are split and encoded as one."""
     for is_special, group in groupby(segments, key=lambda segment: segment.is_special):
         if is_special:
             yield from group
@@ -125,7 +121,7 @@ def _join_texts(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def _cuts(text: str) -> Iterator[int]:
-    """Yield the positions where the release cuts *text*, specials included, before it encodes the pieces."""
+    """Yield the positions at which the release cuts *text*, special tokens included, before it encodes the pieces."""
     if len(text) <= RUN_CHARACTERS:
         return
     for start in range(0, len(text), CHUNK_CHARACTERS):

@@ -1,7 +1,7 @@
-"""What every tokenizer offers, whatever file it comes from.
+"""The interface of all tokenizers.
 
-Special tokens become ids only where the chat template wrote them. The same strings typed by a user stay text, and
-text without them gets exactly the ids of the reference.
+Special tokens become ids only if the chat template wrote them. The same strings from a user stay text, and text without
+them gets exactly the ids of the reference.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import TextStream
 
 MAX_TEXT_BYTES = 4 * 2**20
-"""What is tokenised at a time: each byte may become a token, and tokens take far more memory than text."""
+"""The most text in one call: each byte may become a token, and tokens take far more memory than text."""
 
 
 class Segment(NamedTuple):
@@ -26,8 +26,8 @@ class Segment(NamedTuple):
 class Tokenizer(ABC):
     """Text to token ids and back, for one checkpoint.
 
-    *special_tokens* are the strings that become single ids where a template writes them, and nowhere else;
-    *num_tokens* is one more than the highest id; *text_bound* tells how few tokens a text can have.
+    *special_tokens* are the strings that become single ids if a template writes them, and only then; *num_tokens* is
+    one more than the highest id; *text_bound* is a lower bound of a text's tokens.
     """
 
     special_tokens: Mapping[str, int]
@@ -36,45 +36,45 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, segments: Iterable[Segment]) -> list[int]:
-        """Return the ids of a rendered prompt, with the BOS that the checkpoint puts before a text.
+        """Return the ids of a rendered prompt, with the checkpoint's BOS before the text.
 
-        Raises InvalidValue for more than MAX_TEXT_BYTES, and where text alone would become a special token.
+        Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that *token_id* adds to a text; a character may spread over several tokens."""
+        """Return the bytes that *token_id* adds to a text; a character may need several tokens."""
 
     @abstractmethod
     def token_id(self, content: str) -> int | None:
-        """Return the id of the token that is written *content*, None where there is none."""
+        """Return the id of the token *content*, None if there is none."""
 
     @abstractmethod
     def is_special(self, token_id: int) -> bool:
-        """Tell whether *token_id* is left out of answers, or no token of this model at all."""
+        """Return whether *token_id* is omitted from answers or is not a token of this model."""
 
     @abstractmethod
     def stream(self) -> TextStream:
-        """Return what turns one answer's ids into text."""
+        """Return a decoder for the ids of one answer."""
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of *text*; no part of it is taken for a special token."""
+        """Return the ids of *text*; no part of it becomes a special token."""
         return self.encode([Segment(text, is_special=False)])
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of *token_ids*, special tokens shown as they are written."""
+        """Return the text of *token_ids*, special tokens included."""
         stream = self.stream()
         return "".join(stream.push(token_id) for token_id in token_ids) + stream.finish()
 
 
 def check_length(text: str) -> None:
-    """Raise InvalidValue where *text* is too long to be tokenised."""
+    """Raise InvalidValue if *text* is too long to be tokenised."""
     if len(text) * 4 > MAX_TEXT_BYTES and len(text.encode()) > MAX_TEXT_BYTES:
         raise InvalidValue(f"The text has more than {MAX_TEXT_BYTES} bytes.")
 
 
 def special_variables(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return bos_token, eos_token and the like as a chat template may use them, from tokenizer_config.json."""
+    """Return bos_token, eos_token and the like from tokenizer_config.json, as variables of a chat template."""
     found: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         match tokenizer_config.get(name):

@@ -1,9 +1,9 @@
 """The tokenizer of a tokenizer.json, run by the `tokenizers` library.
 
-How special tokens are kept from users: the library is told to treat special tokens as text, and every special token
-gets a random alias, an added token that nobody can type. A special token that the template wrote is handed over as its
-alias; the rest goes in as it is. One call encodes the whole prompt, so pre-tokenisation sees what the reference sees
-(`transformers`, AutoTokenizer.apply_chat_template).
+Users cannot write special tokens: the library treats special tokens as text, and every special token gets a random
+alias, an added token that users cannot guess. A special token of the template is passed to the library as its alias;
+all other text is passed unchanged. One call encodes the whole prompt, so pre-tokenisation is the same as in the
+reference (`transformers`, AutoTokenizer.apply_chat_template).
 """
 
 import json
@@ -15,9 +15,9 @@ import tokenizers
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.added_tokens import merge_special_tokens
-from saccade.tokenization.spelling import read_spelling
 from saccade.tokenization.text_bound import read_bound
 from saccade.tokenization.text_stream import TextStream
+from saccade.tokenization.token_bytes import read_token_bytes
 from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
 
 PLAIN_WORD = "a"
@@ -26,9 +26,9 @@ PLAIN_WORD = "a"
 class JsonTokenizer(Tokenizer):
     """Text to token ids and back, for one tokenizer.json.
 
-    *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} where there is
-    none). *protected* are treated as special whatever the files say, where they exist: tokens, by id or content, that
-    stand for pictures. Raises StartupError where a file is wrong.
+    *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} if there is none).
+    *protected* are tokens, by id or content, that represent pictures; if they exist they are special, also if the files
+    do not say so. Raises StartupError if a file is wrong.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class JsonTokenizer(Tokenizer):
     ) -> None:
         parsed = _parse(tokenizer_json)
         model_vocab = _model_vocab(parsed["model"])
-        self._spelling = read_spelling(parsed.get("decoder"), model_vocab)
+        self._token_bytes = read_token_bytes(parsed.get("decoder"), model_vocab)
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
         merge_special_tokens(self._tokenizer, tokenizer_config)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -44,50 +44,50 @@ class JsonTokenizer(Tokenizer):
         self.special_tokens = self._find_special_tokens(protected)
         self._special_ids = frozenset(self.special_tokens.values())
         self._before = [] if tokenizer_config.get("add_bos_token") is False else self._find_ids_before_text()
-        # What no token spells becomes this one, for the reference too; there is nothing to forge with it.
+        # Unknown text becomes this token, in the reference too; users can write it without harm.
         self._forbidden_ids = self._special_ids - {vocab.get(str(parsed["model"].get("unk_token")))}
         self._aliases = self._add_aliases()
         added = self._tokenizer.get_added_tokens_decoder().values()
-        self.text_bound = read_bound(parsed, self._spelling, model_vocab, added)
+        self.text_bound = read_bound(parsed, self._token_bytes, model_vocab, added)
         self._tokenizer.encode_special_tokens = True
         self._bytes_of: dict[int, bytes] = {}
 
     def encode(self, segments: Iterable[Segment]) -> list[int]:
-        """Return the ids of a rendered prompt, with the BOS that the file's post-processor puts before a text.
+        """Return the ids of a rendered prompt, with the BOS of the file's post-processor before the text.
 
-        `add_bos_token: false` of tokenizer_config.json turns it off; a template that writes it gets no second one.
-        Raises InvalidValue for more than MAX_TEXT_BYTES, and where text alone would become a special token.
+        `add_bos_token: false` of tokenizer_config.json turns the BOS off; if the template writes one, none is added.
+        Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
         given = list(segments)
         text = "".join(self._aliases[text] if is_special else text for text, is_special in given)
         check_length(text)
-        # Of the library's calls only those for batches let other threads run meanwhile.
+        # Only the library's batch calls release the interpreter's lock.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._forbidden_ids.isdisjoint(ids):
-            raise InvalidValue("The text holds a special token of this model that cannot be read as text.")
+            raise InvalidValue(
+                "The text contains a special token of this model, which cannot be encoded as text; remove it."
+            )
         encoded = [self._special_of.get(token_id, token_id) for token_id in ids]
         return encoded if self._begins_with_bos(given) else self._before + encoded
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that *token_id* adds to a text; a character may spread over several tokens."""
         known = self._bytes_of.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.num_tokens else None
-            known = self._bytes_of[token_id] = self._spelling.to_bytes(token or "")
+            known = self._bytes_of[token_id] = self._token_bytes.to_bytes(token or "")
         return known
 
     def token_id(self, content: str) -> int | None:
-        """Return the id of the token that tokenizer.json writes *content*, None where there is none."""
+        """Return the id of the token *content* of tokenizer.json, None if there is none."""
         token_id: int | None = self._tokenizer.token_to_id(content)
         return token_id
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether *token_id* is a special token, or no token of this model at all."""
+        """Return whether *token_id* is a special token or not a token of this model."""
         return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
 
     def stream(self) -> TextStream:
-        """Return what turns one answer's ids into text."""
-        return self._spelling.stream(self.token_bytes)
+        return self._token_bytes.stream(self.token_bytes)
 
     def _begins_with_bos(self, segments: Sequence[Segment]) -> bool:
         if not self._before or not segments or not segments[0].is_special:
@@ -112,16 +112,16 @@ class JsonTokenizer(Tokenizer):
         bare: list[int] = self._tokenizer.encode(PLAIN_WORD, add_special_tokens=False).ids
         dressed: list[int] = self._tokenizer.encode(PLAIN_WORD, add_special_tokens=True).ids
         if dressed[len(dressed) - len(bare) :] != bare:
-            raise StartupError("tokenizer.json: a post-processor that puts tokens after a text is not served.")
+            raise StartupError("tokenizer.json: a post-processor that adds tokens after a text is not supported.")
         return dressed[: len(dressed) - len(bare)]
 
     def _add_aliases(self) -> dict[str, str]:
-        """Give every special token a twin with the same flags and a name that cannot be guessed."""
+        """Add for every special token a token with the same flags and a name that cannot be guessed."""
         added = self._tokenizer.get_added_tokens_decoder()
         aliases = {content: secrets.token_hex(16) for content in self.special_tokens}
         twins = []
         for content, token_id in self.special_tokens.items():
-            # Sought before the text is normalised, where no normaliser can hide it.
+            # Matched before the text is normalised, so that a normaliser cannot hide it.
             flags = _flags(added[token_id]) | {"normalized": False}
             twins.append(tokenizers.AddedToken(aliases[content], special=False, **flags))
         self._tokenizer.add_tokens(twins)
@@ -139,7 +139,7 @@ def _parse(tokenizer_json: bytes) -> Mapping[str, Any]:
     match parsed:
         case {"model": {"vocab": dict() | list()}}:
             return dict(parsed)
-    raise StartupError("tokenizer.json holds no `model` with a `vocab`.")
+    raise StartupError("tokenizer.json has no `model` with a `vocab`.")
 
 
 def _model_vocab(model: Mapping[str, Any]) -> dict[str, int]:

@@ -15,14 +15,14 @@ from saccade.transport.credentials import Identity
 
 ROOT = 0
 OPEN_METHODS = frozenset(f"/{health.SERVICE_NAME}/{method}" for method in ("Check", "Watch"))
-"""Kubernetes' probes send no token."""
+"""Open to every caller: the probes of Kubernetes send no token."""
 
 REFUSAL = "The worker asks for a token: give the gateway the worker's --worker-token-file."
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a worker asks of its callers.
+    """What a worker requires of its callers.
 
     Over TCP: *token*, TLS with the worker's *identity*, and certificates of gateways by *client_authorities* (PEM).
     Over a Unix socket: to run as *own_uid*, root or one of *allowed_uids*.
@@ -55,7 +55,7 @@ class Access:
             )
 
     def remarks(self, bind: str) -> Iterator[str]:
-        """Yield what the operator should know of *bind*, which has been checked."""
+        """Yield warnings for the operator about *bind*, which has been checked."""
         if bind.startswith("unix:"):
             return
         if self.token is None and self.client_authorities is None:

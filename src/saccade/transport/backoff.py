@@ -4,7 +4,7 @@ import time
 
 
 class Backoff:
-    """Waits that double from *first_seconds* to *limit_seconds*, and begin anew after a try that lived long enough."""
+    """Waits that double from *first_seconds* to *limit_seconds*; after a try of *healthy_seconds* they start over."""
 
     def __init__(self, first_seconds: float = 0.5, limit_seconds: float = 30.0, healthy_seconds: float = 60.0) -> None:
         self._first = first_seconds

@@ -1,4 +1,8 @@
-"""The gateway's end of the native wire: one stream to one worker, many requests on it."""
+"""The gateway's end of the native wire: one stream to one worker, many requests on it.
+
+The stream goes over gRPC, or, on one host, over a Unix socket beside gRPC's, with the same frames: gRPC's asyncio hands
+every message through threads of its own, each of which has to be woken (docs/decisions/010-unix-stream.md).
+"""
 
 import asyncio
 import contextlib
@@ -12,16 +16,16 @@ import msgspec
 
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
 from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_events import KvEvents
-from saccade.protocol.load import Load
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
-from saccade.transport import kv_feed, stream
+from saccade.transport import kv_feed
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
-from saccade.transport.framing import UNREADABLE, ChannelClosed
-from saccade.transport.proto.worker_pb2 import DescribeRequest
-from saccade.transport.wire import MAX_COMMAND_BYTES, target
+from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
+from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
+from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, stream_path, target
 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
@@ -29,7 +33,7 @@ LOST = "The worker stopped while it answered; the request can be sent again."
 NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
 
 Supply = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
-"""Brings the pixels of media by their index, for a worker that was believed to hold them."""
+"""Returns the pixels of media by their index, for a worker that was believed to hold their encodings."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,38 +46,38 @@ async def _nothing(_: Sequence[int]) -> tuple[MediaPixels, ...]:
     raise WorkerUnavailable(NO_LONGER_HELD)
 
 
-Told = asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed]
-"""What the worker says of one request."""
+Inbox = asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed]
+"""What has arrived from the worker for one request."""
 
 
 class _Session:
-    """One life of the stream: commands on their way out, requests that are open, slots that the worker may read."""
+    """One stream: commands that wait to be sent, requests that are open, slots that the worker may read."""
 
     def __init__(self, on_released: Callable[[Sequence[str]], None]) -> None:
         self._on_released = on_released
         self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
-        self._open: dict[str, Told] = {}
+        self._open: dict[str, Inbox] = {}
         self._lent: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[bytes]:
-        """Yield the commands to send, for ever."""
+        """Yield the commands to send; never ends."""
         while True:
             yield await self._outbound.get()
 
-    def submit(self, request: EngineRequest) -> Told:
+    def submit(self, request: EngineRequest) -> Inbox:
         """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
         self._send(request, slots_of(request))
-        told: Told = asyncio.Queue()
-        self._open[request.request_id] = told
-        return told
+        inbox: Inbox = asyncio.Queue()
+        self._open[request.request_id] = inbox
+        return inbox
 
-    async def next(self, request_id: str, told: Told, supply: Supply) -> TokenDelta | WorkerFailed:
-        """Return what comes next of a request. Where that is a question for pixels, *supply* brings them first."""
-        while isinstance(message := await told.get(), PixelsWanted):
+    async def next(self, request_id: str, inbox: Inbox, supply: Supply) -> TokenDelta | WorkerFailed:
+        """Return the next message of a request. Where the worker asks for pixels, they are sent from *supply* first."""
+        while isinstance(message := await inbox.get(), PixelsWanted):
             media = await supply(message.media)
             slots = [pixels.slot.name for pixels in media if pixels.slot is not None]
             if request_id in self._open:
@@ -86,7 +90,7 @@ class _Session:
         """Send a command that lends *slots*. Raises ImageTooLarge where it fits no message; they are back then."""
         encoded = self._encoder.encode(command)
         if len(encoded) > MAX_COMMAND_BYTES:
-            # gRPC would end the stream over it, and with it everybody else's requests.
+            # gRPC would end the stream over it, and with it all other requests.
             self._on_released(slots)
             raise ImageTooLarge(
                 f"The request's pictures come to {len(encoded)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
@@ -97,7 +101,7 @@ class _Session:
         self._outbound.put_nowait(encoded)
 
     def abort_sample(self, request_id: str, index: int) -> None:
-        """Tell the worker that nobody reads one sample of an open request any more."""
+        """Have the worker stop one sample of an open request."""
         if request_id in self._open:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id, index=index)))
 
@@ -114,23 +118,23 @@ class _Session:
         """Hand every delta and question to its request; one for a request that has left is dropped."""
         messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
         for message in messages:
-            if (told := self._open.get(message.request_id)) is not None:
-                told.put_nowait(message)
+            if (inbox := self._open.get(message.request_id)) is not None:
+                inbox.put_nowait(message)
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self._on_released(released)
 
     def fail(self, sentence: str) -> None:
-        """Fail every open request, and take back every slot: nobody will read them."""
-        for told in self._open.values():
-            told.put_nowait(WorkerFailed(sentence))
+        """Fail every open request, and take back every slot: the worker reads none of them any more."""
+        for inbox in self._open.values():
+            inbox.put_nowait(WorkerFailed(sentence))
         self._open.clear()
         if released := list(self._lent.elements()):
             self._lent.clear()
             self._on_released(released)
 
     def _returned(self, name: str) -> bool:
-        """Note that one use of a slot is over; False where none was open, which a worker in order never says."""
+        """Note that one use of a slot is over; return False where none was open, which only a faulty worker causes."""
         if self._lent[name] <= 0:
             return False
         self._lent[name] -= 1
@@ -143,9 +147,9 @@ def slots_of(request: EngineRequest) -> list[str]:
 
 
 class WorkerClient:
-    """A worker as a gateway sees it; it connects, and connects again, by itself between start() and close().
+    """A gateway's connection to one worker; between start() and close() it reconnects by itself.
 
-    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are what the worker is shown.
+    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker.
     Every slot of a request given to generate() comes back through *on_released*, by name, once for each picture that
     lies in it: when the worker has copied it, or never will.
     *on_change* is called with this client whenever `ready`, `description` or both have changed.
@@ -163,7 +167,7 @@ class WorkerClient:
         self.description: Description | None = None
         self.load: Load | None = None
         self._credentials = credentials
-        self._told: set[grpc.StatusCode] = set()
+        self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released
         self._on_change = on_change
         self._session: _Session | None = None
@@ -196,7 +200,7 @@ class WorkerClient:
     async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable where there is no feed, or no longer: what it told is void then, ask again.
+        Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then; ask again.
         """
         if self._session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
@@ -216,11 +220,11 @@ class WorkerClient:
         if session is None:
             self._on_released(slots_of(request))
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
-        told = session.submit(request)
+        inbox = session.submit(request)
         num_open = request.num_samples
         try:
             while num_open:
-                delta = await session.next(request.request_id, told, supply)
+                delta = await session.next(request.request_id, inbox, supply)
                 if isinstance(delta, WorkerFailed) or delta.failure is not None:
                     num_open = 0
                 elif delta.finish_reason is not None:
@@ -259,7 +263,7 @@ class WorkerClient:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
             keeping_up = asyncio.create_task(self._held.keep_up(stub), name=f"held pictures {self.url}")
-            await stream.converse(
+            await _converse(
                 self.url,
                 stub,
                 session.outbound(),
@@ -270,7 +274,7 @@ class WorkerClient:
         except ChannelClosed:
             return ENDED
         except grpc.aio.AioRpcError as error:
-            self._tell(error)
+            self._log(error)
             return str(error.details())
         except UNREADABLE as error:
             logger.error("worker %s sent a frame that is not of this version of the wire: %s", self.url, error)
@@ -280,11 +284,11 @@ class WorkerClient:
             if keeping_up is not None:
                 keeping_up.cancel()
 
-    def _tell(self, error: grpc.aio.AioRpcError) -> None:
+    def _log(self, error: grpc.aio.AioRpcError) -> None:
         """Log why there is no stream: once for each kind of reason until there is one."""
         code = error.code()
-        if code not in self._told:
-            self._told.add(code)
+        if code not in self._logged:
+            self._logged.add(code)
             level = logging.ERROR if code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
             logger.log(level, "no connection to worker %s, trying on: %s", self.url, error.details())
 
@@ -298,7 +302,7 @@ class WorkerClient:
     def _enter(self, session: _Session, description: Description) -> None:
         self.description = description
         self._session = session
-        self._told.clear()
+        self._logged.clear()
         self._on_change(self)
 
     def _leave(self, session: _Session) -> None:
@@ -318,3 +322,58 @@ def _checked(delta: TokenDelta | WorkerFailed) -> TokenDelta:
     if delta.finish_reason is FinishReason.ERROR:
         raise InternalError("The engine could not finish this request.")
     return delta
+
+
+async def _converse(
+    url: str,
+    stub: Any,
+    commands: AsyncIterator[bytes],
+    on_open: Callable[[], None],
+    on_frame: Callable[[bytes], None],
+) -> None:
+    """Send *commands* to the worker at *url*, and call *on_frame* with each StepFrame, until the stream ends.
+
+    *on_open* is called once the worker has accepted the stream, that is, at its first, empty frame. *stub* is the
+    WorkerStub of a channel to *url*. Raises ChannelClosed or gRPC's error where the worker refuses the stream or breaks
+    it off, and the error of a frame that *on_frame* could not read.
+    """
+
+    def take(payload: bytes) -> None:
+        if payload == TAKEN:
+            on_open()
+        else:
+            on_frame(payload)
+
+    path = stream_path(url)
+    if path is None:
+        await _over_grpc(stub, commands, take)
+    else:
+        await _over_unix(path, commands, take)
+
+
+async def _over_grpc(stub: Any, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
+    call = stub.Stream(GatewayFrame(payload=command) async for command in commands)
+    try:
+        async for frame in call:
+            take(frame.payload)
+    finally:
+        call.cancel()
+
+
+async def _over_unix(path: str, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        _, frames = await loop.create_unix_connection(lambda: Frames(take, MAX_MESSAGE_BYTES), path)
+    except OSError as error:
+        raise ChannelClosed from error
+    sending = asyncio.create_task(_send(commands, frames), name=f"commands to {path}")
+    try:
+        await frames.ended()
+    finally:
+        sending.cancel()
+        frames.close()
+
+
+async def _send(commands: AsyncIterator[bytes], frames: Frames) -> None:
+    async for command in commands:
+        frames.send(command)

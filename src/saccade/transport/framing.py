@@ -1,6 +1,7 @@
 """Frames on a byte stream: a little-endian u32 length, then so many bytes."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
@@ -9,16 +10,38 @@ import msgspec
 PREFIX_BYTES = 4
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises of bytes that are no message. Text that is not UTF-8 and deep nesting are no DecodeError."""
+"""What msgspec raises for bytes that are not a message. DecodeError does not cover invalid UTF-8 and deep nesting."""
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or says what is no frame."""
+    """The other end is gone, or sent bytes that are not a frame."""
+
+
+def prefix(payload: bytes) -> bytes:
+    """Return what stands before *payload* in a frame."""
+    return len(payload).to_bytes(PREFIX_BYTES, "little")
+
+
+def length(prefix: bytes | bytearray) -> int:
+    """Return how many bytes follow *prefix*."""
+    return int.from_bytes(prefix, "little")
 
 
 def framed(payload: bytes) -> bytes:
     """Return *payload* as a frame."""
-    return len(payload).to_bytes(PREFIX_BYTES, "little") + payload
+    return prefix(payload) + payload
+
+
+def receive(connection: socket.socket, num_bytes: int) -> bytearray:
+    """Return *num_bytes* from a blocking socket, or fewer where the other end is gone."""
+    data = bytearray(num_bytes)
+    view, received = memoryview(data), 0
+    while received < num_bytes:
+        count = connection.recv_into(view[received:])
+        if count == 0:
+            return data[:received]
+        received += count
+    return data
 
 
 def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
@@ -26,10 +49,10 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
     start = 0
     try:
         while len(buffer) - start >= PREFIX_BYTES:
-            length = int.from_bytes(buffer[start : start + PREFIX_BYTES], "little")
-            if length > limit:
+            num_bytes = length(buffer[start : start + PREFIX_BYTES])
+            if num_bytes > limit:
                 raise ChannelClosed
-            end = start + PREFIX_BYTES + length
+            end = start + PREFIX_BYTES + num_bytes
             if len(buffer) < end:
                 break
             payload = memoryview(buffer)[start + PREFIX_BYTES : end].tobytes()
@@ -40,10 +63,10 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
 
 
 class Frames(asyncio.Protocol):
-    """An end of a stream that hands each frame's payload on from within the read that completed it.
+    """An end of a stream that calls *on_payload* from within the read that completed a frame.
 
-    No task stands between: each would have to be scheduled first, for every step of the engine. After a frame of more
-    than *limit* bytes, or one at which *on_payload* raises UNREADABLE, none is taken: answers would have a gap.
+    There is no task in between: it would have to be scheduled for every step of the engine. After a frame of more than
+    *limit* bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken: answers would have a gap.
     """
 
     def __init__(self, on_payload: Callable[[bytes], None], limit: int) -> None:
@@ -53,12 +76,17 @@ class Frames(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What waits here because the other end is behind."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what has become whole, until somebody closes."""
+        """Call on_payload for every frame that is complete now, until the stream is closed."""
         if self._ended.done():
             return
         try:
@@ -73,24 +101,24 @@ class Frames(asyncio.Protocol):
 
     def _payloads(self, data: bytes) -> Iterable[bytes]:
         """Return the payloads that *data* completes."""
-        length = int.from_bytes(data[:PREFIX_BYTES], "little")
-        if not self._buffer and PREFIX_BYTES + length == len(data) and length <= self._limit:
-            # So a step's frames come, whole and alone.
+        num_bytes = length(data[:PREFIX_BYTES])
+        if not self._buffer and PREFIX_BYTES + num_bytes == len(data) and num_bytes <= self._limit:
+            # The usual case: the frame of a step arrives alone and whole.
             return (data[PREFIX_BYTES:],)
         self._buffer += data
         return take_payloads(self._buffer, self._limit)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Let ended() return."""
         if not self._ended.done():
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until nothing more will come. Raises what a frame that could not be read did."""
+        """Wait until the stream has ended. Raises the UNREADABLE error of a frame that could not be decoded."""
         await self._ended
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame; nothing is awaited, so frames keep their order. Nobody gets it once the stream has ended."""
+        """Queue one frame; nothing is awaited, so frames keep their order. A stream that has ended drops it."""
         # uvloop raises where asyncio only logs.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(payload))

@@ -1,4 +1,4 @@
-"""The feed of a worker's cache events, as its readers see it: in order and without gaps, or ended."""
+"""Read the feed of a worker's cache events: messages in order and without gaps, or an error."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import grpc
 import msgspec
 
 from saccade.errors import WorkerUnavailable
-from saccade.protocol.kv_events import AllCleared, KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.kv_events import KvEvents, PictureRemoved, PictureStored
 from saccade.transport.backoff import Backoff
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.proto.worker_pb2 import KvEventsRequest
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 async def follow(stub: Any, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
     """Yield the messages of one feed: those of the snapshot, then increments, each one's number one more.
 
-    Raises WorkerUnavailable where it cannot be had, ends, or loses a message; what was learnt from it is void then.
+    Raises WorkerUnavailable where the feed is refused, ends, or loses a message; what was learnt from it is void then.
     *stub* is a WorkerStub.
     """
     decoder = msgspec.msgpack.Decoder(KvEvents)
@@ -52,7 +52,7 @@ def _follows(message: KvEvents, last: KvEvents | None) -> bool:
 
 
 class HeldPictures:
-    """Which pictures, as (salt, content_hash), a worker says it holds. Empty while it says nothing."""
+    """The pictures, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed."""
 
     def __init__(self) -> None:
         self._held: set[tuple[bytes, bytes]] = set()
@@ -71,8 +71,6 @@ class HeldPictures:
                     self._held.add((salt, content_hash))
                 case PictureRemoved(salt, content_hash):
                     self._held.discard((salt, content_hash))
-                case AllCleared():
-                    self._held.clear()
 
     async def keep_up(self, stub: Any) -> None:
         """Follow the feed until cancelled; where it is lost, forget everything and ask again."""

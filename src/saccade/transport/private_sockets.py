@@ -1,7 +1,7 @@
 """Unix sockets that only chosen users reach: where they may lie, their mode, and the uid of a peer.
 
 A socket has mode 0600 from its first moment. Users that the operator allows beside the owner are named in the socket's
-access control list, so that the kernel refuses all others, at gRPC's socket too: gRPC tells no peer's uid.
+access control list, so that the kernel refuses all others, at gRPC's socket too: gRPC does not report a peer's uid.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_path() -> Path:
-    """Return where a worker listens that was told nothing. Raises StartupError.
+    """Return where a worker listens without --uds, --host and --port. Raises StartupError.
 
     The folder is $XDG_RUNTIME_DIR/saccade, or saccade-UID in the folder for temporary files; it is made with mode 0700.
     """

@@ -1,4 +1,4 @@
-"""The worker's end of the native wire: gRPC in front of whatever answers as a Front."""
+"""The worker's end of the native wire: a gRPC server, with health and reflection, in front of a Front."""
 
 import asyncio
 import contextlib
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from saccade.errors import StartupError
 from saccade.transport import private_sockets
 from saccade.transport.access import OWNER_ONLY, Access
-from saccade.transport.connection import Connection, Front, Refused
-from saccade.transport.health import Health
+from saccade.transport.gateway_streams import Connection, Front, Refused, UnixStreams
 from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
-from saccade.transport.unix_streams import UnixStreams
 from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, TLS_SCHEME, stream_path
+
+MAX_HEALTH_WATCHERS = 64
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
             self._front.hang_up(watcher)
 
     async def _read(self, commands: Any, connection: Connection) -> None:
-        """Hand every command to the front; when the gateway has said its last, so has the worker."""
+        """Pass every command to the front; end the connection when the gateway has ended its side."""
         reason = None
         try:
             async for frame in commands:
@@ -77,6 +77,54 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
             reason = refused
         finally:
             connection.end(reason)
+
+
+class _Health:
+    """grpc.health.v1, open to clients without credentials: they can neither fill the worker's memory nor hold it up.
+
+    There is one state, of the worker and of its one service, so the name in a request is not read: a message may take
+    MAX_MESSAGE_BYTES on this port, and whatever is not read stays within gRPC's flow control.
+    """
+
+    def __init__(self) -> None:
+        self._ready = False
+        self._changed = asyncio.Event()
+        self._num_watchers = 0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what to add to a server."""
+        encode = health_pb2.HealthCheckResponse.SerializeToString
+        methods = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=encode),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch, response_serializer=encode),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+
+    def set_ready(self, ready: bool) -> None:
+        """Report SERVING or NOT_SERVING from now on."""
+        if ready != self._ready:
+            self._ready = ready
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _check(self, _: Any, context: Any) -> Any:
+        return self._reply()
+
+    async def _watch(self, _: Any, context: Any) -> None:
+        if self._num_watchers >= MAX_HEALTH_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many watch the health of this worker.")
+        self._num_watchers += 1
+        try:
+            while True:
+                changed = self._changed
+                await context.write(self._reply())
+                await changed.wait()
+        finally:
+            self._num_watchers -= 1
+
+    def _reply(self) -> Any:
+        statuses = health_pb2.HealthCheckResponse
+        return statuses(status=statuses.SERVING if self._ready else statuses.NOT_SERVING)
 
 
 class WorkerServer:
@@ -91,7 +139,7 @@ class WorkerServer:
         self.port = 0
         self._access = access
         self._server = grpc.aio.server(interceptors=access.interceptors(), options=SERVER_OPTIONS)
-        self._health = Health()
+        self._health = _Health()
         self._server.add_generic_rpc_handlers((self._health.handler(),))
         worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(front), self._server)  # type: ignore[no-untyped-call]
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -136,7 +184,7 @@ class WorkerServer:
         return int(self._server.add_secure_port(self.bind, secrets))
 
     def set_ready(self, ready: bool) -> None:
-        """Say SERVING or NOT_SERVING to those who ask for the health of the worker or of its service."""
+        """Report SERVING or NOT_SERVING as the health of the worker and of its service."""
         self._health.set_ready(ready)
 
     async def stop(self) -> None:

@@ -3,8 +3,8 @@
 The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
 copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes,
 then the data. Every use of a slot has its own generation, written after the data, so a reader never takes another
-picture's pixels or half a picture for its own. Segments live outside Python's resource tracker; sweep() removes what a
-crash left.
+picture's pixels, or half a picture, for the one it expects. Segments live outside Python's resource tracker; sweep()
+removes what a crash left.
 """
 
 import mmap
@@ -33,12 +33,12 @@ OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class SlotError(Exception):
-    """A slot cannot be read or written as it was promised; the message says why and is safe to show."""
+    """A slot cannot be read or written as its SlotRef says; the message has the reason and may be shown to clients."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One use of a segment: what to tell the writer and the reader, and the data bytes the segment can hold."""
+    """One use of a segment: the reference for writer and reader, and the data bytes that the segment can hold."""
 
     ref: SlotRef
     capacity_bytes: int
@@ -51,13 +51,13 @@ def namespace() -> str:
 
 
 def readers() -> str:
-    """Return who can read this process's segments: two processes share pixels exactly when theirs are equal."""
+    """Return a name for machine and user: two processes can share pixels exactly when their names are equal."""
     return f"{namespace()}:{os.geteuid()}"
 
 
 @dataclass
 class _Segment:
-    """A file of the pool. *generation* counts what it has held; *holders* are those who still need what it holds."""
+    """A file of the pool. *generation* counts what it has held; *holders* counts the users of what it holds now."""
 
     name: str
     capacity_bytes: int
@@ -114,7 +114,7 @@ class SlotPool:
     def release(self, name: str, *, reusable: bool = True) -> None:
         """End one holder's use of a slot. A name that is not in use is no error.
 
-        Without *reusable* nobody can tell who still reads the segment: it is given up after its last holder.
+        Without *reusable* the segment may still be read by another process: it is removed after its last holder.
         """
         segment = self._used.get(name)
         if segment is None:
@@ -147,7 +147,7 @@ class SlotPool:
         while self.allocated_bytes + capacity > self.budget_bytes:
             if not self._free:
                 return None
-            # The longest unused goes first; its size is not the one wanted.
+            # The segment that was unused for longest is removed first; it does not have the wanted size.
             unlink(self._free.pop(0).name)
         segment = _Segment(self._prefix + secrets.token_hex(8), capacity)
         return segment if _allocate(segment) else None
@@ -242,7 +242,7 @@ def _owned_here(name: str) -> bool:
         header = os.pread(descriptor, HEADER.size, 0)
     finally:
         os.close(descriptor)
-    # A crash between creation and header leaves zeros or nothing: nobody uses such a segment.
+    # A crash between creation and header leaves zeros or nothing: such a segment is not in use.
     return not any(header) or (len(header) == HEADER.size and HEADER.unpack(header)[3] == pid_namespace())
 
 
@@ -301,12 +301,12 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether there is a segment of that name still: whoever tidies /dev/shm may have removed it."""
+    """Whether there still is a segment of that name: another program may have cleaned up /dev/shm."""
     return os.path.lexists(FOLDER / name)
 
 
 def unlink(name: str) -> bool:
-    """Remove the name from FOLDER; return whether it was there. Whoever has the file open keeps it."""
+    """Remove the name from FOLDER; return whether it was there. Processes that have the file open keep it."""
     try:
         os.unlink(FOLDER / name)
     except OSError:

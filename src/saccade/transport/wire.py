@@ -9,10 +9,10 @@ MAX_MESSAGE_BYTES = 256 << 20
 """A prompt whose pictures travel inline must fit; same-host pictures lie in shared memory."""
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
-"""What one command may take, the rest is the frame's own."""
+"""What one command may take; the rest is for the frame around it."""
 
 TAKEN = b""
-"""The first frame of a stream from the worker: it has taken it."""
+"""The first frame that a worker sends on a stream: the worker has accepted the stream."""
 
 _LIMITS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -1,21 +1,18 @@
-"""The engine process: spawned by module name, watched by heartbeat, restarted with back-off."""
+"""The engine process: started by module name, watched by its heartbeat, restarted with back-off."""
 
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 from saccade.errors import StartupError
-from saccade.protocol.description import Description
-from saccade.protocol.local import (
-    CacheEvents,
+from saccade.processes import supervision
+from saccade.protocol.engine_ipc import (
     EngineFailed,
     EngineMessage,
     EngineProgress,
@@ -24,17 +21,13 @@ from saccade.protocol.local import (
     FrontMessage,
     Shutdown,
 )
-from saccade.transport import lifeline
-from saccade.transport.backoff import Backoff
+from saccade.transport.engine_channel import FrontChannel
 from saccade.transport.framing import UNREADABLE
-from saccade.transport.local import FrontChannel
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long an engine may be silent between two iterations, may take to load, and may take to go."""
+    """How long an engine may take between two iterations, to load, and to exit."""
 
     silence_seconds: float = 30.0
     loading_seconds: float = 3600.0
@@ -49,44 +42,34 @@ ENVIRONMENT = MappingProxyType(
         "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824",
     }
 )
-"""What an engine finds in its environment unless the operator has set it.
+"""Environment variables of an engine, unless the operator has set them.
 
-OpenMP's threads spin while they wait for one another: where some other process has the core of one, the others would
-burn theirs until it gets it back, many times in every step. After so many turns, a fraction of a millisecond, they
-sleep (docs/decisions/004). On a CPU, activations are malloc's: given back to the system after every prompt, each of
-their pages would be faulted in anew by the next.
+OpenMP's threads spin while they wait for one another. Where another process occupies the core of one thread, the other
+threads would spin until that thread runs again, many times in every step. GOMP_SPINCOUNT has them sleep after a
+fraction of a millisecond (docs/decisions/004). GLIBC_TUNABLES keeps the memory of activations in the process: returned
+to the system after every prompt, each of its pages would be faulted in again by the next prompt.
 """
 
 
-class EngineListener(Protocol):
-    """Who hears of an engine's life. Nothing here blocks."""
-
-    def progress(self, message: EngineProgress) -> None:
-        """Loading goes on."""
-
-    def ready(self, description: Description) -> None:
-        """The engine takes requests."""
-
-    def step(self, message: EngineStep) -> None:
-        """One step, or one heartbeat."""
-
-    def events(self, message: CacheEvents) -> None:
-        """What the engine's caches hold, for some of those who watch them."""
-
-    def lost(self, sentence: str) -> None:
-        """The engine that was ready is gone, with everything it was working on; another will be started."""
-
-
 class EngineProcess:
-    """Keeps one engine running: *command* and `--fd N`, where N is its end of the local channel.
+    """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
 
-    An engine that dies, or whose iterations stand still for longer than *patience* allows, is replaced.
+    An engine that dies, or whose iterations stand still for longer than *patience* allows, is replaced. *on_message* is
+    called with every message of an engine but EngineFailed; *on_lost* with a sentence when an engine that was ready has
+    ended, and all its requests with it. Neither may block.
     """
 
-    def __init__(self, command: Sequence[str], listener: EngineListener, patience: Patience = PATIENCE) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        on_message: Callable[[EngineMessage], None],
+        on_lost: Callable[[str], None],
+        patience: Patience = PATIENCE,
+    ) -> None:
         self.pid: int | None = None
         self._command = tuple(command)
-        self._listener = listener
+        self._on_message = on_message
+        self._on_lost = on_lost
         self._patience = patience
         self._channel: FrontChannel | None = None
         self._ready = False
@@ -97,30 +80,18 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Run engines one after another until cancelled. Raises StartupError where the first cannot start."""
-        backoff = Backoff()
-        while True:
-            backoff.started()
-            sentence = await self._live()
-            if not self._was_ready:
-                raise StartupError(sentence)
-            logger.error("%s It is started again.", sentence)
-            await asyncio.sleep(backoff.after_failure())
+        await supervision.keep_running(self._live)
 
     def send(self, message: FrontMessage) -> None:
-        """Queue a message; while no engine is ready it is dropped, because nobody's request is open then."""
+        """Queue a message; while no engine is ready it is dropped, because no request is open then."""
         if self._channel is not None and self._ready:
             self._channel.send(message)
 
-    def lend(self, number: int, descriptor: int) -> None:
-        """Have the engine write to a stream by itself. Raises OSError where it can take none."""
-        if self._channel is not None and self._ready:
-            self._channel.lend(number, descriptor)
-
     async def _live(self) -> str:
-        """Start one engine and relay what it says until it ends; return the sentence that tells why it did."""
+        """Start one engine and pass on its messages until it ends; return a sentence with the reason."""
         front, engine = socket.socketpair()
         with engine:
-            process = await lifeline.start(
+            process = await supervision.start(
                 [*self._command, "--fd", str(engine.fileno())],
                 signal_at_parents_death=signal.SIGKILL,
                 pass_fds=(engine.fileno(),),
@@ -138,62 +109,45 @@ class EngineProcess:
             watch.cancel()
             was_ready, self._ready = self._ready, False
             await self._end(process, self._channel)
-            sentence = self._failure or f"The engine {_ending(process.returncode)}."
+            sentence = self._failure or f"The engine {supervision.ending(process.returncode)}."
             if was_ready:
-                self._listener.lost(sentence)
+                self._on_lost(sentence)
+        if not self._was_ready:
+            raise StartupError(sentence)
         return sentence
 
     def _take(self, message: EngineMessage) -> None:
         match message:
+            case EngineFailed(message=sentence):
+                self._failure = sentence
+                return
             case EngineStep(iteration=iteration):
                 if iteration != self._iteration:
                     self._iteration, self._moved_at = iteration, time.monotonic()
-                self._listener.step(message)
-            case CacheEvents():
-                self._listener.events(message)
-            case EngineReady(description=description):
+            case EngineReady():
                 self._ready = self._was_ready = True
                 self._moved_at = time.monotonic()
-                self._listener.ready(description)
             case EngineProgress():
                 self._moved_at = time.monotonic()
-                self._listener.progress(message)
-            case EngineFailed(message=sentence):
-                self._failure = sentence
+        self._on_message(message)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine that stands still; its channel closes, and that ends its life."""
+        """Kill an engine whose iterations stand still; its channel closes then."""
         while True:
             limit = self._patience.silence_seconds if self._ready else self._patience.loading_seconds
             left = self._moved_at + limit - time.monotonic()
             if left <= 0:
                 self._failure = f"The engine stood still for {limit:.0f} s and was killed."
-                _kill(process)
+                supervision.send(process, signal.SIGKILL)
                 return
             await asyncio.sleep(min(left, 1.0))
 
     async def _end(self, process: asyncio.subprocess.Process, channel: FrontChannel) -> None:
-        """Leave no process behind: ask, wait, kill."""
+        """Ask the engine to exit, wait, and kill it after patience.exit_seconds."""
         with contextlib.suppress(OSError):
             channel.send(Shutdown())
         try:
-            async with asyncio.timeout(self._patience.exit_seconds):
-                await process.wait()
-        except TimeoutError:
-            pass
+            await supervision.end(process, self._patience.exit_seconds)
         finally:
             channel.close()
-            _kill(process)
-            await process.wait()
             self.pid = None
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"

@@ -11,23 +11,24 @@ import msgspec
 
 from saccade.errors import WorkerUnavailable
 from saccade.protocol.description import Description
-from saccade.protocol.local import (
+from saccade.protocol.engine_ipc import (
     CacheEvents,
     Drain,
+    EngineMessage,
     EngineProgress,
+    EngineReady,
     EngineStep,
     Forward,
     Hangup,
-    Reply,
     Unwatch,
     Watch,
 )
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
-from saccade.transport import malformed, shared_memory
+from saccade.transport import partial_decode, shared_memory
 from saccade.transport.access import OWNER_ONLY, Access
-from saccade.transport.connection import Connection, Refused
-from saccade.transport.framing import UNREADABLE
+from saccade.transport.framing import UNREADABLE, Frames
+from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.server import WorkerServer
 from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
 
@@ -39,7 +40,7 @@ SHUTTING_DOWN = "The worker is shutting down; send the request again, to another
 class WorkerConfig:
     """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
 
-    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called. *access* says who may call.
+    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called.
     """
 
     bind: str
@@ -50,14 +51,14 @@ class WorkerConfig:
 
 
 class Relay:
-    """Stands between wire and engine: gives connections their numbers, passes commands up and frames down.
+    """The Front of a worker: passes the commands of gateways to the engine, and the engine's frames to gateways.
 
-    It is the Front of the wire and the listener of the engine. A command is checked against its type before the engine
-    sees it. Frames and events pass as they are. A stream ends when the engine behind it does.
+    A command is checked against its type before it is passed on. Frames and events are not decoded. Each stream has a
+    number, and ends when the engine ends.
     """
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
-        self.engine = EngineProcess(config.engine_command, self, config.patience)
+        self.engine = EngineProcess(config.engine_command, self._take, self.lost, config.patience)
         self.serving = asyncio.Event()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
@@ -77,12 +78,12 @@ class Relay:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return self._encoder.encode(self.description)
 
-    def open(self) -> Connection:
-        """Return a new connection. Raises Refused until the engine is ready, and after drain()."""
+    def open(self, frames: Frames | None = None) -> Connection:
+        """Return a new connection to *frames*. Raises Refused until the engine is ready, and after drain()."""
         self._check_open()
         if not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
-        connection = Connection(next(self._numbers))
+        connection = Connection(next(self._numbers), frames)
         self._connections[connection.number] = connection
         return connection
 
@@ -113,7 +114,7 @@ class Relay:
 
     def _refusal(self, connection: Connection, command: bytes) -> StepFrame:
         """Return the answer to a malformed command; its slots go back, and what the engine has of its request ends."""
-        remains = malformed.salvage(command)
+        remains = partial_decode.salvage(command)
         if remains.request_id is None:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command of saccade.worker.v1.")
         self.engine.send(Forward(connection.number, self._encoder.encode(Abort(request_id=remains.request_id))))
@@ -123,38 +124,39 @@ class Relay:
         return StepFrame([delta], list(remains.slots))
 
     def watch(self, blocks: bool, pictures: bool) -> Connection:
-        """Return a connection that tells what the engine's caches hold. Raises Refused as open() does."""
+        """Return a connection with the feed of the engine's cache events. Raises Refused as open() does."""
         watcher = self.open()
         del self._connections[watcher.number]
         self._watchers[watcher.number] = watcher
         self.engine.send(Watch(watcher.number, blocks, pictures))
         return watcher
 
-    def lend(self, connection: Connection, descriptor: int) -> None:
-        """Have the engine write to the stream of *connection* by itself. Raises OSError where it can take none."""
-        self.engine.lend(connection.number, descriptor)
-
-    def reply(self, connection: Connection, frame: bytes) -> None:
-        """Have the engine send a frame over a stream that it was lent."""
-        self.engine.send(Reply(connection.number, frame))
-
     def hang_up(self, connection: Connection) -> None:
-        """Have the engine abort whatever came over *connection*, or tell it nothing more."""
+        """Have the engine abort the requests of *connection*, or end its feed."""
         if self._watchers.pop(connection.number, None) is not None:
             self.engine.send(Unwatch(connection.number))
         if self._connections.pop(connection.number, None) is not None:
             self.engine.send(Hangup(connection.number))
-            # Where the gateway has died, its slots are nobody's; its streams end a moment before it is seen to be dead.
+            # The slots of a gateway that died are swept later: its streams end shortly before its process is gone.
             loop = asyncio.get_running_loop()
             loop.call_later(SWEEP_AFTER_SECONDS, loop.run_in_executor, None, shared_memory.sweep)
 
-    def ready(self, description: Description) -> None:
-        """Open for gateways."""
-        self.description = description
-        self.serving.set()
-        self.changed.set()
+    def _take(self, message: EngineMessage) -> None:
+        match message:
+            case EngineStep():
+                self._relay(message)
+            case CacheEvents(watchers, payload):
+                for number in watchers:
+                    if (watcher := self._watchers.get(number)) is not None:
+                        watcher.send(payload)
+            case EngineReady(description):
+                self.description = description
+                self.serving.set()
+                self.changed.set()
+            case EngineProgress():
+                self.progress(message)
 
-    def step(self, message: EngineStep) -> None:
+    def _relay(self, message: EngineStep) -> None:
         """Pass every frame to its connection, and the load to all of them."""
         for number, frame in message.frames:
             if (connection := self._connections.get(number)) is not None:
@@ -166,14 +168,8 @@ class Relay:
             if message.load.draining and not message.load.num_running + message.load.num_waiting:
                 self.idle.set()
 
-    def events(self, message: CacheEvents) -> None:
-        """Pass a message of the feed to those it is for."""
-        for number in message.watchers:
-            if (watcher := self._watchers.get(number)) is not None:
-                watcher.send(message.payload)
-
     def lost(self, sentence: str) -> None:
-        """End every stream: what ran on it is lost."""
+        """End every stream, and the requests on it, with *sentence*."""
         self.serving.clear()
         self.changed.set()
         if self.draining:
@@ -207,7 +203,7 @@ class Worker:
         self._stopping.set()
 
     async def ready(self) -> Description:
-        """Wait until the engine is ready for the first time; return what it says of itself."""
+        """Wait until the engine is ready for the first time; return its description."""
         await self.relay.serving.wait()
         if self.relay.description is None:
             raise RuntimeError("serving without a description")

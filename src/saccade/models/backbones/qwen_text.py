@@ -1,87 +1,23 @@
-"""Qwen's text decoder: grouped-query attention with normed queries and keys, multimodal rotary positions, SwiGLU.
+"""Qwen's text decoder: grouped-query attention with normalised queries and keys, multimodal rotary positions, SwiGLU.
 
 Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLText*). Shapes: N tokens, E hidden size, Q query heads,
 K key/value heads, H = Q + K, D head size, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from saccade.errors import StartupError
-from saccade.models.backbones.configuration import choice, integer, number, section
-from saccade.nn.attention import Attention
-from saccade.nn.context import Backend, ForwardContext, Turn
-from saccade.nn.linear import Linear
-from saccade.nn.norm import RMSNorm
-from saccade.nn.rope import interleaved_axes, inverse_frequencies, rotation
+from saccade.models.backbones.qwen_config import TextConfig
+from saccade.nn.context import ForwardContext
+from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
+from saccade.nn.ops import SILU, CosSin
+from saccade.nn.rope import cos_sin, interleaved_axes, inverse_frequencies
 
 
-@dataclass(frozen=True)
-class TextConfig:
-    """The text half of config.json, checked."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    norm_eps: float
-    attention_bias: bool
-    rope_theta: float
-    mrope_section: tuple[int, int, int]
-
-    @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "TextConfig":
-        """Read `text_config`. Raises StartupError, naming the key."""
-        choice(text, "hidden_act", ("silu",))
-        # Releases spell it rope_scaling beside rope_theta; newer ones put both into rope_parameters.
-        rope = section(text, "rope_parameters" if "rope_parameters" in text else "rope_scaling")
-        theta = rope if "rope_theta" in rope else text
-        config = cls(
-            vocab_size=integer(text, "vocab_size"),
-            hidden_size=integer(text, "hidden_size"),
-            intermediate_size=integer(text, "intermediate_size"),
-            num_layers=integer(text, "num_hidden_layers"),
-            num_heads=integer(text, "num_attention_heads"),
-            num_kv_heads=integer(text, "num_key_value_heads"),
-            head_dim=integer(text, "head_dim"),
-            max_position_embeddings=integer(text, "max_position_embeddings"),
-            norm_eps=number(text, "rms_norm_eps"),
-            attention_bias=bool(text.get("attention_bias", False)),
-            rope_theta=number(theta, "rope_theta"),
-            mrope_section=_mrope_section(rope),
-        )
-        if config.num_heads % config.num_kv_heads:
-            raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
-        if 2 * sum(config.mrope_section) != config.head_dim:
-            raise StartupError(
-                f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of `head_dim` "
-                f"({config.head_dim // 2}), not {sum(config.mrope_section)}."
-            )
-        return config
-
-
-def _mrope_section(rope: Mapping[str, Any]) -> tuple[int, int, int]:
-    if rope.get("rope_type", "default") != "default":
-        raise StartupError(f"config.json: rope type {rope['rope_type']!r} is not served.")
-    if not rope.get("mrope_interleaved", False):
-        raise StartupError("config.json: `mrope_interleaved` must be true for this network.")
-    match rope.get("mrope_section"):
-        case [int(time), int(height), int(width)] if min(time, height, width) >= 0:
-            return time, height, width
-        case given:
-            raise StartupError(f"config.json: `mrope_section` must be three whole numbers, not {given!r}.")
-
-
-class SelfAttention(nn.Module):
-    """Queries, keys and values from one matrix; queries and keys normed per head, turned, attended."""
+class SelfAttention(Layer):
+    """One matrix makes queries, keys and values; queries and keys are normalised and rotated per head."""
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
@@ -97,23 +33,25 @@ class SelfAttention(nn.Module):
         self.qk_weight_HD = torch.empty(0)
 
     def join(self) -> None:
-        """Lay the loaded norm weights of all heads side by side, so that one pass norms queries and keys."""
+        """Concatenate the loaded norm weights of all heads, so that one call normalises queries and keys."""
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         q_HD, k_HD = self.q_norm.weight.expand(num_heads, -1), self.k_norm.weight.expand(num_kv_heads, -1)
         self.qk_weight_HD = torch.cat((q_HD, k_HD))
 
     def add_to(
-        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, turn: Turn, context: ForwardContext
+        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
     ) -> torch.Tensor:
-        """Attend over *x_NE*, and return the residual plus what came of it."""
+        """Attend over *x_NE*, and return the residual plus the result."""
         qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
-        num_kv_heads = self.attention.num_kv_heads
-        q_NQD, k_NKD = context.backend.norm_rotate(qkv_NHD, self.qk_weight_HD, self.norm_eps, turn, num_kv_heads)
-        attended = self.attention(q_NQD, k_NKD, qkv_NHD[:, -num_kv_heads:], context)
+        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
+        qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        qk_NHD = self.ops.norm_rotary(qk_NHD, self.qk_weight_HD, self.norm_eps, cos_sin)
+        q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
+        attended = self.attention(q_NQD, k_NKD, v_NKD, context)
         return self.o_proj.add_to(residual_NE, attended)
 
 
-class Mlp(nn.Module):
+class Mlp(Layer):
     """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config: TextConfig) -> None:
@@ -121,13 +59,13 @@ class Mlp(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size, config.intermediate_size), bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, backend: Backend) -> torch.Tensor:
-        """Return *residual_NE* plus what came of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, backend.gate(self.gate_up_proj(x_NE)))
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus the MLP of *x_NE*."""
+        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each on a normed input and added back."""
+    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
@@ -136,15 +74,14 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, x_NE: torch.Tensor, turn: Turn, context: ForwardContext) -> torch.Tensor:
+    def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
-        backend = context.backend
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE, backend), turn, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE, backend), backend)
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
 class TextDecoder(nn.Module):
-    """Embeddings to hidden states. Extra features may be added behind the first layers, at chosen rows."""
+    """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -157,11 +94,11 @@ class TextDecoder(nn.Module):
 
     @property
     def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; tied networks use it for logits too."""
+        """The embedding table; networks with tied weights use it for logits too."""
         return self.embed_tokens.weight  # type: ignore[return-value]
 
     def finish(self) -> None:
-        """Make what is derived from loaded weights and the device they are on."""
+        """Compute what depends on the loaded weights and on their device."""
         device = self.embedding_VE.device
         self.axes = torch.tensor(interleaved_axes(self.config.mrope_section), device=device)
         self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.head_dim, device)
@@ -179,12 +116,12 @@ class TextDecoder(nn.Module):
         rows: torch.Tensor | None = None,
         features: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """Return normed hidden states [N, E]; features[i] is added at *rows* behind layer i."""
-        # Each channel is turned by one of the three axes.
+        """Return normalised hidden states [N, E]; features[i] is added at *rows* after layer i."""
+        # Each channel is rotated by one of the three axes.
         angles = context.positions.index_select(0, self.axes).t() * self.frequencies
-        turn = rotation(angles, x_NE.dtype)
+        rotation = cos_sin(angles, x_NE.dtype)
         for index, layer in enumerate(self.layers):
-            x_NE = layer(x_NE, turn, context)
+            x_NE = layer(x_NE, rotation, context)
             if rows is not None and index < len(features):
                 x_NE.index_add_(0, rows, features[index])
-        return self.norm(x_NE, context.backend)  # type: ignore[no-any-return]
+        return self.norm(x_NE)  # type: ignore[no-any-return]

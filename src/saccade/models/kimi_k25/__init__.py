@@ -16,7 +16,7 @@ PATTERN = "|".join(
         r"\s+",
     )
 )
-"""How the release's tokenization_kimi.py splits text: Chinese by itself, then words by case, then digits by threes."""
+"""How the release's tokenization_kimi.py splits text: Chinese separately, then words by case, then digits by threes."""
 
 FAMILY = Family(
     architectures=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
@@ -25,5 +25,5 @@ FAMILY = Family(
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
     template_switches=("thinking",),
-    foreign_grid="grid_thws",
+    external_grid="grid_thws",
 )

@@ -13,21 +13,21 @@ import msgspec
 from saccade.errors import InvalidValue
 from saccade.models.family import PictureOptions
 from saccade.models.kimi_k25.settings import resolve
-from saccade.models.preprocessing.configuration import CHANNELS
+from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.protocol.media import PictureLayout
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""What `detail: low` leaves of a picture: OpenAI's own size for it."""
+"""The most pixels with `detail: low`: OpenAI's size for it."""
 
 
 class Layout:
-    """Counts of Kimi-K2.5: patches of 14 x 14 in raster order, merged 2 x 2 into one token."""
+    """Layout of Kimi-K2.5: patches of 14 x 14 in raster order, merged 2 x 2 into one token."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
-        """Return `settings` with a lower in_patch_limit where *options* ask for fewer pixels. Raises InvalidValue."""
+        """Return `settings` with a lower in_patch_limit if *options* limit the pixels. Raises InvalidValue."""
         patch_pixels = self.settings["patch_size"] ** 2
         if options.min_pixels is not None:
             raise InvalidValue("min_pixels: this model never enlarges a picture; leave it out.", "mm_processor_kwargs")
@@ -44,13 +44,13 @@ class Layout:
         """Return grid (1, rows, columns), tokens and patch shape [rows * columns, 3, 14, 14] of the padded picture."""
         return picture_layout(width, height, settings)
 
-    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
         """Return *layout* with normalised patches; their shape is the same on every wire."""
         return msgspec.structs.replace(layout, pixel_dtype=dtype)
 
 
 def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture; its resized size is the padded one, which enters the tower."""
+    """Return the layout of an upright picture. Its resized size includes the padding, which enters the tower."""
     patch, merge = settings["patch_size"], settings["merge_size"]
     rows, columns = (math.ceil(side / (patch * merge)) * merge for side in resized(width, height, settings))
     return PictureLayout(
@@ -65,7 +65,7 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
     """Return (height, width) of the resized picture before it is padded: within the limits, and never enlarged.
 
-    The limits are counts of patches, in_patch_limit of all and patch_limit_on_one_side of one side's.
+    The limits are numbers of patches: in_patch_limit of the picture, patch_limit_on_one_side of one side.
     """
     patch = settings["patch_size"]
     longest = settings["patch_limit_on_one_side"] * patch

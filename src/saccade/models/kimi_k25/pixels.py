@@ -16,7 +16,7 @@ from saccade.protocol.media import PictureLayout
 
 
 class Pixels:
-    """Patches of Kimi-K2.5, [3, 14, 14] each, in raster order: uint8 on our wire, normalised on others."""
+    """Patches of Kimi-K2.5, [3, 14, 14] each, in raster order: uint8 on Saccade's wire, normalised on external ones."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -24,12 +24,12 @@ class Pixels:
     def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
         """Write the patches of *picture* [height, width, 3] into *out* of layout.pixel_shape.
 
-        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = picture.shape
         own = picture_layout(width, height, self._settings)
         if msgspec.structs.replace(own, pixel_dtype=layout.pixel_dtype) != layout:
-            raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
         small = resample(picture, *resized(width, height, self._settings), Image.Resampling.BICUBIC)
         if layout.pixel_dtype == "uint8":
             write_patches(small, layout, out)
@@ -45,17 +45,18 @@ class Pixels:
         return grid.transpose(0, 3, 1, 4, 2).reshape(layout.resized_height, layout.resized_width, -1)
 
     def _normalise(self, patches: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write what *patches* become into *out*, both of layout.pixel_shape, out of one table per channel."""
+        """Write the normalised *patches* into *out*, both of layout.pixel_shape, with one table per channel."""
         tables = self._tables(layout.pixel_dtype)
         _, rows, columns = layout.grid
         for row in range(rows):
-            # A row of patches at a time stays in the processor's cache; no byte is over 255, so nothing is clipped.
+            # A row of patches at a time stays in the processor's cache. No index is out of range, so nothing is
+            # clipped.
             band = slice(row * columns, (row + 1) * columns)
             for channel, table in enumerate(tables):
                 np.take(table, patches[band, channel], out=out[band, channel], mode="clip")
 
     def _tables(self, dtype: str) -> npt.NDArray[Any]:
-        """Return [3, 256], what each byte becomes: float32, or bfloat16 as uint16.
+        """Return [3, 256], the normalised value of each byte: float32, or bfloat16 as uint16.
 
         Source of the arithmetic: normalize in the release's media_utils.py, which computes in float64 and rounds to
         float32 after each step.
@@ -68,9 +69,9 @@ class Pixels:
 
 
 def write_patches(picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
-    """Write *picture* [height, width, 3] into *out* of layout.pixel_shape, zeros to its right and below, both uint8.
+    """Write *picture* [height, width, 3] into *out* of layout.pixel_shape, with zeros as padding, both uint8.
 
-    Whole patches take one strided copy; those that the picture's edges cut take one for each edge and the corner.
+    Whole patches take one strided copy; partial patches at the edges take one for each edge and the corner.
     """
     _, rows, columns = layout.grid
     patch = layout.pixel_shape[-1]
@@ -88,7 +89,7 @@ def write_patches(picture: npt.NDArray[np.uint8], layout: PictureLayout, out: np
 
 
 def _runs(length: int, patch: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first patch, number of patches, pixels in each) along a side: the whole patches, then the cut one."""
+    """Yield (first patch, number of patches, pixels in each) along a side: the whole patches, then the partial one."""
     whole, rest = divmod(length, patch)
     if whole:
         yield 0, whole, patch

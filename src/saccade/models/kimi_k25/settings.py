@@ -1,10 +1,11 @@
-"""The processor's settings, from either spelling of preprocessor_config.json. No torch."""
+"""The processor's settings, from the release's or transformers' form of preprocessor_config.json. No torch."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.preprocessing import configuration
+from saccade.models.preprocessing import processor_config
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 BICUBIC = 3
 NESTED = "media_proc_cfg"
@@ -16,14 +17,14 @@ RELEASE: Mapping[str, Any] = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-"""The release's own values, which hold where a file is silent; transformers has the same ones as class defaults."""
+"""The release's values, which apply to missing keys; transformers has the same values as class defaults."""
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "merge_size": ("merge_kernel_size", "merge_size"),
     "in_patch_limit": ("in_patch_limit", "max_patches"),
     "patch_limit_on_one_side": ("patch_limit_on_one_side", "size"),
 }
-"""The release's key, then that of transformers; other settings have one name in both."""
+"""The release's key, then that of transformers; other settings have the same name in both."""
 
 FIXED: Mapping[str, Any] = {
     "fixed_output_tokens": None,
@@ -35,30 +36,30 @@ FIXED: Mapping[str, Any] = {
     "resample": BICUBIC,
     "rescale_factor": 1 / 255,
 }
-"""Settings that have one served value; another one would show the model other pixels than it was trained on."""
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 
 
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that RELEASE names, as the checkpoint's parsed files change them.
+    """Return the settings of RELEASE, with the values of the checkpoint's parsed files.
 
-    Those of a preprocessor_config.json lie in its `media_proc_cfg` (the release), or else at its top (transformers).
-    Raises StartupError where a value is wrong, not served, or another one than the vision tower's in config.json.
+    preprocessor_config.json has them in `media_proc_cfg` (the release) or at its top level (transformers). Raises
+    StartupError if a value is wrong, not supported, or different from that of config.json's vision tower.
     """
     given = preprocessor.get(NESTED, preprocessor)
     if not isinstance(given, Mapping):
-        raise StartupError(f"{configuration.PREPROCESSOR_CONFIG}: {NESTED} must be an object, not {given!r}.")
-    configuration.check_fixed(given, FIXED)
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {NESTED} must be an object, not {given!r}.")
+    processor_config.check_fixed(given, FIXED)
     settings = {key: _given(given, key) for key in RELEASE}
     for key in ("patch_size", "merge_size", "in_patch_limit", "patch_limit_on_one_side"):
-        configuration.whole_number(settings[key], key)
-    configuration.one_per_channel(settings["image_mean"], "image_mean")
-    configuration.deviations(settings["image_std"], "image_std")
+        processor_config.whole_number(settings[key], key)
+    processor_config.one_per_channel(settings["image_mean"], "image_mean")
+    processor_config.deviations(settings["image_std"], "image_std")
     vision = config.get("vision_config") or {}
     for key, setting in (("patch_size", "patch_size"), ("merge_kernel_size", "merge_size")):
         if _plain(vision.get(key, settings[setting])) != settings[setting]:
             raise StartupError(
-                f"config.json says vision_config.{key} is {vision[key]!r}, but {configuration.PREPROCESSOR_CONFIG} cuts"
-                f" pictures with {setting} {settings[setting]!r}."
+                f"config.json: vision_config.{key} is {vision[key]!r}, but {setting} in "
+                f"{PREPROCESSOR_CONFIG} is {settings[setting]!r}."
             )
     return settings
 
@@ -69,7 +70,7 @@ def _given(given: Mapping[str, Any], setting: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the one number in [n, n] and in {max_height: n, max_width: n}; anything else as it is."""
+    """Return n for [n, n] and for {max_height: n, max_width: n}; any other value unchanged."""
     match value:
         case [int(rows), int(columns)] if rows == columns:
             return rows

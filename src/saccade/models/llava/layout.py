@@ -10,22 +10,22 @@ from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.models.family import PictureOptions
 from saccade.models.llava import tiles
 from saccade.models.llava.settings import resolve
-from saccade.models.preprocessing.configuration import CHANNELS
+from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.protocol.media import PictureLayout
 
 
 class Layout:
-    """Counts of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles of the picture in full)."""
+    """Layout of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles in higher resolution)."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
-        """Return `settings`; for `detail: low` with the pinpoints of least area alone. Raises InvalidValue."""
+        """Return `settings`; for `detail: low` only with the pinpoints of least area. Raises InvalidValue."""
         for key in ("min_pixels", "max_pixels"):
             if getattr(options, key) is not None:
                 raise InvalidValue(
-                    f"{key}: this model sees pictures in sizes of its own; leave it out.", "mm_processor_kwargs"
+                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
                 )
         if options.detail != "low" or self.settings["pinpoints"] is None:
             return self.settings
@@ -36,15 +36,18 @@ class Layout:
         """Return grid (1, rows, columns), tokens, and the shape of the views: [3, s, s], or [1 + tiles, 3, s, s]."""
         return picture_layout(width, height, settings)
 
-    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
-        """Raise UnsupportedParameter: workers of other makes get no pictures of this family."""
-        raise UnsupportedParameter("Pictures for this model are served by Saccade's own workers only.")
+    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+        raise UnsupportedParameter(
+            "No worker takes pictures for this model yet: Saccade's engine does not run the model, and the wire to "
+            "this worker has no format for its pictures."
+        )
 
 
 def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
     """Return the layout of an upright picture.
 
-    Grid and resized size are of the square view, or with pinpoints of the padded picture that the tiles make up.
+    Grid and resized size are those of the square view, or with pinpoints those of the padded picture of all tiles.
     """
     side, pinpoints = settings["image_size"], settings["pinpoints"]
     view = side // settings["patch_size"]
@@ -64,7 +67,7 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
         resized_height=full_height,
         resized_width=full_width,
         grid=(1, rows, columns),
-        # Every row of features that stays ends with one learned newline.
+        # Every remaining row of features ends with one learned newline.
         num_tokens=base_tokens + kept_rows * (kept_columns + 1),
         pixel_shape=(1 + rows * columns // view**2, CHANNELS, side, side),
         original_size=(height, width),

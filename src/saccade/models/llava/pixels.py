@@ -1,6 +1,6 @@
 """A decoded picture to the views of the wire. Runs in a decode process.
 
-Source of both ways: transformers 5.23, models/clip/image_processing_clip.py and
+Source of both: transformers 5.23, models/clip/image_processing_clip.py and
 models/llava_next/image_processing_llava_next.py, with their torchvision backend.
 """
 
@@ -26,11 +26,11 @@ class Pixels:
     def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
         """Write the views of *picture* [height, width, 3] into *out* of layout.pixel_shape.
 
-        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = picture.shape
         if picture_layout(width, height, self._settings) != layout:
-            raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
         side = self._settings["image_size"]
         if layout.original_size is None:
             out[...] = cropped(picture, self._settings["shortest_edge"], side)

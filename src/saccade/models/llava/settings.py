@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.preprocessing import configuration
+from saccade.models.preprocessing import processor_config
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 BICUBIC = 3
 TOWER = "clip_vision_model"
@@ -12,14 +13,14 @@ NEXT_ARCHITECTURE = "LlavaNextForConditionalGeneration"
 NEXT_MODEL_TYPE = "llava_next"
 NO_VISION_CONFIG: Mapping[str, int] = {"image_size": 336, "patch_size": 14}
 SILENT_VISION_CONFIG: Mapping[str, int] = {"image_size": 224, "patch_size": 32}
-"""What transformers takes without a vision_config (LlavaConfig), and for keys left out of one (CLIPVisionConfig)."""
+"""Defaults of transformers without a vision_config (LlavaConfig), and for keys missing in one (CLIPVisionConfig)."""
 
 DEFAULT_EDGE = 224
 DEFAULTS: Mapping[str, list[float]] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-"""What the reference processors take where preprocessor_config.json is silent."""
+"""Defaults of the reference processors for keys that preprocessor_config.json lacks."""
 
 DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 FIXED: Mapping[str, Any] = {
@@ -31,30 +32,30 @@ FIXED: Mapping[str, Any] = {
     "resample": BICUBIC,
     "rescale_factor": 1 / 255,
 }
-"""Settings that have one served value; another one would show the model other pixels than it was trained on."""
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 
 
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     """Return image_size, patch_size, shortest_edge, has_class_token, pinpoints, image_mean and image_std.
 
-    *pinpoints*, [height, width] each, are None for LLaVA-1.5. Raises StartupError where a value is wrong or not served.
+    *pinpoints*, [height, width] each, are None for LLaVA-1.5. Raises StartupError if a value is wrong or not supported.
     """
-    configuration.check_fixed(preprocessor, FIXED)
+    processor_config.check_fixed(preprocessor, FIXED)
     image_size, patch_size = _tower(config)
     edge, crop = _edges(preprocessor)
     anyres = _is_next(config)
     if crop != image_size or edge < crop or (anyres and edge != crop):
         raise StartupError(
-            f"{configuration.PREPROCESSOR_CONFIG} resizes to {edge} and crops to {crop}, which gives no picture of the "
-            f"{image_size} x {image_size} pixels that the vision tower in config.json takes."
+            f"{PREPROCESSOR_CONFIG} resizes to {edge} and crops to {crop}, but the vision tower in "
+            f"config.json takes pictures of {image_size} x {image_size} pixels."
         )
     if not anyres:
-        configuration.check_fixed(preprocessor, {"do_pad": False})
+        processor_config.check_fixed(preprocessor, {"do_pad": False})
     strategies = {"default": False} if anyres else {"default": False, "full": True}
     strategy = config.get("vision_feature_select_strategy", "default")
     if strategy not in strategies:
         raise StartupError(
-            f"config.json: vision_feature_select_strategy {strategy!r} is not served; only {', '.join(strategies)}."
+            f"config.json: vision_feature_select_strategy {strategy!r} is not supported; only {', '.join(strategies)}."
         )
     mean, std = (preprocessor.get(key) or default for key, default in DEFAULTS.items())
     return {
@@ -63,8 +64,8 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         "shortest_edge": edge,
         "has_class_token": strategies[strategy],
         "pinpoints": _pinpoints(config, preprocessor, image_size) if anyres else None,
-        "image_mean": configuration.one_per_channel(mean, "image_mean"),
-        "image_std": configuration.deviations(std, "image_std"),
+        "image_mean": processor_config.one_per_channel(mean, "image_mean"),
+        "image_std": processor_config.deviations(std, "image_std"),
     }
 
 
@@ -79,38 +80,36 @@ def _tower(config: Mapping[str, Any]) -> tuple[int, int]:
     defaults = NO_VISION_CONFIG if vision is None else SILENT_VISION_CONFIG
     vision = {} if vision is None else vision
     if not isinstance(vision, Mapping) or vision.get("model_type", TOWER) != TOWER:
-        raise StartupError(f"config.json: vision_config is no {TOWER}, the one vision tower served here.")
+        raise StartupError(f"config.json: vision_config must be a {TOWER}, the only supported vision tower.")
     image_size, patch_size = (vision.get(key, default) for key, default in defaults.items())
     if type(image_size) is not int or type(patch_size) is not int or not 0 < patch_size <= image_size:
         raise StartupError(
-            "config.json: vision_config.image_size and patch_size must be whole numbers, the patch the smaller one, "
+            "config.json: vision_config.image_size and patch_size must be whole numbers, with the patch smaller, "
             f"not {image_size!r} and {patch_size!r}."
         )
     return image_size, patch_size
 
 
 def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
-    """Return shortest edge after the resize and edge of the square crop, in pixels."""
+    """Return the shortest edge after the resize and the edge of the square crop, in pixels."""
     edge = _bare(preprocessor.get("size", DEFAULT_EDGE), {"shortest_edge"})
     crop = _bare(preprocessor.get("crop_size", DEFAULT_EDGE), {"height", "width"})
-    return configuration.whole_number(edge, "size.shortest_edge"), configuration.whole_number(crop, "crop_size")
+    return processor_config.whole_number(edge, "size.shortest_edge"), processor_config.whole_number(crop, "crop_size")
 
 
 def _bare(value: Any, keys: set[str]) -> Any:
-    """Return the one number that an object gives under *keys* and no others; older files have it bare."""
+    """Return the number that an object has under all *keys* and no others; older files have the number itself."""
     given = {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
     numbers = list(given.values())
     return numbers[0] if set(given) == keys and all(number == numbers[0] for number in numbers) else value
 
 
 def _pinpoints(config: Mapping[str, Any], preprocessor: Mapping[str, Any], tile: int) -> list[list[int]]:
-    """Return the resolutions that a picture may be fitted into, in the checkpoint's order: the first of equals wins."""
+    """Return the resolutions for pictures, in the checkpoint's order, because the first of equals is used."""
     given = [source["image_grid_pinpoints"] for source in (preprocessor, config) if source.get("image_grid_pinpoints")]
     pinpoints = given[0] if given else DEFAULT_PINPOINTS
     if any(other != pinpoints for other in given):
-        raise StartupError(
-            f"image_grid_pinpoints in config.json and {configuration.PREPROCESSOR_CONFIG} are not the same."
-        )
+        raise StartupError(f"image_grid_pinpoints in config.json and {PREPROCESSOR_CONFIG} must be the same.")
     if not isinstance(pinpoints, list) or not all(_is_pinpoint(one, tile) for one in pinpoints):
         raise StartupError(
             f"image_grid_pinpoints must be a list of [height, width], multiples of {tile} each, not {pinpoints!r}."

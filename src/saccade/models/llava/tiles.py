@@ -1,4 +1,4 @@
-"""LLaVA-NeXT's arithmetic of high resolution: which tiles a picture is cut into, which features stay. No torch.
+"""LLaVA-NeXT's arithmetic of high resolution: the tiles of a picture and the features that remain. No torch.
 
 Sources: LLaVA-NeXT (blog post of January 2024, "anyres"); transformers 5.23, image_processing_utils.py
 (select_best_resolution, get_patch_output_size) and models/llava_next/processing_llava_next.py (_get_unpadded_features).
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Return the pinpoint that keeps most of the picture's pixels, of those the one that wastes least; first wins."""
+    """Return the first pinpoint that keeps most of the picture's pixels, among equals the one with least padding."""
 
     def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
         pinpoint_height, pinpoint_width = pinpoint
@@ -23,7 +23,7 @@ def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]])
 
 
 def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of the picture resized into *resolution*, its aspect kept."""
+    """Return the size of the picture resized to fit *resolution*, with its aspect ratio kept."""
     target_height, target_width = resolution
     scale_height, scale_width = target_height / height, target_width / width
     if scale_width < scale_height:
@@ -32,7 +32,7 @@ def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, i
 
 
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many of the padded picture's *rows* and *columns* of features stay once the padding's are dropped."""
+    """Return how many of the padded picture's *rows* and *columns* of features remain without those of the padding."""
     if width / height > columns / rows:
         kept = int(round(height * (columns / width), 7))
         return rows - (rows - kept) // 2 * 2, columns

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from saccade.errors import ImageTooLarge, InvalidValue, StartupError, UnsupportedParameter
 from saccade.models.family import PictureOptions
-from saccade.models.preprocessing import configuration
+from saccade.models.preprocessing import processor_config
 from saccade.protocol.media import PictureLayout
 
 CROP = 336
@@ -21,28 +21,28 @@ CLIP: Mapping[str, list[float]] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-"""What the release's own processor takes where preprocessor_config.json is silent."""
+"""Defaults of the release's processor for keys that preprocessor_config.json lacks."""
 
 EMBEDDING: Mapping[str, Any] = {"use_hd_transform": True, "with_learnable_separator": True}
-"""What config.json's embd_layer must say for the token count below to hold."""
+"""The values in config.json's embd_layer that the token count below assumes."""
 
 
 class Layout:
-    """Counts of Phi-3-vision: crops of 336 x 336, 144 tokens each, beside a global view of the whole picture."""
+    """Layout of Phi-3-vision: a global view of the whole picture and crops of 336 x 336, 144 tokens each."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         embedding = config.get("embd_layer") or {}
         for key, value in EMBEDDING.items():
             if embedding.get(key, value) != value:
                 raise StartupError(
-                    f"config.json sets embd_layer.{key} to {embedding[key]!r}; only {value!r} is served."
+                    f"config.json sets embd_layer.{key} to {embedding[key]!r}; only {value!r} is supported."
                 )
-        configuration.check_fixed(preprocessor, {"num_img_tokens": TOKENS_PER_CROP})
+        processor_config.check_fixed(preprocessor, {"num_img_tokens": TOKENS_PER_CROP})
         mean, std = (preprocessor.get(key) or default for key, default in CLIP.items())
         self.settings: Mapping[str, Any] = {
-            "num_crops": configuration.whole_number(preprocessor.get("num_crops"), "num_crops"),
-            "image_mean": configuration.one_per_channel(mean, "image_mean"),
-            "image_std": configuration.deviations(std, "image_std"),
+            "num_crops": processor_config.whole_number(preprocessor.get("num_crops"), "num_crops"),
+            "image_mean": processor_config.one_per_channel(mean, "image_mean"),
+            "image_std": processor_config.deviations(std, "image_std"),
         }
 
     def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
@@ -50,7 +50,7 @@ class Layout:
         for key in ("min_pixels", "max_pixels"):
             if getattr(options, key) is not None:
                 raise InvalidValue(
-                    f"{key}: this model sees pictures in sizes of its own; leave it out.", "mm_processor_kwargs"
+                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
                 )
         if options.detail != "low" or self.settings["num_crops"] == LOW_DETAIL_CROPS:
             return self.settings
@@ -60,13 +60,16 @@ class Layout:
         """Return the padded picture's grid (1, rows, columns) and shape [3, height, width]. Raises ImageTooLarge."""
         return picture_layout(width, height, settings)
 
-    def foreign(self, layout: PictureLayout, dtype: str) -> PictureLayout:
-        """Raise UnsupportedParameter: workers of other makes get no pictures of this family."""
-        raise UnsupportedParameter("Pictures for this model are served by Saccade's own workers only.")
+    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+        raise UnsupportedParameter(
+            "No worker takes pictures for this model yet: Saccade's engine does not run the model, and the wire to "
+            "this worker has no format for its pictures."
+        )
 
 
 class Fitted(NamedTuple):
-    """A picture lying on its long side: its size, and the height that it is padded to, in pixels."""
+    """A picture with its long side as width: its size, and its padded height, in pixels."""
 
     width: int
     height: int
@@ -76,7 +79,7 @@ class Fitted(NamedTuple):
 def fitted(long: int, short: int, num_crops: int) -> Fitted:
     """Return the size of a picture of *long* x *short* pixels in as many columns of crops as *num_crops* allow.
 
-    Raises ImageTooLarge where nothing would be left of its short side.
+    Raises ImageTooLarge if its short side would become 0.
     """
     ratio = long / short
     columns = 1
@@ -86,13 +89,13 @@ def fitted(long: int, short: int, num_crops: int) -> Fitted:
     height = int(width / ratio)
     if height < 1:
         raise ImageTooLarge(
-            f"The picture's sides have {long} and {short} pixels; this model sees at most {width} to 1."
+            f"The picture's sides have {long} and {short} pixels; this model accepts a ratio of at most {width} to 1."
         )
     return Fitted(width, height, math.ceil(height / CROP) * CROP)
 
 
 def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture; its resized size is the padded one, which crops make up."""
+    """Return the layout of an upright picture. Its resized size includes the padding and consists of whole crops."""
     size = fitted(max(width, height), min(width, height), settings["num_crops"])
     resized_width, resized_height = size.width, size.padded_height
     if width < height:
@@ -102,7 +105,7 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
         resized_height=resized_height,
         resized_width=resized_width,
         grid=(1, resized_height // PATCH, resized_width // PATCH),
-        # Crops and global view; the separator between them; a newline after every row of features in both.
+        # Crops and global view, the separator between them, and a newline after every row of features in both.
         num_tokens=(rows * columns + 1) * TOKENS_PER_CROP + 1 + (rows + 1) * TOKENS_PER_SIDE,
-        pixel_shape=(configuration.CHANNELS, resized_height, resized_width),
+        pixel_shape=(processor_config.CHANNELS, resized_height, resized_width),
     )

@@ -16,7 +16,7 @@ WHITE = 255
 
 
 class Pixels:
-    """The padded picture of Phi-3-vision, uint8 planes; the engine makes its global view and its crops.
+    """The padded picture of Phi-3-vision, uint8 planes; an engine makes its global view and its crops.
 
     Source: HD_transform and padding_336 in the release's image_processing_phi3_v.py.
     """
@@ -27,14 +27,14 @@ class Pixels:
     def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
         """Write *picture* [height, width, 3], resized on white, into *out* [3, padded height, padded width].
 
-        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = picture.shape
         if picture_layout(width, height, self._settings) != layout:
-            raise InternalError("The picture decoded to another size than the one its tokens were counted for.")
+            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
         planes = out.transpose(1, 2, 0)
         if width < height:
-            # The reference turns a tall picture on its side first, so its passes take the other order.
+            # The reference first rotates a tall picture, so its passes have the other order.
             picture, planes = picture.transpose(1, 0, 2), planes.transpose(1, 0, 2)
         size = fitted(picture.shape[1], picture.shape[0], self._settings["num_crops"])
         top = (size.padded_height - size.height) // 2

@@ -1,4 +1,4 @@
-"""A decoded picture to patches in merged blocks. Runs in a decode process: resizing takes torch."""
+"""A decoded picture to patches in merged blocks. Runs in a decode process: resizing uses torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from saccade.media import rgbx
 from saccade.media.resize import resize
-from saccade.models.preprocessing import merge_blocks, merge_patches
+from saccade.models.preprocessing import patchify, smart_resize
 from saccade.protocol.media import PictureLayout
 
 
-class MergeBlocksPixels:
-    """Patches in merged blocks: uint8 of one frame; normalised and doubled on wires that are not ours."""
+class PatchifyPixels:
+    """Patches in merged blocks: uint8 of one frame; normalised and with two frames on external wires."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -21,17 +21,17 @@ class MergeBlocksPixels:
     def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
         """Write the patches of *picture* [height, width, 3] into *out* of layout.pixel_shape.
 
-        Raises InternalError where *layout* was made for another size, MemoryError where memory ends.
+        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = picture.shape
-        merge_blocks.check_layout(width, height, self._settings, layout)
+        smart_resize.check_layout(width, height, self._settings, layout)
         side = self._settings["patch_size"] * self._settings["merge_size"]
         columns = layout.resized_width // side
         bands = _bands(picture, layout, side)
         if layout.pixel_dtype == "uint8":
-            merge_patches.write_patches(bands, self._settings, out, columns)
+            patchify.write_patches(bands, self._settings, out, columns)
         else:
-            merge_patches.write_normalised(bands, self._settings, layout.pixel_dtype, out, columns)
+            patchify.write_normalised(bands, self._settings, layout.pixel_dtype, out, columns)
 
     def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
         """Return the resized picture [height, width, 3] that *patches* show."""
@@ -41,10 +41,10 @@ class MergeBlocksPixels:
         return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(layout.resized_height, layout.resized_width, -1)
 
 
-def _bands(picture: npt.NDArray[np.uint8], layout: PictureLayout, height: int) -> merge_patches.Bands:
-    """Return the rows of blocks of *picture*, resized to *layout* where it must be."""
+def _bands(picture: npt.NDArray[np.uint8], layout: PictureLayout, height: int) -> patchify.Bands:
+    """Return the rows of blocks of *picture*, resized to *layout* if the sizes differ."""
     memory = rgbx.words(picture)
     if memory is not None and picture.shape[:2] == (layout.resized_height, layout.resized_width):
-        return merge_patches.bands_of_words(memory, height)
+        return patchify.bands_of_words(memory, height)
     planes = resize(picture, layout.resized_height, layout.resized_width)
-    return merge_patches.bands_of_planes(np.ascontiguousarray(planes), height)
+    return patchify.bands_of_planes(np.ascontiguousarray(planes), height)

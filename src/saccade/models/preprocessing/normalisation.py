@@ -1,4 +1,4 @@
-"""uint8 to the normalised values of wires that are not ours: 256 table entries for each channel. numpy, no torch."""
+"""Tables from uint8 to the normalised values of external wires: 256 entries for each channel. numpy, no torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +21,10 @@ def tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> npt.NDArr
 
 
 def pair_tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> list[npt.NDArray[Any]]:
-    """Return for each channel the values of two neighbours, by their bytes read as one little-endian uint16.
+    """Return for each channel a table from two neighbouring bytes, read as a little-endian uint16, to two values.
 
-    Each is [65536] of what holds two values of *dtype*, uint32 or uint64: one look-up where `tables` take two. Channels
-    that are normalised alike share one, so that it stays in the processor's cache.
+    Each table is [65536], uint32 or uint64, with two values of *dtype* per entry, which halves the number of look-ups.
+    Channels with equal normalisation share one table, so that it stays in the processor's cache.
     """
     made: dict[bytes, npt.NDArray[Any]] = {}
     return [made.setdefault(table.tobytes(), _pairs(table)) for table in tables(mean, std, dtype)]
@@ -37,7 +37,7 @@ def _pairs(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Return *values* rounded to the nearest bfloat16, ties to even, as the uint16 that hold their bits."""
+    """Return *values* rounded to the nearest bfloat16, ties to even, as the uint16 with the same bits."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded: npt.NDArray[np.uint16] = ((bits + HALF + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)).astype(
         np.uint16

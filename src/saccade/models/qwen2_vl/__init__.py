@@ -7,5 +7,5 @@ FAMILY = Family(
     model_types=("qwen2_vl", "qwen2_5_vl"),
     placeholder="<|image_pad|>",
     template_switches=("add_vision_id",),
-    foreign_grid="image_grid_thw",
+    external_grid="image_grid_thw",
 )

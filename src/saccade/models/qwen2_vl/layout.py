@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from saccade.models.preprocessing.merge_blocks import MergeBlocksLayout
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 
 
-class Layout(MergeBlocksLayout):
+class Layout(SmartResizeLayout):
     """Patches of 14 x 14, merged 2 x 2 into one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -18,4 +18,4 @@ class Layout(MergeBlocksLayout):
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
-    """What the reference processor takes where a file is silent: transformers 5.23, Qwen2VLImageProcessor."""
+    """Defaults of the reference processor for missing keys: transformers 5.23, Qwen2VLImageProcessor."""

@@ -1,7 +1,7 @@
 """A decoded picture to the patches of the wire. Runs in a decode process."""
 
-from saccade.models.preprocessing.merge_pixels import MergeBlocksPixels
+from saccade.models.preprocessing.merge_pixels import PatchifyPixels
 
 
-class Pixels(MergeBlocksPixels):
-    """Patches in merged blocks: uint8 of one frame; normalised and doubled on wires that are not ours."""
+class Pixels(PatchifyPixels):
+    """Patches in merged blocks: uint8 of one frame; normalised and with two frames on external wires."""

@@ -6,7 +6,7 @@ FAMILY = Family(
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     model_types=("qwen3_5", "qwen3_5_moe"),
     placeholder="<|image_pad|>",
-    # The last one came with 3.6, whose checkpoints name the same architectures.
+    # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
     template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
-    foreign_grid="image_grid_thw",
+    external_grid="image_grid_thw",
 )

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from saccade.models.preprocessing.merge_blocks import MergeBlocksLayout
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 
 
-class Layout(MergeBlocksLayout):
+class Layout(SmartResizeLayout):
     """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens a picture."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -18,4 +18,4 @@ class Layout(MergeBlocksLayout):
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    """What the releases' preprocessor_config.json say; they hold where a file is silent."""
+    """The values of the releases' preprocessor_config.json, which apply to missing keys."""

@@ -1,13 +1,13 @@
-"""Grid and token count of a picture, from its dimensions. Runs in the gateway: no torch."""
+"""Compute grid and token count of a picture from its dimensions. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from saccade.models.preprocessing.merge_blocks import MergeBlocksLayout
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 
 
-class Layout(MergeBlocksLayout):
-    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens a picture."""
+class Layout(SmartResizeLayout):
+    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens per picture."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 16,
@@ -18,4 +18,4 @@ class Layout(MergeBlocksLayout):
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    """What the releases' preprocessor_config.json say; they hold where a file is silent."""
+    """The values in the releases' preprocessor_config.json; they replace missing keys."""

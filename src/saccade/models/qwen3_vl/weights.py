@@ -1,10 +1,10 @@
-"""Checkpoint names to parameter names."""
+"""Map names of checkpoint tensors to the network's parameters."""
 
 from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """A parameter by name, and which partition of its rows a checkpoint tensor fills (None: all)."""
+    """A parameter's name, and the partition of its rows that a checkpoint tensor fills (None: all)."""
 
     parameter: str
     partition: int | None = None
@@ -25,7 +25,7 @@ FUSED = (
 
 
 def locate(name: str, tied: bool) -> Target | None:
-    """Return where the checkpoint tensor *name* belongs; None where it repeats the tied embedding."""
+    """Return the target of the checkpoint tensor *name*; None if it duplicates the tied embedding."""
     if tied and name == "lm_head.weight":
         return None
     for theirs, ours in PREFIXES:

@@ -1,50 +1,53 @@
-"""Backends, chosen by name; choosing one imports no other."""
+"""Attention backends by name, one registry for decoders and one for vision towers. Only the chosen one is imported."""
 
 import importlib
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
 
 from saccade.errors import StartupError
-from saccade.nn.context import Backend
+from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 
-AUTO, PLAIN, KERNELS, TILES = "auto", "torch_sdpa", "numba", "amx"
-BACKENDS = MappingProxyType(
-    {
-        PLAIN: "saccade.nn.backends.torch_sdpa",
-        KERNELS: "saccade.nn.backends.numba_cpu",
-        TILES: "saccade.nn.backends.amx",
-    }
+AUTO, PLAIN, AMX = "auto", "torch_sdpa", "amx"
+BACKENDS: Mapping[str, str] = MappingProxyType({PLAIN: "saccade.nn.backends.torch_sdpa"})
+"""Module of each backend for decoders; it has a class AttentionBackend."""
+
+VISION_BACKENDS: Mapping[str, str] = MappingProxyType(
+    {PLAIN: "saccade.nn.backends.torch_sdpa", AMX: "saccade.nn.amx.backend"}
 )
-"""Module of each backend; it holds a class named Backend."""
+"""Module of each backend for vision towers, the slowest first.
+
+It has a class VisionAttentionBackend and a function `unavailable(device, dtype)` that returns why the backend cannot
+compute there, or None. A module whose import fails is not installed.
+"""
 
 
-def load_backend(name: str, num_threads: int = 1) -> Backend:
-    """Return a new backend for steps of up to *num_threads*. Raises StartupError for an unknown name."""
-    if name not in BACKENDS:
-        raise StartupError(f"There is no attention backend {name!r}. Known: {', '.join((AUTO, *sorted(BACKENDS)))}.")
-    backend: Backend = importlib.import_module(BACKENDS[name]).Backend(num_threads)
+def load_backend(name: str) -> AttentionBackend:
+    """Return a new backend for decoders. Raises StartupError for an unknown name."""
+    chosen = PLAIN if name == AUTO else name
+    if chosen not in BACKENDS:
+        raise StartupError(f"attention_backend must be one of {', '.join((AUTO, *BACKENDS))}, not {name!r}.")
+    backend: AttentionBackend = importlib.import_module(BACKENDS[chosen]).AttentionBackend()
     return backend
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """Return the backend that *name* means here. Raises StartupError for one that cannot compute this."""
-    kernels = device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and head_dim % 4 == 0
-    if name == AUTO:
-        if not kernels:
-            return PLAIN
-        return TILES if dtype == torch.bfloat16 and _tiles_available() else KERNELS
-    given = f"not on {device.type} in {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
-    if name in (KERNELS, TILES) and not kernels:
+def load_vision_backend(name: str, device: torch.device, dtype: torch.dtype) -> VisionAttentionBackend:
+    """Return a new backend for vision towers; auto is the fastest that can compute on *device* in *dtype*.
+
+    Raises StartupError for an unknown name, and for a backend that cannot compute there.
+    """
+    if name not in (AUTO, *VISION_BACKENDS):
         raise StartupError(
-            f"attention_backend {name} computes on a CPU in bfloat16 or float32, with heads of a multiple of four "
-            f"channels, {given}."
+            f"mm_encoder_attn_backend must be one of {', '.join((AUTO, *VISION_BACKENDS))}, not {name!r}."
         )
-    if name == TILES and not (dtype == torch.bfloat16 and _tiles_available()):
-        raise StartupError(f"attention_backend {name} computes in bfloat16 on a CPU with AMX and AVX-512, {given}.")
-    return name
-
-
-def _tiles_available() -> bool:
-    # Numba takes a moment to import, and only a CPU needs it.
-    return bool(importlib.import_module("saccade.nn.kernels.tiles").available())
+    for candidate in reversed(list(VISION_BACKENDS)) if name == AUTO else [name]:
+        try:
+            module = importlib.import_module(VISION_BACKENDS[candidate])
+            reason = module.unavailable(device, dtype)
+        except ImportError as error:
+            reason = f"it is not installed ({error}); `pip install 'saccade[cpu]'` installs it"
+        if reason is None:
+            backend: VisionAttentionBackend = module.VisionAttentionBackend()
+            return backend
+    raise StartupError(f"mm_encoder_attn_backend cannot be {name}: {reason}.")

@@ -1,41 +1,50 @@
-"""The plain twin of every backend: PyTorch, runs anywhere.
+"""Attention by PyTorch alone, on any device: the reference for every other backend.
 
 Decode rows of similar length are gathered into one padded batch and attended in one call; a prefill chunk is one call
 per sequence. Shapes: N tokens, S decode rows of a group, L context length, Q query heads, K key/value heads, D head
-size, G = Q / K query heads per key/value head.
+size, W width of a value, G = Q / K query heads per key/value head.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from saccade.nn.backends import onednn
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Product, Turn
-from saccade.nn.rope import rotate, rotate_pairs
+from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
+
+
+class Scoring(NamedTuple):
+    """How scores are computed from products; AttentionBackend.paged describes the fields."""
+
+    scale: float | None
+    window: int | None
+    soft_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Decode rows whose contexts are within a factor of two. *rows* int64 [S], None where the group is all rows.
 
-    *slots* int64 [S * L]; *mask* is additive [S, 1, 1, L], None where all contexts are equally long.
+    *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] count the context. *mask* is additive
+    [S, 1, 1, L], None where all contexts are equally long.
     """
 
     rows: torch.Tensor | None
-    num_rows: int
     slots: torch.Tensor
+    lengths: torch.Tensor
     mask: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens [start, stop) of the flat batch. Without a cached prefix there is nothing to gather: *slots* is None."""
+    """Tokens [start, stop) of the flat batch. Without a cached prefix there is nothing to gather: *slots* is None.
+
+    *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal without a prefix.
+    """
 
     start: int
     stop: int
@@ -45,122 +54,75 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all layers of a step share. *decodes* is what `plan_decodes` returned, None where there are none."""
+    """What all layers of a step share."""
 
     num_decodes: int
-    decodes: Any
+    decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillChunk, ...]
 
 
-class Backend:
-    """nn.context.Backend by torch.nn.functional. Another may replace `plan_decodes` and `decode`, or `prefill`."""
+class AttentionBackend:
+    """nn.context.AttentionBackend."""
 
-    def __init__(self, num_threads: int = 1) -> None:
-        """Torch counts its threads itself."""
-
-    def use_caches(self, kv_caches: Sequence[KvCache]) -> None:
-        """They come with every step."""
+    name = "torch_sdpa"
+    metadata = ("slot_mapping", "block_tables", "context_lengths", "query_lengths", "host_context_lengths")
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
-        decodes = self.plan_decodes(layout, dtype) if layout.num_decodes else None
-        return Plan(layout.num_decodes, decodes, _prefill_chunks(layout))
-
-    def plan_decodes(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
-        """Return what `decode` needs to know about the step's decode rows."""
-        return _decode_groups(layout, dtype)
+        return Plan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
 
     def paged(
-        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, layer: int, context: ForwardContext
+        self,
+        q_NQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKW: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Write keys and values, then attend to the cache."""
         plan: Plan = context.plan
-        cache = context.kv_caches[layer]
-        keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
+        scoring = Scoring(scale, window, soft_cap)
+        keys, values = (cache.flatten(0, 1) for cache in context.paged_cache(layer))
         keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
-        values.index_copy_(0, context.layout.slot_mapping, v_NKD)
-        outputs = [self.decode(q_NQD[: plan.num_decodes], layer, context)] if plan.num_decodes else []
+        values.index_copy_(0, context.layout.slot_mapping, v_NKW)
+        outputs = [_decode(q_NQD[: plan.num_decodes], keys, values, plan.decodes, scoring)] if plan.num_decodes else []
         for chunk in plan.prefills:
             span = slice(chunk.start, chunk.stop)
-            if chunk.slots is None:
-                outputs.append(self.prefill(q_NQD[span], k_NKD[span], v_NKD[span], None))
-            else:
-                gathered_k, gathered_v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
-                outputs.append(self.prefill(q_NQD[span], gathered_k, gathered_v, chunk.mask))
+            k, v = k_NKD[span], v_NKW[span]
+            if chunk.slots is not None:
+                k, v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
+            outputs.append(_prefill(q_NQD[span], k, v, chunk.mask, scoring))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def decode(self, q_SQD: torch.Tensor, layer: int, context: ForwardContext) -> torch.Tensor:
-        """Attend with one query token a row; return [S, Q * D]."""
-        groups: tuple[DecodeGroup, ...] = context.plan.decodes
-        cache = context.kv_caches[layer]
-        keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
-        if groups[0].rows is None:
-            return _decode_rows(q_SQD, keys, values, groups[0])
-        output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * q_SQD.shape[2])
-        for group in groups:
-            if group.rows is not None:
-                output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], keys, values, group))
-        return output
 
-    def prefill(
-        self, q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Attend with the last N of L tokens, causally, as *mask* [N, L] says; without it N = L. Return [N, Q * D]."""
-        q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKD))
-        output = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
-        return output.squeeze(0).transpose(0, 1).flatten(1)
+class VisionAttentionBackend:
+    """nn.context.VisionAttentionBackend."""
+
+    name = "torch_sdpa"
+    metadata = ("max_seqlen", "sequence_lengths")
 
     def packed(
-        self, q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, layout: PackedLayout
+        self,
+        q_NQD: torch.Tensor,
+        k_NQD: torch.Tensor,
+        v_NQD: torch.Tensor,
+        layout: PackedLayout,
+        scale: float | None = None,
     ) -> torch.Tensor:
-        """Attend within each frame: frames of one size in one call, others one call each."""
+        """Attend within each sequence: those of one length in one call, others one call each."""
         lengths = layout.sequence_lengths
         if min(lengths) == layout.max_seqlen:
-            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths))
-        frames = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
-        return torch.cat([_packed_equal(q, k, v, 1) for q, k, v in frames])
+            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
+        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
+        return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
 
-    def product(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product | None:
-        """As oneDNN has it, where oneDNN multiplies."""
-        return onednn.Product(weight_OI, bias_O) if onednn.multiplies(weight_OI) else None
 
-    def rms_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        """As torch does it."""
-        return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
-
-    def layer_norm(self, x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
-        """As torch does it."""
-        return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
-
-    def normalise(
-        self, pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """In float32, and rounded at last."""
-        values_NCV = pixels_NI.view(pixels_NI.shape[0], len(mean_C), -1).float()
-        return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
-
-    def norm_rotate(
-        self, x_NHD: torch.Tensor, weight_MD: torch.Tensor, eps: float, turn: Turn, num_kv_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm all heads in one call, then scale and turn them."""
-        num_heads = weight_MD.shape[0]
-        normed_NMD = functional.rms_norm(x_NHD[:, :num_heads], x_NHD.shape[-1:], None, eps) * weight_MD
-        q_NQD, k_NKD = rotate(normed_NMD, *turn).split_with_sizes((num_heads - num_kv_heads, num_kv_heads), dim=1)
-        return q_NQD, k_NKD
-
-    def rotate_pairs(
-        self, x_NHD: torch.Tensor, turn_N1C: torch.Tensor, num_heads: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both together."""
-        q_NQD, k_NQD = rotate_pairs(x_NHD[:, : 2 * num_heads], turn_N1C).chunk(2, dim=1)
-        return q_NQD, k_NQD
-
-    def gate(self, x_NI: torch.Tensor) -> torch.Tensor:
-        """SwiGLU's gate (Shazeer 2020, arXiv:2002.05202)."""
-        gate, up = x_NI.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return None: these backends compute anywhere."""
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -183,11 +145,14 @@ def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -
     # Padding repeats the row's own last slot: another sequence's slot could hold a NaN, which no mask removes.
     clamped = torch.minimum(index, (lengths - 1).unsqueeze(1))
     slots = tables.gather(1, clamped // layout.block_size) * layout.block_size + clamped % layout.block_size
-    mask = None
-    if min(host) != longest:
-        hidden = (index >= lengths.unsqueeze(1))[:, None, None, :]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return DecodeGroup(rows, len(members), slots.flatten(), mask)
+    mask = None if min(host) == longest else _additive(index < lengths.unsqueeze(1), dtype)
+    return DecodeGroup(rows, slots.flatten(), lengths, mask)
+
+
+def _additive(visible_SL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [S, 1, 1, L] that is added to scores."""
+    mask_SL = torch.zeros(visible_SL.shape, dtype=dtype, device=visible_SL.device)
+    return mask_SL.masked_fill_(~visible_SL, float("-inf"))[:, None, None, :]
 
 
 def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
@@ -205,18 +170,72 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _decode_rows(q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
-    num_kv_heads, head_dim = keys.shape[1:]
-    k_SKLD = keys.index_select(0, group.slots).view(group.num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-    v_SKLD = values.index_select(0, group.slots).view(group.num_rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-    # With one query token a row, the query heads that share a key head can stand where query tokens would.
-    q_SKGD = q_SQD.reshape(group.num_rows, num_kv_heads, -1, head_dim)
-    output = functional.scaled_dot_product_attention(q_SKGD, k_SKLD, v_SKLD, attn_mask=group.mask)
-    return output.reshape(group.num_rows, -1)
+def _decode(
+    q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, groups: tuple[DecodeGroup, ...], scoring: Scoring
+) -> torch.Tensor:
+    """Attend with one query token a row; return [S, Q * W]."""
+    if groups[0].rows is None:
+        return _decode_rows(q_SQD, keys, values, groups[0], scoring)
+    output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * values.shape[2])
+    for group in groups:
+        if group.rows is not None:
+            output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], keys, values, group, scoring))
+    return output
 
 
-def _packed_equal(q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, num_sequences: int) -> torch.Tensor:
+def _decode_rows(
+    q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup, scoring: Scoring
+) -> torch.Tensor:
+    num_rows, num_kv_heads = len(group.lengths), keys.shape[1]
+    k_SKLD, v_SKLW = (
+        cache.index_select(0, group.slots).unflatten(0, (num_rows, -1)).transpose(1, 2) for cache in (keys, values)
+    )
+    # With one query token a row, the query heads that share a key head can take the place of query tokens.
+    q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
+    mask = group.mask
+    if scoring.window is not None:
+        index = torch.arange(k_SKLD.shape[2], device=q_SQD.device)
+        behind, lengths = index + scoring.window, group.lengths.unsqueeze(1)
+        mask = _additive((behind >= lengths) & (index < lengths), q_SQD.dtype)
+    return _attend(q_SKGD, k_SKLD, v_SKLW, mask, False, scoring).reshape(num_rows, -1)
+
+
+def _prefill(
+    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask_NL: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """Attend with the last N of L tokens, causally, as *mask* says; without it N = L. Return [N, Q * W]."""
+    if scoring.window is not None:
+        index = torch.arange(len(k_LKD), device=q_NQD.device)
+        last = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
+        mask_NL = (index <= last) & (index > last - scoring.window)
+    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKW))
+    return _attend(q, k, v, mask_NL, mask_NL is None, scoring).squeeze(0).transpose(0, 1).flatten(1)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scoring: Scoring
+) -> torch.Tensor:
+    """Attend with q [B, Q, N, D] over k [B, K, L, D] and v [B, K, L, W]; return [B, Q, N, W]."""
+    if scoring.soft_cap is None:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q.float() @ k.float().transpose(-1, -2) * (q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
+    scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def _packed_equal(
+    q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, num_sequences: int, scale: float | None
+) -> torch.Tensor:
     num_heads, head_dim = q_NQD.shape[1:]
     shape = (num_sequences, -1, num_heads, head_dim)
     q, k, v = (tensor.reshape(shape).transpose(1, 2) for tensor in (q_NQD, k_NQD, v_NQD))
-    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, num_heads * head_dim)
+    output = functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    return output.transpose(1, 2).reshape(-1, num_heads * head_dim)

@@ -17,15 +17,15 @@ from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSch
 
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.load import Load
+from saccade.protocol.engine_load import Load
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory, wire
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
-from saccade.transport.dialects import lent_slots, tokenspeed_model
-from saccade.transport.dialects.lent_slots import Links
+from saccade.transport.dialects import shared_memory_links, tokenspeed_model
+from saccade.transport.dialects.shared_memory_links import Links
 from saccade.transport.dialects.tokenspeed_messages import (
     LOST,
     Answer,
@@ -82,7 +82,7 @@ class TokenSpeedClient:
     *url* is `tokenspeed://host:port`. Every slot of a request given to generate() comes back once for each picture in
     it: through *on_released* when the worker has copied it or will never read it, through *on_discarded* when it may
     still be reading. The model's files are those *given* for its name, else what *read_files* finds in the worker's own
-    folder, else what the worker sends. *grid_name* tells what the model calls a picture's grid on this wire.
+    folder, else what the worker sends. *grid_name* returns the model's name for a picture's grid on this wire.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TokenSpeedClient:
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
-        lent_slots.sweep()
+        shared_memory_links.sweep()
         self._task = asyncio.create_task(self._run(), name=f"worker client {self.url}")
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ async def _check_health(stub: Any) -> None:
 
 
 def _cancelling() -> bool:
-    """Whether somebody has asked the running task to end."""
+    """Whether the running task has been asked to end."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

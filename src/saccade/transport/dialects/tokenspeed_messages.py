@@ -27,7 +27,7 @@ from saccade.protocol.description import Description
 from saccade.protocol.media import BYTES_PER_VALUE, MediaItem
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.dialects.lent_slots import OFFSET
+from saccade.transport.dialects.shared_memory_links import OFFSET
 
 PATCHES_PER_IMAGE = "patches_per_image"
 NO_LIMIT = -1

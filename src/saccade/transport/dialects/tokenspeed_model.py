@@ -1,4 +1,4 @@
-"""What a TokenSpeed worker says of itself, as a Description, and the model's small files that it streams as a zip."""
+"""The Description of a TokenSpeed worker, and the model's small files, which the worker streams as a zip."""
 
 import hashlib
 import io
@@ -10,23 +10,10 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.load import Load
-
-BUNDLE_FILES = (
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tiktoken.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-"""Those of the bundle that a gateway needs; whatever else is in it is not unpacked."""
+from saccade.protocol.engine_load import Load
+from saccade.protocol.model_files import CONFIG, GATEWAY_FILES, MAX_FILE_BYTES
 
 MAX_BUNDLE_BYTES = 64 << 20
-MAX_FILE_BYTES = 128 << 20
 MAX_DIRECTORY_BYTES = 1 << 20
 END_RECORD_BYTES = 22
 ZIP64_LOCATOR_BYTES = 20
@@ -65,7 +52,7 @@ def served_name(info: Any) -> str:
 
 
 def load_of(reply: Any, block_size: int) -> Load:
-    """Return what GetLoads says of all ranks together."""
+    """Return the sum over all ranks of a reply to GetLoads."""
     ranks = reply.loads
     num_tokens = sum(rank.max_total_num_tokens for rank in ranks)
     num_free_tokens = num_tokens - sum(rank.num_used_tokens for rank in ranks)
@@ -98,15 +85,15 @@ async def receive_bundle(chunks: AsyncIterator[Any]) -> bytes:
 
 
 def unpack_bundle(bundle: bytes) -> ModelFiles:
-    """Return those files of the zip that a gateway needs. Raises StartupError where it is malformed or too large."""
+    """Return those of GATEWAY_FILES that are in the zip. Raises StartupError where it is malformed or too large."""
     _check_directory(bundle)
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            wanted = [member for member in archive.infolist() if member.filename in BUNDLE_FILES]
+            wanted = [member for member in archive.infolist() if member.filename in GATEWAY_FILES]
             files = {member.filename: _member(archive, member) for member in wanted}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise StartupError("The worker's tokenizer files are no sound zip.") from error
-    if "config.json" not in files:
+    if CONFIG not in files:
         raise StartupError("The worker's tokenizer files lack config.json.")
     return ModelFiles(files=files)
 
@@ -123,7 +110,7 @@ def _check_directory(bundle: bytes) -> None:
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return one unpacked file. What the directory says of its size is not trusted."""
+    """Return one unpacked file. The size in the directory is not trusted."""
     if member.compress_type not in METHODS:
         raise zipfile.BadZipFile
     with archive.open(member) as stream:

@@ -1,0 +1,92 @@
+"""A cache that counts the bytes of what it holds and gives up what was used least recently."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Entry(NamedTuple, Generic[V]):
+    """A value and what it takes."""
+
+    value: V
+    num_bytes: int
+
+
+class ByteLru(Generic[K, V]):
+    """Values by key, of *budget_bytes* together; a put that passes the budget drops the least recently used.
+
+    Keys for which *is_pinned* is true stay, even where they alone pass the budget; after one is unpinned call trim().
+    *on_drop* is called with every key and value that leaves, but not with what is popped or replaced.
+    Iteration yields keys, the least recently used first.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        is_pinned: Callable[[K], bool] = lambda _: False,
+        on_drop: Callable[[K, V], None] = lambda *_: None,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.num_bytes = 0
+        self._is_pinned = is_pinned
+        self._on_drop = on_drop
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Yield keys and values, the least recently used first."""
+        return ((key, entry.value) for key, entry in self._entries.items())
+
+    def get(self, key: K) -> V | None:
+        """Return a value and mark it used."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.value
+
+    def put(self, key: K, value: V, num_bytes: int) -> None:
+        """Add a value, or replace one, as the most recently used."""
+        self.pop(key)
+        self._entries[key] = _Entry(value, num_bytes)
+        self.num_bytes += num_bytes
+        self.trim()
+
+    def pop(self, key: K) -> V | None:
+        """Remove a value and return it."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self.num_bytes -= entry.num_bytes
+        return entry.value
+
+    def drop(self, key: K) -> None:
+        """Give up a value."""
+        if key in self._entries:
+            value = self._entries[key].value
+            self.pop(key)
+            self._on_drop(key, value)
+
+    def trim(self) -> None:
+        """Drop the least recently used that are not pinned until the budget holds."""
+        while self.num_bytes > self.budget_bytes:
+            unpinned = next((key for key in self._entries if not self._is_pinned(key)), None)
+            if unpinned is None:
+                return
+            self.drop(unpinned)
+
+    def clear(self) -> None:
+        """Drop everything that is not pinned."""
+        for key in [key for key in self._entries if not self._is_pinned(key)]:
+            self.drop(key)

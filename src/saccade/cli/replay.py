@@ -1,0 +1,72 @@
+"""`saccade replay`: run recorded steps again, and compare."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+
+from saccade.cli import exit_codes
+from saccade.engine.recording import Machine, open_recording
+from saccade.engine.replay import Outcome, Replay, check_pictures, fresh_executor
+from saccade.errors import StartupError
+from saccade.supervisor.checkpoint import resolve_model
+
+
+def replay(
+    file: Path,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(show_default=False)] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, Parameter(show_default=False)] = None,
+) -> int:
+    """Run recorded steps again, and compare what they give.
+
+    Exit status: 0 all is equal, 1 something differs, 2 the recording cannot be replayed here.
+
+    Parameters
+    ----------
+    file
+        A segment that `--record-steps` wrote.
+    model
+        A folder in hub layout, or a hub id; by default the folder that the recording was made with.
+    device
+        Where the network runs; by default where it ran.
+    """
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    try:
+        recording = open_recording(file)
+        check_pictures(recording)
+        given = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
+        changes = {name: value for name, value in given.items() if value is not None}
+        executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
+    except StartupError as error:
+        Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"saccade: {error.message}")
+        return exit_codes.CANNOT_REPLAY
+    others = _differing(recording.header.machine, machine)
+    for name, recorded, here in others:
+        console.print(f"{name}: recorded with {recorded}, here {here}")
+    compared = "token ids only" if others else "token ids and log probabilities, to the last bit"
+    console.print(f"Compared are {compared}.")
+    outcome = Replay(executor, is_exact=not others).run(recording.records())
+    _show(console, outcome)
+    return 0 if outcome.first is None else exit_codes.DIFFERENT
+
+
+def _differing(recorded: Machine, here: Machine) -> list[tuple[str, object, object]]:
+    """Return the fields in which two machines differ, with both values."""
+    one, other = (msgspec.structs.asdict(machine) for machine in (recorded, here))
+    return [(name, one[name], other[name]) for name in one if one[name] != other[name]]
+
+
+def _show(console: Console, outcome: Outcome) -> None:
+    if (first := outcome.first) is not None:
+        where = "" if first.row is None else f", row {first.row}, sequence {first.sequence_id}"
+        console.print(f"First difference: step {first.number}{where}")
+        console.print(f"  expected {first.expected}")
+        console.print(f"  got      {first.got}")
+    console.print(
+        f"{outcome.num_steps} steps with {outcome.num_tokens} tokens were compared; "
+        f"{outcome.num_different} of {outcome.num_sequences} sequences differ."
+    )

@@ -1,0 +1,150 @@
+"""Report the contents of the caches to watchers: first a snapshot, then every change, numbered and encoded.
+
+All watchers of the same caches get the same increments, so each increment is numbered and encoded once. A snapshot
+shows the caches at the time of the watch request. It is sent in pieces, one per step, so that it does not delay a step;
+increments that arise in the meantime are queued behind it. While there are no watchers, the caches report no events and
+this module stores nothing.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.kv.blocks import PagedBlocks
+from saccade.protocol.engine_ipc import CacheEvents
+from saccade.protocol.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEvents,
+    PictureRemoved,
+    PictureStored,
+)
+
+EVENTS_PER_MESSAGE = 1024
+"""About 150 kB of blocks of 16 tokens; encoding them takes a few milliseconds."""
+
+
+class Caches(NamedTuple):
+    """The caches that a watcher follows."""
+
+    blocks: bool
+    pictures: bool
+
+    def kinds(self) -> tuple[type, ...]:
+        """Return the event types of these caches."""
+        blocks = (BlockStored, BlockRemoved) if self.blocks else ()
+        pictures = (PictureStored, PictureRemoved) if self.pictures else ()
+        return (*blocks, *pictures)
+
+
+class _Snapshot:
+    """A snapshot on its way to one watcher, and the increments queued behind it."""
+
+    def __init__(self, number: int, events: Iterator[KvEvent]) -> None:
+        self.number = number
+        self.backlog: list[bytes] = []
+        self._events = events
+        self._next = list(itertools.islice(events, EVENTS_PER_MESSAGE))
+
+    def message(self) -> KvEvents:
+        """Return the next piece; its `last` field is set on the final piece."""
+        events, self._next = self._next, list(itertools.islice(self._events, EVENTS_PER_MESSAGE))
+        return KvEvents(self.number, events, snapshot=True, last=not self._next)
+
+
+class _Channel:
+    """The watchers of the same caches; *watchers* maps each to the snapshot that is still being sent, or None."""
+
+    def __init__(self, caches: Caches) -> None:
+        self.kinds = caches.kinds()
+        self.number = 0
+        self.watchers: dict[int, _Snapshot | None] = {}
+
+
+class CacheFeed:
+    """The watchers of one engine's caches, by number. Not thread-safe."""
+
+    def __init__(self, blocks: PagedBlocks, encodings: EncoderCache) -> None:
+        self.blocks = blocks
+        self._encodings = encodings
+        self._changes: list[KvEvent] = []
+        self._messages: list[CacheEvents] = []
+        self._channels: dict[Caches, _Channel] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @property
+    def busy(self) -> bool:
+        """Whether take() would return messages."""
+        snapshots = (snapshot for channel in self._channels.values() for snapshot in channel.watchers.values())
+        return bool(self._messages or self._changes) or any(snapshots)
+
+    def watch(self, watcher: int, caches: Caches) -> None:
+        """Start sending events to *watcher*, beginning with a snapshot."""
+        # Earlier changes are part of the new snapshot; only the existing watchers get them as increments.
+        self._number_changes()
+        channel = self._channels.setdefault(caches, _Channel(caches))
+        events: list[Iterator[KvEvent]] = []
+        if caches.blocks:
+            events.append(self.blocks.snapshot())
+        if caches.pictures:
+            events.append(self._encodings.snapshot())
+        channel.watchers[watcher] = _Snapshot(channel.number, itertools.chain(*events))
+        self._listen()
+
+    def unwatch(self, watcher: int) -> None:
+        """Stop sending to *watcher*, and discard its pending messages. An unknown watcher is ignored."""
+        for message in self._messages:
+            if watcher in message.watchers:
+                message.watchers.remove(watcher)
+        self._messages = [message for message in self._messages if message.watchers]
+        for caches, channel in list(self._channels.items()):
+            channel.watchers.pop(watcher, None)
+            if not channel.watchers:
+                del self._channels[caches]
+        self._listen()
+
+    def take(self) -> list[CacheEvents]:
+        """Return the pending messages in order, with the next piece of every snapshot."""
+        self._number_changes()
+        for channel in self._channels.values():
+            for watcher, snapshot in channel.watchers.items():
+                if snapshot is not None:
+                    self._advance(channel, watcher, snapshot)
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _listen(self) -> None:
+        """Subscribe to the caches that have watchers, and unsubscribe from the others."""
+        self.blocks.on_event = self._record if any(caches.blocks for caches in self._channels) else None
+        self._encodings.on_event = self._record if any(caches.pictures for caches in self._channels) else None
+
+    def _record(self, event: KvEvent) -> None:
+        self._changes.append(event)
+
+    def _number_changes(self) -> None:
+        changes, self._changes = self._changes, []
+        for channel in self._channels.values() if changes else ():
+            events = iter([event for event in changes if isinstance(event, channel.kinds)])
+            while piece := list(itertools.islice(events, EVENTS_PER_MESSAGE)):
+                channel.number += 1
+                self._send(channel, self._encoder.encode(KvEvents(channel.number, piece)))
+
+    def _send(self, channel: _Channel, payload: bytes) -> None:
+        ready = [watcher for watcher, snapshot in channel.watchers.items() if snapshot is None]
+        if ready:
+            self._messages.append(CacheEvents(ready, payload))
+        for snapshot in channel.watchers.values():
+            if snapshot is not None:
+                snapshot.backlog.append(payload)
+
+    def _advance(self, channel: _Channel, watcher: int, snapshot: _Snapshot) -> None:
+        message = snapshot.message()
+        payloads = [self._encoder.encode(message)]
+        if message.last:
+            payloads += snapshot.backlog
+            channel.watchers[watcher] = None
+        self._messages += [CacheEvents([watcher], payload) for payload in payloads]

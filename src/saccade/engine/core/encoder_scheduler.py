@@ -1,0 +1,160 @@
+"""Choose the pictures to encode, and pin encodings for as long as sequences need them. No torch.
+
+A chunk ends before a picture that does not fit the step's patch budget. A picture larger than the whole budget is
+encoded alone. While no sequence decodes, pictures are encoded in the step that needs them. While a sequence decodes,
+and the machine has enough threads, pictures are encoded in jobs aside, one after the other. Steps continue meanwhile,
+and only the sequences that need those pictures wait.
+
+More pictures would then wait for a long time, and steps with only a few decodes use the machine poorly. Therefore one
+further picture is encoded within a step. After that, no picture is encoded within a step until the decodes have had
+about as much time as that picture took. A second job is always queued, because a step that encodes is long and no job
+can be submitted before it ends.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.kv.manager import BlockManager
+from saccade.engine.core.pictures import EncoderKey, RequestPicture, State, Until
+from saccade.engine.core.schedule import Left, Schedule
+from saccade.engine.core.sequence import Sequence
+from saccade.models.facts import Grid
+
+PATCHES_A_STEP = 80
+"""Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""
+
+
+NUM_JOBS = 2
+"""The maximum number of jobs aside, including the queued one."""
+
+
+@dataclass(frozen=True)
+class EncodeCosts:
+    """The cost of encoding a media item of a grid: patches to compute, and bytes of features to keep."""
+
+    patches: Callable[[Grid], int]
+    num_bytes: Callable[[Grid], int]
+
+
+class EncoderScheduler:
+    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id."""
+
+    def __init__(
+        self, budget_patches: int, aside: bool, block_manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
+    ) -> None:
+        self.encoder_cache = cache
+        self.jobs: dict[int, frozenset[EncoderKey]] = {}
+        self.num_hits = 0
+        self.costs = costs
+        self._is_beside = False
+        self._owed_patches = 0
+        self._budget_patches = budget_patches
+        self._aside = aside
+        self._block_manager = block_manager
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keep the encodings that further samples of the request will read pinned until `share`.
+
+        The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
+        whole prompt.
+        """
+        manager, last = self._block_manager, sequence.num_prompt_tokens - 1
+        sequence.samples_start = last // manager.block_size * manager.block_size if manager.enable_prefix_caching else 0
+
+    def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
+        """Give further samples of the request of *sequence* its pins, and undo the pins that it held for them."""
+        for picture in sequence.pictures:
+            is_claimed, is_kept = picture.is_claimed(sequence.index), (sequence.index, Until.ENDED) in picture.pins
+            for sample in samples:
+                if is_claimed:
+                    self.encoder_cache.pin(picture, sample.index, _claim_of(sample, picture))
+                if is_kept:
+                    self.encoder_cache.pin(picture, sample.index, Until.ENDED)
+            self.encoder_cache.unpin(picture, sequence.index, (Until.STARTED,))
+        sequence.samples_start = None
+
+    def begin(self, decodes: bool) -> None:
+        """Start planning a step. *decodes* says whether a sequence decodes in the step."""
+        self._is_beside = self._aside and decodes
+        self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
+
+    def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
+        """Plan the encodings for a chunk, and return its length. It ends before a picture that will not be encoded."""
+        start = sequence.num_computed_tokens
+        for run, picture in sequence.media_between(start, start + num_tokens):
+            is_claimed = picture.is_claimed(sequence.index) or self._claim(sequence, picture, step, left)
+            is_there = picture.state is State.ENCODED or (picture.key in step.encode and picture.key not in step.aside)
+            if not (is_claimed and is_there):
+                return max(0, run.start - start)
+        return num_tokens
+
+    def _claim(self, sequence: Sequence, picture: RequestPicture, step: Schedule, left: Left) -> bool:
+        """Pin a picture that is encoded, or planned to be, in this step or aside. Return False if it cannot be."""
+        if picture.key in step.encode:
+            step.encode[picture.key].append((sequence, picture))
+            self.num_hits += 1
+        elif self.encoder_cache.has_begun(picture.key):
+            self.num_hits += 1
+        elif not picture.has_pixels:
+            step.lacking[sequence] = sequence.pictures_without_pixels
+            return False
+        elif self._fits(patches := self.costs.patches(picture.key.grid), left):
+            self._begin(sequence, picture, patches, step)
+            left.patches = max(0, left.patches - patches)
+        else:
+            return False
+        self.encoder_cache.pin(picture, sequence.index, _claim_of(sequence, picture))
+        return True
+
+    def _begin(self, sequence: Sequence, picture: RequestPicture, patches: int, step: Schedule) -> None:
+        """Plan to encode a picture, in this step or aside."""
+        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid))
+        step.encode[picture.key] = [(sequence, picture)]
+        if self._is_beside and len(self.jobs) < NUM_JOBS:
+            step.aside.add(picture.key)
+        elif self._is_beside:
+            self._owed_patches += patches
+
+    def lacking(self, sequence: Sequence) -> list[int]:
+        """Return the indices of the pictures of *sequence* without pixels, if it needs one that is not encoded either.
+
+        The list holds all pictures without pixels: the gateway is asked only once, and the other encodings may be
+        evicted before its answer arrives. If the sequence lacks no picture, its encodings are pinned until it ends.
+        """
+        indices = sequence.pictures_without_pixels
+        if not indices:
+            return []
+        num_reused = sequence.num_tokens - self._block_manager.num_missing_tokens(sequence)
+        absent = [sequence.pictures[index] for index in indices]
+        for picture in absent:
+            is_here = self.encoder_cache.has_begun(picture.key)
+            if picture.state is State.ASKED or (picture.end > num_reused and not is_here):
+                return indices
+        for picture in absent:
+            if self.encoder_cache.has_begun(picture.key):
+                self.encoder_cache.pin(picture, sequence.index, Until.ENDED)
+        return []
+
+    def commit(self, sequence: Sequence, start: int) -> None:
+        """Unpin the encodings whose last token was computed; tokens before *start* are not examined."""
+        for _, picture in sequence.media_between(start, sequence.num_computed_tokens):
+            if picture.end <= sequence.num_computed_tokens:
+                self.encoder_cache.unpin(picture, sequence.index, (Until.COMPUTED,))
+
+    def unpin(self, sequence: Sequence, untils: Collection[Until] = tuple(Until)) -> None:
+        """Undo pins of *sequence* early: all by default, when it has ended or waits for pixels."""
+        for picture in sequence.pictures:
+            self.encoder_cache.unpin(picture, sequence.index, untils)
+
+    def _fits(self, patches: int, left: Left) -> bool:
+        if len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
+            return False
+        # A picture larger than the whole budget would never fit, so it is encoded alone.
+        return patches <= left.patches or left.patches == self._budget_patches
+
+
+def _claim_of(sequence: Sequence, picture: RequestPicture) -> Until:
+    """Return how long a chunk that reads the encoding of *picture* pins it."""
+    is_shared = sequence.samples_start is not None and picture.end > sequence.samples_start
+    return Until.STARTED if is_shared else Until.COMPUTED

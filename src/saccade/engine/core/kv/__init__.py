@@ -1,0 +1,1 @@
+"""KV state as the core counts it: blocks, snapshots, and the references to them."""

@@ -1,0 +1,168 @@
+"""Attention state in paged blocks: reference counts and the prefix cache. No torch."""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+
+import msgspec
+
+from saccade.engine.core.sequence import Sequence
+from saccade.identity.blocks import media_in_block
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace
+
+
+class _Content(msgspec.Struct, frozen=True, gc=False):
+    """The contents of a stored block, if contents are kept: *token_ids*, packed as int32, and *media*.
+
+    There may be a million of these objects, so the garbage collector does not track them.
+    """
+
+    parent: bytes
+    token_ids: bytes = b""
+    media: tuple[MediaPlace, ...] = ()
+
+    def stored(self, key: bytes) -> BlockStored:
+        """Return the event for the stored block."""
+        return BlockStored(key, self.parent, array("i", self.token_ids).tolist(), list(self.media))
+
+
+class PagedBlocks:
+    """Attention state in blocks of a fixed number of tokens; the block_table of each sequence lists its blocks.
+
+    A block is referenced by tables, or cached (committed, unreferenced, reusable), or free. Cached blocks are evicted
+    least recently used first. When a sequence is released, its last block becomes cached first, so a block never
+    outlives its parent in the cache. *on_event* is called for every block that becomes reusable or is evicted; the
+    contents of blocks are kept and reported only with *keep_contents*.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, keep_contents: bool = False) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.references = [0] * num_blocks
+        self.num_evicted = 0
+        self.on_event: Callable[[KvEvent], None] | None = None
+        self._free = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._keep_contents = keep_contents
+        self._contents: dict[bytes, _Content] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of blocks that no sequence references, cached ones included."""
+        return len(self._free) + len(self._cached)
+
+    def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
+        """Return the length of the longest stored prefix of *keys*."""
+        for index in range(min(num_blocks, len(keys))):
+            if keys[index] not in self._block_of:
+                return index
+        return min(num_blocks, len(keys))
+
+    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
+        """Whether enough blocks are free in addition to those that *keys* name."""
+        revived = sum(self._block_of[key] in self._cached for key in keys)
+        return self._blocks_for(num_tokens) - len(keys) + headroom_blocks <= self.num_free_blocks - revived
+
+    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
+        """Reference the blocks of *keys* and allocate new ones for the rest."""
+        for key in keys:
+            block = self._block_of[key]
+            self._cached.pop(block, None)
+            self.references[block] += 1
+            sequence.block_table.append(block)
+        self.extend(sequence, num_tokens)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
+        missing = self._blocks_for(num_tokens) - len(sequence.block_table)
+        if missing > self.num_free_blocks:
+            return False
+        for _ in range(missing):
+            sequence.block_table.append(self._take())
+        return True
+
+    def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
+        """Store the block under *key*. If another block holds the same content, the table references that one."""
+        block = sequence.block_table[index]
+        stored = self._block_of.setdefault(key, block)
+        if stored == block:
+            if block not in self._key_of:
+                self._store(sequence, index, key)
+            return
+        # Two sequences computed the same content at once. A single copy ensures that parents live as long as their
+        # children.
+        self._cached.pop(stored, None)
+        self.references[stored] += 1
+        sequence.block_table[index] = stored
+        sequence.replaced_blocks.append(index)
+        self._let_go(block)
+
+    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return *num_tokens*: blocks are kept wherever a chunk ends."""
+        return num_tokens
+
+    def release(self, sequence: Sequence) -> None:
+        """Release the sequence's blocks, last one first."""
+        for block in reversed(sequence.block_table):
+            self._let_go(block)
+        sequence.block_table = array("q")
+        sequence.replaced_blocks.clear()
+
+    def snapshot(self) -> Iterator[BlockStored]:
+        """Return every block that is reusable now, parents before children; later changes are not included."""
+        contents = list(self._contents.items())
+        return (content.stored(key) for key, content in contents)
+
+    def clear(self) -> None:
+        """Drop every block that no sequence references."""
+        while self._cached:
+            self._evict()
+
+    def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
+        """Record the content of block *index* of *sequence* under the new *key*."""
+        content = self._content(sequence, index)
+        self._key_of[sequence.block_table[index]] = key
+        self._contents[key] = content
+        if self.on_event is not None:
+            self.on_event(content.stored(key))
+
+    def _content(self, sequence: Sequence, index: int) -> _Content:
+        parent = sequence.parent_key(index)
+        if not self._keep_contents:
+            return _Content(parent)
+        start, stop = index * self.block_size, (index + 1) * self.block_size
+        runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
+        places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
+        return _Content(parent, array("i", sequence.token_ids[start:stop]).tobytes(), places)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _take(self) -> int:
+        if not self._free:
+            self._evict()
+        block = self._free.popleft()
+        self.references[block] = 1
+        return block
+
+    def _evict(self) -> None:
+        block, _ = self._cached.popitem(last=False)
+        self.num_evicted += 1
+        key = self._key_of.pop(block)
+        del self._block_of[key], self._contents[key]
+        self._free.append(block)
+        if self.on_event is not None:
+            self.on_event(BlockRemoved(key))
+
+    def _let_go(self, block: int) -> None:
+        self.references[block] -= 1
+        if self.references[block] == 0:
+            if block in self._key_of:
+                self._cached[block] = None
+            else:
+                # This block is allocated again first, so that memory that was never used stays untouched as long as
+                # possible.
+                self._free.appendleft(block)

@@ -1,0 +1,123 @@
+"""Manage snapshots of recurrent state, and the copies between them and running rows that steps make. No torch.
+
+A recurrent state does not contain earlier states: a sequence can resume only where a copy was kept. Every running row
+has one live state, so there is always room for another sequence. The number of snapshots is fixed; the least recently
+used is evicted first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Set
+from collections.abc import Sequence as Ordered
+
+from saccade.engine.core.rows import Rows
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import StateMove
+
+Moves = tuple[StateMove, ...]
+
+
+class RecurrentSnapshots:
+    """Snapshots 0 to num_snapshots - 1, by block key.
+
+    A state is kept where a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
+    before the prompt's final token. A snapshot for an admitted sequence stays until a step has restored it. A snapshot
+    that a step saves can be reused when the step is committed.
+    """
+
+    def __init__(self, num_snapshots: int, block_size: int, interval_blocks: int) -> None:
+        self.num_snapshots = num_snapshots
+        self._block_size = block_size
+        self._interval = interval_blocks * block_size
+        self._free = list(range(num_snapshots - 1, -1, -1))
+        self._snapshot_of: OrderedDict[bytes, int] = OrderedDict()
+        self._resumed: dict[Sequence, bytes] = {}
+        self._saving: dict[Sequence, tuple[bytes, int]] = {}
+
+    def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
+        """Return the number of blocks in the longest prefix that has a snapshot."""
+        return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._snapshot_of), 0)
+
+    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
+        """Return True: the scheduler admits no more sequences than there are rows."""
+        return True
+
+    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
+        """Keep the snapshot behind *keys* until the sequence's first step."""
+        if keys:
+            self._resumed[sequence] = keys[-1]
+            self._snapshot_of.move_to_end(keys[-1])
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Return True: a state does not grow."""
+        return True
+
+    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return the number of tokens up to the next boundary, or *num_tokens* if that is less."""
+        start = sequence.num_computed_tokens
+        if not self.num_snapshots:
+            return num_tokens
+        stops = [start - start % self._interval + self._interval, self._last_boundary(sequence)]
+        return min([num_tokens, *(stop - start for stop in stops if stop > start)])
+
+    def moves(self, started: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
+        """Return what a step restores for the rows of *started*, and saves for chunks that end at *stops*.
+
+        Call it once a step: a snapshot that the step restores is not evicted for one that it saves.
+        """
+        restore = tuple(
+            StateMove(Rows.row_of(sequence), self._snapshot_of[self._resumed.pop(sequence)])
+            for sequence in started
+            if sequence in self._resumed
+        )
+        restored = {move.snapshot for move in restore}
+        save = tuple(
+            StateMove(Rows.row_of(sequence), snapshot)
+            for sequence, stop in stops.items()
+            if (snapshot := self._snapshot_to_save(sequence, stop, restored)) is not None
+        )
+        return restore, save
+
+    def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
+        """Store the snapshot that the step saved under *key*, if it is the one after block *index*."""
+        saved, snapshot = self._saving.get(sequence, (b"", 0))
+        if saved == key:
+            del self._saving[sequence]
+            self._snapshot_of[key] = snapshot
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop the snapshots of *sequence* that are not restored or committed yet."""
+        self._resumed.pop(sequence, None)
+        if sequence in self._saving:
+            self._free.append(self._saving.pop(sequence)[1])
+
+    def clear(self) -> None:
+        """Drop every snapshot that no sequence waits for."""
+        for key in [key for key in self._snapshot_of if key not in self._resumed.values()]:
+            self._free.append(self._snapshot_of.pop(key))
+
+    def _last_boundary(self, sequence: Sequence) -> int:
+        return (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
+
+    def _snapshot_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:
+        """Return a snapshot for the state after token *stop*.
+
+        Return None if *stop* is no boundary, its state is already kept, or every snapshot is needed.
+        """
+        is_boundary = stop > 0 and (stop % self._interval == 0 or stop == self._last_boundary(sequence))
+        if not self.num_snapshots or not is_boundary:
+            return None
+        key = sequence.block_keys(stop // self._block_size, self._block_size)[-1]
+        if key in self._snapshot_of:
+            self._snapshot_of.move_to_end(key)
+            return None
+        if any(key == saved for saved, _ in self._saving.values()):
+            return None
+        snapshot = self._free.pop() if self._free else self._evict(restored)
+        if snapshot is not None:
+            self._saving[sequence] = key, snapshot
+        return snapshot
+
+    def _evict(self, restored: Set[int]) -> int | None:
+        kept = restored | {self._snapshot_of[key] for key in self._resumed.values()}
+        key = next((key for key, snapshot in self._snapshot_of.items() if snapshot not in kept), None)
+        return None if key is None else self._snapshot_of.pop(key)

@@ -1,0 +1,145 @@
+"""Exchange pixels with gateways: read those that a step needs, request those that are missing, and accept the answers.
+
+A picture may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
+does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps a picture only
+until the first token.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.pictures import EncoderKey, State
+from saccade.engine.core.scheduler import Schedule, Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import InternalError, SaccadeError, WorkerUnavailable
+from saccade.protocol.output import PixelsWanted
+from saccade.protocol.request import MediaPixels, Pixels
+
+PATIENCE_SECONDS = 60.0
+"""After this time without an answer the request for pixels counts as lost; the gateway's own deadline is shorter."""
+
+NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
+
+logger = structlog.get_logger(__name__)
+
+PixelsByKey = dict[EncoderKey, bytes]
+"""Patches to encode, in order."""
+
+Fail = Callable[[Sequence, SaccadeError], object]
+"""Ends the request of a sequence, and removes it from the step."""
+
+
+class PixelRequests:
+    """Requests for pixels. Each is open, until its deadline, for the pictures that are in the state ASKED."""
+
+    def __init__(self, scheduler: Scheduler, frames: FrameBuilder) -> None:
+        self._scheduler = scheduler
+        self._frames = frames
+        self._deadlines: dict[tuple[int, str], float] = {}
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a request for pixels has passed its deadline."""
+        first = next(iter(self._deadlines.values()), None)
+        return first is not None and first <= time.monotonic()
+
+    def serve(self, schedule: Schedule, fail: Fail) -> PixelsByKey:
+        """Return the pixels to encode in this step, request missing ones, and fail requests past their deadline."""
+        self._expire(fail)
+        pixels = self._read(schedule, fail)
+        self._ask(schedule, fail)
+        return pixels
+
+    def _expire(self, fail: Fail) -> None:
+        """Fail the requests whose gateway did not answer in time."""
+        expired = set()
+        while self.overdue:
+            expired.add(key := next(iter(self._deadlines)))
+            del self._deadlines[key]
+        for sequence in [one for one in self._scheduler.parked if (one.connection, one.request_id) in expired]:
+            fail(sequence, WorkerUnavailable("The picture's pixels did not arrive in time; send the request again."))
+
+    def _read(self, schedule: Schedule, fail: Fail) -> PixelsByKey:
+        """Return the pixels to encode. A picture that cannot be read ends only the requests that sent it."""
+        pixels: PixelsByKey = {}
+        for key, claims in schedule.encode.items():
+            failures: dict[Sequence, SaccadeError] = {}
+            for sequence, picture in claims:
+                if picture.state is not State.ENCODING or not picture.has_pixels:
+                    continue
+                try:
+                    pixels[key] = picture.read(self._frames.released(sequence.connection))
+                    break
+                except SaccadeError as error:
+                    failures[sequence] = error
+                except Exception:
+                    logger.exception("reading a picture failed", request_id=sequence.request_id)
+                    failures[sequence] = InternalError("Reading the picture's pixels failed.", picture.param)
+            else:
+                self._do_without(key, schedule, failures, fail)
+        running = self._scheduler.running
+        wanted = {key for key, claims in schedule.encode.items() if any(s in running for s, _ in claims)}
+        return {key: content for key, content in pixels.items() if key in wanted}
+
+    def _do_without(
+        self, key: EncoderKey, schedule: Schedule, failures: Mapping[Sequence, SaccadeError], fail: Fail
+    ) -> None:
+        """Fail the requests whose pixels could not be read; park sequences that have the picture by its hash alone."""
+        for sequence, failure in failures.items():
+            fail(sequence, failure)
+        for sequence in dict.fromkeys(sequence for sequence, _ in schedule.encode[key]):
+            if sequence in self._scheduler.running:
+                self._scheduler.park(sequence, schedule, sequence.pictures_without_pixels)
+
+    def _ask(self, schedule: Schedule, fail: Fail) -> None:
+        """Request the pixels that parked sequences lack. A sequence whose gateway may have dropped them fails."""
+        for sequence, media in schedule.lacking.items():
+            key = (sequence.connection, sequence.request_id)
+            pictures = [sequence.pictures[index] for index in media]
+            if key in self._deadlines and all(picture.state is State.ASKED for picture in pictures):
+                continue
+            if sequence.index or sequence.num_generated_tokens:
+                fail(sequence, WorkerUnavailable(NO_LONGER_HELD))
+                continue
+            for picture in pictures:
+                picture.ask()
+            self._deadlines[key] = time.monotonic() + PATIENCE_SECONDS
+            self._frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
+
+    def take(self, connection: int, answer: Pixels, samples: list[Sequence], fail: Fail) -> None:
+        """Queue the sequences that wait for *answer* again; an invalid answer fails their request.
+
+        *samples* are those of the request that *answer* names; the list is empty if the request has ended.
+        """
+        self._deadlines.pop((connection, answer.request_id), None)
+        problem = _problem(answer.media, samples[0]) if samples else ""
+        if not samples or problem:
+            slots = [pixels.slot.name for pixels in answer.media if pixels.slot is not None]
+            self._frames.released(connection).extend(slots)
+        if problem:
+            fail(samples[0], InternalError(problem))
+            return
+        for pixels in answer.media if samples else ():
+            samples[0].pictures[pixels.index].bring(pixels.slot, pixels.inline)
+        for sequence in samples:
+            if sequence in self._scheduler.parked:
+                self._scheduler.resume(sequence)
+
+
+def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
+    """Return a sentence on what is wrong with the pixels of *media*; empty if they match the request for pixels."""
+    asked = [index for index, picture in enumerate(sequence.pictures) if picture.state is State.ASKED]
+    if not asked:
+        return "The gateway sent pixels that were not requested."
+    if sorted(pixels.index for pixels in media) != asked:
+        return "The gateway sent pixels of other pictures than those requested."
+    for pixels in media:
+        sizes = [len(pixels.inline)] if pixels.inline is not None else []
+        sizes += [pixels.slot.nbytes] if pixels.slot is not None else []
+        if sizes != [math.prod(sequence.request.media[pixels.index].pixel_shape)]:
+            return "The gateway sent a picture's pixels twice, not at all, or in a size that does not match the grid."
+    return ""

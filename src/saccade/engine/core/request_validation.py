@@ -1,0 +1,147 @@
+"""Validate a whole request before it becomes a Sequence, so that an invalid one does not affect other requests."""
+
+import itertools
+import math
+import secrets
+
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.identity.blocks import root_key
+from saccade.identity.content import HASH_BYTES
+from saccade.models.facts import ModelFacts
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+MAX_NUM_SAMPLES = 128
+MAX_NUM_LOGPROBS = 20
+"""The limit of OpenAI's API, and the default limit of vLLM."""
+
+
+class RequestValidator:
+    """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
+
+    def __init__(self, facts: ModelFacts, fingerprint: bytes, max_model_len: int) -> None:
+        self.facts = facts
+        self.fingerprint = fingerprint
+        self.max_model_len = max_model_len
+
+    def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
+        """Return the sequence of *request*. Raises RequestError, naming the field."""
+        self._check_tokens(request.token_ids)
+        if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
+            raise InvalidValue(f"n must be from 1 to {MAX_NUM_SAMPLES}.", "n")
+        _check_sampling(request.sampling)
+        self._check_ids(request.sampling)
+        for index, item in enumerate(request.media):
+            self._check_item(item, request.token_ids, f"media[{index}]")
+        self._check_coverage(request)
+        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
+        positions = self.facts.positions(sorted((item.spans[0].start, item.grid) for item in request.media))
+        root = root_key(self.fingerprint, request.salt)
+        return Sequence(connection, request, arrival, seed, root, positions)
+
+    def _check_tokens(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidValue("The prompt is empty.", "token_ids")
+        if len(token_ids) >= self.max_model_len:
+            raise ContextLengthExceeded.of(self.max_model_len, len(token_ids), 1, "token_ids")
+        if min(token_ids) < 0 or max(token_ids) >= self.facts.vocab_size:
+            raise InvalidValue(f"Token ids must be from 0 to {self.facts.vocab_size - 1}.", "token_ids")
+
+    def _check_ids(self, sampling: SamplingParams) -> None:
+        """Raise InvalidValue for ids outside the vocabulary, and if no id is left that could be drawn."""
+        vocab_size = self.facts.vocab_size
+        for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
+            if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+                raise InvalidValue(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param)
+        never = {*self.facts.placeholder_token_ids, *(sampling.stop_token_ids if sampling.min_tokens else ())}
+        never = {token_id for token_id in never if 0 <= token_id < vocab_size}
+        if sampling.allowed_token_ids and never.issuperset(sampling.allowed_token_ids):
+            raise InvalidValue(
+                "allowed_token_ids leaves no token to draw: media placeholders are never drawn, and stop ids only "
+                "after min_tokens tokens.",
+                "allowed_token_ids",
+            )
+        if len(never) >= vocab_size:
+            raise InvalidValue(
+                "stop_token_ids contains every token, so no token can be drawn before min_tokens.", "min_tokens"
+            )
+
+    def _check_item(self, item: MediaItem, token_ids: list[int], param: str) -> None:
+        placeholder = self.facts.placeholder_of.get(item.modality)
+        if placeholder is None:
+            raise InvalidValue(f"This model does not accept {item.modality!r} input.", f"{param}.modality")
+        if len(item.content_hash) != HASH_BYTES:
+            raise InvalidValue(f"A content hash has {HASH_BYTES} bytes.", f"{param}.content_hash")
+        try:
+            num_tokens = self.facts.item_tokens(item.grid, item.original_size)
+        except InvalidValue as error:
+            raise InvalidValue(error.message, f"{param}.grid") from error
+        if len(item.spans) != 1:
+            raise InvalidValue(f"A picture has one span of placeholders, not {len(item.spans)}.", f"{param}.spans")
+        covered = item.spans[0].length
+        if covered != num_tokens:
+            raise InvalidValue(
+                f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
+            )
+        _check_span(item.spans[0], token_ids, placeholder, f"{param}.spans")
+        self._check_pixels(item, param)
+
+    def _check_pixels(self, item: MediaItem, param: str) -> None:
+        shape = self.facts.pixel_shape(item.grid)
+        if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
+            raise InvalidValue(
+                f"This picture's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",
+                f"{param}.pixel_shape",
+            )
+        sizes = (None if item.inline is None else len(item.inline), None if item.slot is None else item.slot.nbytes)
+        for size in sizes:
+            if size is not None and size != shape[0] * shape[1]:
+                raise InvalidValue(f"The picture has {size} bytes of pixels instead of {shape[0] * shape[1]}.", param)
+
+    def _check_coverage(self, request: EngineRequest) -> None:
+        spans = sorted((span.start, span.length) for item in request.media for span in item.spans)
+        for (start, length), (following, _) in itertools.pairwise(spans):
+            if start + length > following:
+                raise InvalidValue("Spans of pictures must not overlap.", "media")
+        placeholders = sum(request.token_ids.count(token_id) for token_id in self.facts.placeholder_token_ids)
+        covered = sum(length for _, length in spans)
+        if placeholders != covered:
+            raise InvalidValue(
+                f"The prompt has {placeholders} placeholder tokens, but its pictures cover {covered}.", "media"
+            )
+
+
+def _check_span(span: Span, token_ids: list[int], placeholder: int, param: str) -> None:
+    stop = span.start + span.length
+    if span.start < 0 or span.length < 1 or stop > len(token_ids):
+        raise InvalidValue(f"The span [{span.start}, {stop}) does not lie within the prompt.", param)
+    if token_ids[span.start : stop].count(placeholder) != span.length:
+        raise InvalidValue(f"The span [{span.start}, {stop}) contains tokens that are not placeholders.", param)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    if sampling.max_tokens < 1:
+        raise InvalidValue("max_tokens must be at least 1.", "max_tokens")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        raise InvalidValue(f"min_tokens must be from 0 to max_tokens, which is {sampling.max_tokens}.", "min_tokens")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise InvalidValue("temperature must be a number of at least 0.", "temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidValue("top_p must be over 0 and at most 1.", "top_p")
+    if sampling.top_k < 0:
+        raise InvalidValue("top_k must not be negative; 0 means no limit.", "top_k")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidValue("min_p must be from 0 to 1.", "min_p")
+    # Values far outside these ranges could make a logit infinite, and the draw meaningless.
+    if not 0.01 <= sampling.repetition_penalty <= 100:
+        raise InvalidValue("repetition_penalty must be from 0.01 to 100; 1 changes nothing.", "repetition_penalty")
+    for param in ("presence_penalty", "frequency_penalty"):
+        if not -2 <= getattr(sampling, param) <= 2:
+            raise InvalidValue(f"{param} must be from -2 to 2.", param)
+    if not all(-100 <= bias <= 100 for bias in sampling.logit_bias.values()):
+        raise InvalidValue("logit_bias must map token ids to numbers from -100 to 100.", "logit_bias")
+    wanted = {"top_logprobs": sampling.num_logprobs, "prompt_logprobs": sampling.num_prompt_logprobs}
+    for param, number in wanted.items():
+        if number is not None and not 0 <= number <= MAX_NUM_LOGPROBS:
+            raise InvalidValue(f"{param} must be from 0 to {MAX_NUM_LOGPROBS}.", param)

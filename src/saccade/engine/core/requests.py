@@ -1,0 +1,153 @@
+"""The active requests: their samples, how each ends, and the output about them."""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import SaccadeError
+from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
+
+
+@dataclass(slots=True)
+class _Request:
+    """The *live* samples by index, and the indices of the samples that have not started."""
+
+    live: dict[int, Sequence]
+    unstarted: list[int]
+
+
+class Requests:
+    """Requests by connection and request_id.
+
+    A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
+    samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
+    the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
+    cache each sample computes the whole prompt again, but no picture is encoded twice. Slots are released when the last
+    sample ends. *frames* collects the output.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.frames = FrameBuilder()
+        self._scheduler = scheduler
+        self._open: dict[int, dict[str, _Request]] = defaultdict(dict)
+
+    def __contains__(self, key: tuple[int, str]) -> bool:
+        return self._find(*key) is not None
+
+    def samples(self, connection: int, request_id: str) -> list[Sequence]:
+        """Return the samples that are sequences now; all share the same pictures and pixels."""
+        request = self._find(connection, request_id)
+        return [] if request is None else list(request.live.values())
+
+    def open(self, sequence: Sequence, num_samples: int) -> None:
+        """Queue the first sample of a request, which reserves num_samples arrival numbers from this sample's on."""
+        request = _Request({0: sequence}, list(range(1, num_samples)))
+        self._open[sequence.connection][sequence.request_id] = request
+        if num_samples > 1:
+            self._scheduler.encodings.hold(sequence)
+        self._scheduler.add(sequence)
+
+    def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
+        """Send an error for a request that never became a sequence."""
+        self.frames.say(connection, TokenDelta(request_id, [], FinishReason.ERROR, failure=_failure(error)))
+
+    def start_samples(self, sequence: Sequence) -> None:
+        """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
+        request = self._open[sequence.connection][sequence.request_id]
+        samples = [self._sample(sequence, index) for index in request.unstarted]
+        for sample in samples:
+            # Sample 0 already reports the cached tokens of the request.
+            sample.num_cached_tokens = 0
+        request.live.update((sample.index, sample) for sample in samples)
+        request.unstarted.clear()
+        self._scheduler.add_samples(sequence, samples)
+
+    def answer(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> None:
+        """Send the newest token of *sequence*; with a *reason*, the sequence ends."""
+        first = sequence.num_generated_tokens == 1
+        delta = TokenDelta(
+            sequence.request_id,
+            sequence.token_ids[-1:],
+            reason,
+            sequence.num_cached_tokens or 0 if first else 0,
+            index=sequence.index,
+            logprobs=[] if logprob is None else [logprob],
+            prompt_logprobs=sequence.prompt_logprobs or [] if first else [],
+            times=None if reason is None else sequence.clock.times(now),
+        )
+        self.frames.say(sequence.connection, delta)
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
+        """End a request, or its sample *index*, before any more work is done for it. An unknown request is ignored."""
+        request = self._find(connection, request_id)
+        if request is None:
+            return
+        for other in [other for other in request.unstarted if index in (None, other)]:
+            request.unstarted.remove(other)
+            self.frames.say(connection, TokenDelta(request_id, [], FinishReason.ABORT, index=other))
+        for sequence in [live for live in request.live.values() if index in (None, live.index)]:
+            times = sequence.clock.times(time.perf_counter())
+            delta = TokenDelta(request_id, [], FinishReason.ABORT, index=sequence.index, times=times)
+            self.frames.say(connection, delta)
+            self._end(sequence, FinishReason.ABORT)
+
+    def hangup(self, connection: int) -> None:
+        """End all requests of a closed connection, and discard its output."""
+        for request_id in list(self._open.get(connection, ())):
+            self.abort(connection, request_id)
+        self._open.pop(connection, None)
+        self.frames.forget(connection)
+
+    def fail(self, sequence: Sequence, error: SaccadeError) -> list[Sequence]:
+        """End the whole request of *sequence* with one error; return its samples, or none if it has already ended."""
+        request = self._find(sequence.connection, sequence.request_id)
+        if request is None or sequence.finish_reason is not None:
+            return []
+        request.unstarted.clear()
+        times = sequence.clock.times(time.perf_counter())
+        delta = TokenDelta(
+            sequence.request_id,
+            [],
+            FinishReason.ERROR,
+            failure=_failure(error),
+            index=sequence.index,
+            times=times,
+        )
+        self.frames.say(sequence.connection, delta)
+        ended = list(request.live.values())
+        for sample in ended:
+            self._end(sample, FinishReason.ERROR)
+        return ended
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = self._open[sequence.connection][sequence.request_id]
+        sequence.finish_reason = reason
+        del request.live[sequence.index]
+        if request.unstarted:
+            # The sequence ends before its first token, which the other samples wait for: the next sample takes its
+            # place.
+            following = self._sample(sequence, request.unstarted.pop(0))
+            request.live[following.index] = following
+            self._scheduler.encodings.hold(following)
+            self._scheduler.add_samples(sequence, [following])
+        self._scheduler.remove(sequence)
+        if not request.live:
+            for picture in sequence.pictures:
+                picture.release(self.frames.released(sequence.connection))
+            del self._open[sequence.connection][sequence.request_id]
+
+    def _find(self, connection: int, request_id: str) -> _Request | None:
+        return self._open.get(connection, {}).get(request_id)
+
+    @staticmethod
+    def _sample(sequence: Sequence, index: int) -> Sequence:
+        return sequence.sample(index, sequence.arrival + index - sequence.index)
+
+
+def _failure(error: SaccadeError) -> Failure:
+    return Failure(error.code, error.message, error.param)

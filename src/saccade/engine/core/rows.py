@@ -1,0 +1,73 @@
+"""Map running sequences to the executors' rows, and track what executors know of each row."""
+
+import itertools
+from dataclasses import dataclass
+
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import RowStart, TableChange
+
+
+@dataclass(slots=True)
+class _Known:
+    """The state of a row that executors have: entries of its block table, and whether they sampled its last token."""
+
+    num_blocks: int = 0
+    has_drawn: bool = False
+
+
+class Rows:
+    """Rows 0 to max_rows - 1. A sequence takes a row at its first step, and loses it when it ends or is retracted."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._free = list(range(max_rows - 1, -1, -1))
+        self._known: dict[int, _Known] = {}
+        self._ended: list[int] = []
+        self._ids = itertools.count(1)
+
+    def start(self, sequence: Sequence) -> RowStart:
+        """Assign a row to *sequence*, which has none, and return the start for executors."""
+        sequence.row = self._free.pop()
+        self._known[sequence.row] = _Known()
+        return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free the row of *sequence*, if it has one."""
+        if sequence.row is None:
+            return
+        del self._known[sequence.row]
+        self._ended.append(sequence.row)
+        self._free.append(sequence.row)
+        sequence.row = None
+
+    def take_ended(self) -> tuple[int, ...]:
+        """Return the rows that ended since the last call."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def table_change(self, sequence: Sequence) -> TableChange | None:
+        """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
+        known = self._of(sequence)
+        start = min([known.num_blocks, *sequence.replaced_blocks])
+        if start == len(sequence.block_table):
+            return None
+        known.num_blocks = len(sequence.block_table)
+        sequence.replaced_blocks.clear()
+        return TableChange(self.row_of(sequence), start, tuple(sequence.block_table[start:]))
+
+    def has_drawn(self, sequence: Sequence) -> bool:
+        """Whether the last token of *sequence* was sampled in its current row."""
+        return self._of(sequence).has_drawn
+
+    def note_draw(self, sequence: Sequence) -> None:
+        """Record that a token is sampled for *sequence* in its row."""
+        self._of(sequence).has_drawn = True
+
+    @staticmethod
+    def row_of(sequence: Sequence) -> int:
+        """Return the row of *sequence*. Raises ValueError if it has none."""
+        if sequence.row is None:
+            raise ValueError(f"the sequence of request {sequence.request_id!r} has no row")
+        return sequence.row
+
+    def _of(self, sequence: Sequence) -> _Known:
+        return self._known[self.row_of(sequence)]

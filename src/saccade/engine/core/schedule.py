@@ -1,0 +1,29 @@
+"""The plan of one step. No torch."""
+
+from dataclasses import dataclass, field
+
+from saccade.engine.core.pictures import EncoderKey, RequestPicture
+from saccade.engine.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The work of one step: the number of tokens of each sequence, and the pictures that must be encoded before them.
+
+    *encode* maps a key to the step's sequences that bring or need that picture, in order of arrival. Pictures *aside*
+    are encoded while this step and later ones run, and no chunk of this step extends past the start of such a picture.
+    *lacking* maps parked sequences to the indices of the pictures whose pixels they lack.
+    """
+
+    chunks: dict[Sequence, int] = field(default_factory=dict)
+    encode: dict[EncoderKey, list[tuple[Sequence, RequestPicture]]] = field(default_factory=dict)
+    aside: set[EncoderKey] = field(default_factory=set)
+    lacking: dict[Sequence, list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Left:
+    """The rest of the budgets of the step being planned."""
+
+    tokens: int
+    patches: int

@@ -1,0 +1,258 @@
+"""Choose the next batch. No torch.
+
+Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
+order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
+without a free block retracts the newest running sequence, which is computed again later.
+
+Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
+most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
+later prompts do not use go to the long prompt after all. So a prompt of s tokens behind k <= 8 prompts that each need
+twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
+are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
+prompt never gets less than half of t. Admission itself stays in order of arrival.
+"""
+
+import bisect
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
+from saccade.engine.core.kv.manager import BlockManager
+from saccade.engine.core.pictures import CLAIMS
+from saccade.engine.core.rows import Rows
+from saccade.engine.core.schedule import Left, Schedule
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import QueueFull
+
+__all__ = ["Budgets", "Schedule", "Scheduler"]
+
+NUM_LOOKED_AT = 8
+"""How many later prompts a step examines for shorter ones; behind more long prompts, the share would be too small to
+help.
+"""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """The limits of one step, the maximum number of waiting sequences, and whether pictures may be encoded aside."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    encode_budget_patches: int
+    max_num_waiting: int = 1024
+    encode_aside: bool = False
+
+
+class Scheduler:
+    """Waiting and running sequences; `schedule` plans a step, `commit` records that it was done.
+
+    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. The cost of a plan is linear in
+    the number of sequences.
+    """
+
+    def __init__(
+        self, budgets: Budgets, block_manager: BlockManager, encoder_cache: EncoderCache, costs: EncodeCosts
+    ) -> None:
+        self.budgets = budgets
+        self.block_manager = block_manager
+        self.rows = Rows(budgets.max_num_seqs)
+        self.encodings = EncoderScheduler(
+            budgets.encode_budget_patches, budgets.encode_aside, block_manager, encoder_cache, costs
+        )
+        self.waiting: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
+        self.parked: dict[Sequence, None] = {}
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self._newest_retracted = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could compute something; a parked sequence waits for its pixels and does not count."""
+        return bool(self.waiting or self.running)
+
+    def check_queue(self) -> None:
+        """Raise QueueFull if the maximum number of sequences is waiting."""
+        if len(self.waiting) + len(self.parked) >= self.budgets.max_num_waiting:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting at this worker already; try again shortly.")
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
+        """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
+        self.encodings.share(sequence, samples)
+        for sample in samples:
+            self._queue(sample)
+
+    def schedule(self) -> Schedule:
+        """Plan a step. Admits and retracts sequences, reserves their blocks and pins the encodings they need."""
+        step = Schedule()
+        left = Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
+        decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
+        self.encodings.begin(any(sequence.num_generated_tokens for sequence in decodes))
+        victims = self._victims()
+        for sequence in decodes:
+            if sequence in self.running and self._make_room(sequence, victims, step):
+                self._add_chunk(sequence, step, left)
+        self._continue(step, left)
+        self._admit(step, left)
+        for sequence in [owner for owner, num_tokens in step.chunks.items() if num_tokens < owner.num_pending_tokens]:
+            self._add_chunk(sequence, step, left)
+        for sequence in [sequence for sequence in step.lacking if sequence in self.running]:
+            self.park(sequence, step, step.lacking[sequence])
+        return step
+
+    def commit(self, step: Schedule) -> None:
+        """Record that the step's tokens are computed."""
+        for sequence, num_tokens in step.chunks.items():
+            start = sequence.num_computed_tokens
+            self.block_manager.commit(sequence, start + num_tokens)
+            if sequence.pictures:
+                self.encodings.commit(sequence, start)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that ended or lacks pixels from every queue, and free its state."""
+        if sequence in self.running:
+            del self.running[sequence]
+        elif sequence in self.parked:
+            del self.parked[sequence]
+        else:
+            self._unqueue(sequence)
+        self._release(sequence)
+        self.encodings.unpin(sequence)
+
+    def park(self, sequence: Sequence, step: Schedule, media: list[int]) -> None:
+        """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*."""
+        self.remove(sequence)
+        step.chunks.pop(sequence, None)
+        step.lacking[sequence] = media
+        self.parked[sequence] = None
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queue a parked sequence again by its arrival; its pixels have come."""
+        del self.parked[sequence]
+        self._queue(sequence)
+
+    def retract(self, sequence: Sequence) -> None:
+        """Free the state of a running sequence between two steps, and queue it again by its arrival."""
+        del self.running[sequence]
+        self._release(sequence)
+        self.encodings.unpin(sequence, CLAIMS)
+        self._queue(sequence)
+        self.num_preemptions += 1
+
+    def _queue(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_arrival)
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        index = bisect.bisect_left(self.waiting, sequence.arrival, key=_arrival)
+        if index < len(self.waiting) and self.waiting[index] is sequence:
+            del self.waiting[index]
+
+    @property
+    def can_start_over(self) -> bool:
+        """Whether every sequence can be computed again from nothing, and none was at the last `start_over`.
+
+        A sequence whose pictures came by their hash alone cannot be once it has a token: its gateway may have dropped
+        them.
+        """
+        return all(
+            one.arrival > self._newest_retracted and (one.recomputable or not (one.num_generated_tokens or one.index))
+            for one in (*self.running, *self.waiting, *self.parked)
+        )
+
+    def start_over(self) -> None:
+        """Free the state of every sequence between two steps. No job may be under way."""
+        self._newest_retracted = max((one.arrival for one in self.running), default=self._newest_retracted)
+        for sequence in list(self.running):
+            self.retract(sequence)
+        for sequence in (*self.waiting, *self.parked):
+            self.encodings.unpin(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.block_manager.release(sequence)
+        self.rows.end(sequence)
+
+    def _admit(self, step: Schedule, left: Left) -> None:
+        while self.waiting and left.tokens > 0 and len(self.running) < self.budgets.max_num_seqs:
+            sequence = self.waiting[0]
+            if lacking := self.encodings.lacking(sequence):
+                self.park(sequence, step, lacking)
+                continue
+            # One block of headroom for each running sequence; otherwise the new sequence would be retracted at once.
+            if not self.block_manager.admit(sequence, headroom_blocks=len(self.running)):
+                return
+            del self.waiting[0]
+            self.running[sequence] = None
+            if sequence.pictures:
+                # A sample may have pins on pictures whose tokens are already cached.
+                self.encodings.commit(sequence, 0)
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+                self.num_cached_tokens += sequence.num_computed_tokens
+            self._add_chunk(sequence, step, left, behind=())
+
+    def _continue(self, step: Schedule, left: Left) -> None:
+        """Add chunks for running sequences that have none in this step yet; most are prompts."""
+        rest = [sequence for sequence in self.running if sequence not in step.chunks]
+        behind = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
+        for sequence in rest:
+            if behind and behind[0] is sequence:
+                behind.popleft()
+            self._add_chunk(sequence, step, left, behind)
+
+    def _add_chunk(
+        self, sequence: Sequence, step: Schedule, left: Left, behind: Iterable[Sequence] | None = None
+    ) -> None:
+        """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
+
+        In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
+        *behind* this one.
+        """
+        if left.tokens == 0:
+            return
+        planned = step.chunks.get(sequence, 0)
+        room = planned + left.tokens
+        num_tokens = sequence.num_pending_tokens
+        if num_tokens > room:
+            shares = behind is not None and self._is_before_shorter(sequence, behind)
+            num_tokens = -(-room // 2) if shares else room
+        if num_tokens > 1:
+            num_tokens = self.block_manager.chunk(sequence, num_tokens)
+        if sequence.pictures and num_tokens > planned:
+            num_tokens = self.encodings.plan(sequence, num_tokens, step, left)
+        if num_tokens > planned:
+            step.chunks[sequence] = num_tokens
+            left.tokens -= num_tokens - planned
+
+    def _is_before_shorter(self, sequence: Sequence, behind: Iterable[Sequence]) -> bool:
+        """Whether one of the next prompts behind *sequence* needs at most half as many tokens."""
+        waiting = self.waiting[: min(NUM_LOOKED_AT, self.budgets.max_num_seqs - len(self.running))]
+        most = sequence.num_pending_tokens // 2
+        return any(
+            other.num_pending_tokens <= most or self.block_manager.num_missing_tokens(other) <= most
+            for other in islice(chain(behind, waiting), NUM_LOOKED_AT)
+        )
+
+    def _victims(self) -> Iterator[Sequence]:
+        """Yield running sequences in the order in which decodes retract them. The sort runs when the first is taken."""
+        # Sequences that cannot be computed again go last; among the others the newest goes first.
+        yield from sorted(self.running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
+
+    def _make_room(self, sequence: Sequence, victims: Iterator[Sequence], step: Schedule) -> bool:
+        """Reserve the block for a decode, retracting other sequences; False if *sequence* itself was retracted."""
+        while not self.block_manager.extend(sequence):
+            victim = next(victims)
+            self.retract(victim)
+            step.chunks.pop(victim, None)
+            if victim is sequence:
+                return False
+        return True
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival

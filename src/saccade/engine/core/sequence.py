@@ -1,0 +1,179 @@
+"""One sample of a request, as the scheduler handles it. No torch."""
+
+import bisect
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from saccade.engine.core.pictures import EncoderKey, RequestPicture
+from saccade.engine.core.seeds import sample_seed
+from saccade.engine.core.token_counts import TokenCounts
+from saccade.identity.blocks import MediaRun, block_key
+from saccade.models.facts import Positions
+from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+
+@dataclass(slots=True)
+class Clock:
+    """The times of a sample's arrival, first step and first token, in seconds of time.perf_counter."""
+
+    arrived: float = 0.0
+    scheduled: float | None = None
+    first_token: float | None = None
+    encode_seconds: float = 0.0
+
+    def times(self, now: float) -> SampleTimes | None:
+        """Return the durations of the phases of a sample that ends *now*; None if it had no step."""
+        if self.scheduled is None:
+            return None
+        first = now if self.first_token is None else self.first_token
+        return SampleTimes(self.scheduled - self.arrived, first - self.scheduled, now - first, self.encode_seconds)
+
+
+class Sequence:
+    """A prompt, its answer so far, and the number of their tokens with computed KV state.
+
+    *token_ids* holds prompt and answer. The first *num_computed_tokens* have KV state. A step computes some of the
+    rest; when none is left, the step samples the next token. A retracted sequence starts again from 0: prompt and
+    answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries that were
+    exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs. *runs* (by
+    start) say which tokens show which *pictures*; all samples of the request share the pictures. *arrival* orders
+    sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
+    wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
+    penalties, biases or a minimum length change its logits. *prompt_logprobs*, if requested, are the known log
+    probabilities of token_ids[1:].
+    """
+
+    def __init__(
+        self,
+        connection: int,
+        request: EngineRequest,
+        arrival: int,
+        seed: int,
+        root: bytes,
+        positions: Positions,
+        index: int = 0,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.index = index
+        self.request_id = request.request_id
+        self.arrival = arrival
+        self.sampling = request.sampling
+        self.request_seed = seed
+        self.seed = sample_seed(seed, index)
+        self.penalised = _penalises(request.sampling)
+        self.shaped = self.penalised or _biases(request.sampling)
+        self.clock = Clock()
+        self.token_ids = list(request.token_ids)
+        self.num_prompt_tokens = len(request.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None
+        self.block_table = array("q")
+        self.replaced_blocks: list[int] = []
+        self.row: int | None = None
+        self.positions = positions
+        self.pictures = [
+            RequestPicture(item, request.salt, f"media[{index}]") for index, item in enumerate(request.media)
+        ]
+        self.samples_start: int | None = None
+        self.runs: list[MediaRun] = []
+        self._place_media()
+        self._keys = [root]
+        self.finish_reason: FinishReason | None = None
+        self._token_counts: TokenCounts | None = None
+        wanted = index == 0 and request.sampling.num_prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprob] | None = [] if wanted else None
+
+    def sample(self, index: int, arrival: int) -> "Sequence":
+        """Return another sample of the request, which has no answer yet. The samples share prompt and pictures."""
+        sample = Sequence(
+            self.connection, self.request, arrival, self.request_seed, self._keys[0], self.positions, index
+        )
+        sample.num_cached_tokens = self.num_cached_tokens
+        sample.clock.arrived = self.clock.arrived
+        sample._keys = list(self._keys)
+        sample.pictures = self.pictures
+        sample._place_media()
+        return sample
+
+    def _place_media(self) -> None:
+        placed = []
+        for item, picture in zip(self.request.media, self.pictures, strict=True):
+            offset = 0
+            for span in item.spans:
+                placed.append((MediaRun(span.start, span.length, item.content_hash, offset), picture))
+                offset += span.length
+        placed.sort(key=lambda pair: pair[0].start)
+        self.runs = [run for run, _ in placed]
+        self._run_starts = [run.start for run in self.runs]
+        self._run_ends = [run.start + run.length for run in self.runs]
+        self._run_pictures = [picture for _, picture in placed]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of prompt and answer."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Number of tokens without KV state; 1 in decode."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether state may be reused: not while prompt log probabilities are missing, which need its logits."""
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """Tokens of the answer by id, and those of the prompt if the repetition penalty needs them."""
+        if self._token_counts is None:
+            repetition = self.sampling.repetition_penalty != 1
+            self._token_counts = TokenCounts(self.token_ids[: self.num_prompt_tokens] if repetition else ())
+        self._token_counts.update(self.token_ids, self.num_prompt_tokens)
+        return self._token_counts
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether the sequence can be computed again from nothing, even if the caches have dropped its encodings."""
+        return all(picture.has_pixels for picture in self.pictures)
+
+    @property
+    def pictures_without_pixels(self) -> list[int]:
+        """Indices of the pictures whose pixels are not here."""
+        return [index for index, picture in enumerate(self.pictures) if not picture.has_pixels]
+
+    def needs(self, keys: Collection[EncoderKey]) -> bool:
+        """Whether chunks of the sequence read an encoding among *keys*."""
+        return any(picture.key in keys and picture.is_claimed(self.index) for picture in self.pictures)
+
+    def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, RequestPicture]]:
+        """Return the runs that overlap tokens [start, stop), in order, each with its picture."""
+        first, last = bisect.bisect_right(self._run_ends, start), bisect.bisect_left(self._run_starts, stop)
+        return list(zip(self.runs[first:last], self._run_pictures[first:last], strict=True))
+
+    def parent_key(self, index: int) -> bytes:
+        """Return the key before that of block *index*; for block 0, the root. block_keys() must have computed it."""
+        return self._keys[index]
+
+    def block_keys(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Return the keys of the first *num_blocks* blocks, which must be full of known tokens."""
+        for index in range(len(self._keys) - 1, num_blocks):
+            start, stop = index * block_size, (index + 1) * block_size
+            runs = [run for run, _ in self.media_between(start, stop)]
+            self._keys.append(block_key(self._keys[-1], self.token_ids[start:stop], start, runs))
+        return self._keys[1 : num_blocks + 1]
+
+
+def _penalises(sampling: SamplingParams) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
+
+
+def _biases(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens)

@@ -1,0 +1,165 @@
+"""A step as a value: the executor's input and output. Every type here is immutable and serialisable.
+
+A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
+which a sequence occupies a row: the period ends when the sequence ends or is retracted, and the id is never reused. An
+*encoding_id* names the features of one picture and is never reused either. Within a step an executor performs these
+actions in order: drop encodings, end and start rows, change block tables, restore states, encode, run the network, save
+states, sample.
+"""
+
+import msgspec
+
+from saccade.protocol.output import TokenLogprob
+from saccade.protocol.request import SamplingParams
+
+Grid = tuple[int, int, int]
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this value are greedy: a division by them would overflow."""
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's facts give."""
+
+    encoding_id: int
+    modality: str
+    grid: Grid
+    original_size: tuple[int, int] | None
+    pixels: bytes
+
+
+class EncodeJob(msgspec.Struct, frozen=True, array_like=True):
+    """Pictures that are encoded together: within the step, or *beside* this step and later ones.
+
+    Every job beside the steps is reported exactly once, by Executor.finished_jobs(), even where its step fails.
+    """
+
+    job_id: int
+    pictures: tuple[Picture, ...]
+    beside: bool = False
+
+
+class RowStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence starts to occupy a row. After the last picture, a token's position is index + *position_delta*."""
+
+    row: int
+    sequence_id: int
+    sampling: SamplingParams
+    position_delta: int
+
+
+class TableChange(msgspec.Struct, frozen=True, array_like=True):
+    """The row's block table is *blocks* from entry *start* on; entries after them do not change."""
+
+    row: int
+    start: int
+    blocks: tuple[int, ...]
+
+
+class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
+    """Features [start, stop) of an encoding replace the embeddings of the chunk's tokens from number *offset* on."""
+
+    offset: int
+    encoding_id: int
+    start: int
+    stop: int
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens [start, start + num_tokens) of a row's sequence, to compute in this step.
+
+    *token_ids* is None for the one token that was last sampled for this row. *positions* are int32 [3, num_tokens] in
+    the machine's byte order; empty if every token's position is its index + the row's position_delta. With *draws*, the
+    step samples a token after the last one.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...] | None
+    positions: bytes = b""
+    media: tuple[MediaSlice, ...] = ()
+    draws: bool = False
+
+
+class StateMove(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of a row's recurrent states from or to a snapshot."""
+
+    row: int
+    snapshot: int
+
+
+class StepInput(msgspec.Struct, frozen=True):
+    """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
+
+    *drop* may name encodings that were never made. *restore* initialises rows of *started* from snapshots; the other
+    started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to snapshots.
+    """
+
+    number: int
+    drop: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    started: tuple[RowStart, ...] = ()
+    tables: tuple[TableChange, ...] = ()
+    restore: tuple[StateMove, ...] = ()
+    jobs: tuple[EncodeJob, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    save: tuple[StateMove, ...] = ()
+
+
+class RowCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts for penalties: int64 *ids*, and int64 *counts*, how often each id occurs in the answer."""
+
+    row: int
+    ids: bytes
+    counts: bytes
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt tokens *target_ids* to score, which follow the chunk's tokens from number *offset* on."""
+
+    row: int
+    offset: int
+    target_ids: tuple[int, ...]
+    num_top: int
+
+
+class SamplingInput(msgspec.Struct, frozen=True):
+    """The parameters of sampling. *uniforms* and *num_top* have an entry for each chunk that draws, in order.
+
+    *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
+    tokens to return beside the drawn one, or None if its log probability is not requested; it is empty if no chunk
+    requests any. *too_short* are rows whose answer is below its minimum length.
+    """
+
+    number: int
+    uniforms: tuple[float, ...] = ()
+    num_top: tuple[int | None, ...] = ()
+    too_short: tuple[int, ...] = ()
+    counts: tuple[RowCounts, ...] = ()
+    prompt_scores: tuple[PromptScores, ...] = ()
+
+
+class JobDone(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a job beside the steps; *failed* is set if there are no encodings."""
+
+    job_id: int
+    seconds: float
+    failed: bool = False
+
+
+class StepOutput(msgspec.Struct, frozen=True):
+    """The result of a step: *token_ids* of the chunks that draw, in order, and their log probabilities.
+
+    *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
+    prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
+    *network_seconds*.
+    """
+
+    number: int
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob | None] = []
+    prompt_logprobs: list[list[TokenLogprob]] = []
+    batch_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    network_seconds: float = 0.0

@@ -1,0 +1,168 @@
+"""Convert a schedule to the values that executors take: StepInput, and SamplingInput for the tokens drawn after it."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.kv.snapshots import Moves, RecurrentSnapshots
+from saccade.engine.core.pictures import EncoderKey
+from saccade.engine.core.rows import Rows
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.seeds import uniforms
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import (
+    GREEDY_BELOW,
+    Chunk,
+    EncodeJob,
+    MediaSlice,
+    Picture,
+    PromptScores,
+    RowCounts,
+    SamplingInput,
+    StepInput,
+    TableChange,
+)
+
+Prompts = list[tuple[Sequence, PromptScores]]
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step to execute, and the sequences of the tokens and log probabilities in its output, in the output's order."""
+
+    step: StepInput
+    sampling: SamplingInput
+    drawing: tuple[Sequence, ...]
+    prompts: tuple[Sequence, ...]
+
+
+class StepBuilder:
+    """Numbers steps and jobs, and adds to each step what executors do not know yet."""
+
+    def __init__(self, rows: Rows, encoder_cache: EncoderCache, snapshots: RecurrentSnapshots | None = None) -> None:
+        self._rows = rows
+        self._snapshots = snapshots
+        self._encoder_cache = encoder_cache
+        self._num_steps = 0
+        self._num_jobs = 0
+
+    def build(self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes]) -> PlannedStep:
+        """Return *schedule* as a step that encodes *pixels*: all within the step or all beside it, as one job."""
+        self._num_steps += 1
+        # Single tokens first: backends compute their attention in one call.
+        owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
+        ended = self._rows.take_ended()
+        starting = [owner for owner in owners if owner.row is None]
+        started = tuple(self._rows.start(owner) for owner in starting)
+        tables: tuple[TableChange, ...] = tuple(
+            change for owner in owners if (change := self._rows.table_change(owner)) is not None
+        )
+        chunks = tuple(self._chunk(owner, schedule.chunks[owner]) for owner in owners)
+        drawing = tuple(owner for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws)
+        for owner in drawing:
+            self._rows.note_draw(owner)
+        within = {key: content for key, content in pixels.items() if key not in schedule.aside}
+        beside = {key: content for key, content in pixels.items() if key in schedule.aside}
+        jobs = tuple(
+            self._job(part, schedule, is_beside) for part, is_beside in ((within, False), (beside, True)) if part
+        )
+        restore, save = self._state_moves(starting, schedule)
+        step = StepInput(
+            number=self._num_steps,
+            drop=self._encoder_cache.take_dropped(),
+            ended=ended,
+            started=started,
+            tables=tables,
+            restore=restore,
+            jobs=jobs,
+            chunks=chunks,
+            save=save,
+        )
+        prompts = _prompt_scores(zip(owners, chunks, strict=True))
+        sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts))
+        return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
+
+    def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Moves]:
+        if self._snapshots is None:
+            return (), ()
+        stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
+        return self._snapshots.moves(starting, stops)
+
+    def _job(self, pixels: Mapping[EncoderKey, bytes], schedule: Schedule, is_beside: bool) -> EncodeJob:
+        self._num_jobs += 1
+        pictures = []
+        for key, content in pixels.items():
+            _, picture = schedule.encode[key][0]
+            encoding_id = self._encoder_cache.encoding_id(key)
+            pictures.append(Picture(encoding_id, key.modality, key.grid, picture.original_size, content))
+        return EncodeJob(self._num_jobs, tuple(pictures), is_beside)
+
+    def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
+        start = sequence.num_computed_tokens
+        stop = start + num_tokens
+        row, draws = Rows.row_of(sequence), stop == sequence.num_tokens
+        if num_tokens == 1 and draws and self._rows.has_drawn(sequence):
+            return Chunk(row, start, 1, None, draws=True)
+        positions = b""
+        media: tuple[MediaSlice, ...] = ()
+        if sequence.runs and start < sequence.runs[-1].start + sequence.runs[-1].length:
+            positions = sequence.positions.slice(start, stop).astype(np.int32).tobytes()
+            media = tuple(self._media(sequence, start, stop))
+        return Chunk(row, start, num_tokens, tuple(sequence.token_ids[start:stop]), positions, media, draws)
+
+    def _media(self, sequence: Sequence, start: int, stop: int) -> Iterable[MediaSlice]:
+        for run, picture in sequence.media_between(start, stop):
+            begin, end = max(start, run.start), min(stop, run.start + run.length)
+            shift = run.offset - run.start
+            encoding_id = self._encoder_cache.encoding_id(picture.key)
+            yield MediaSlice(begin - start, encoding_id, begin + shift, end + shift)
+
+
+def sampling_input(
+    number: int, drawing: Ordered[Sequence], prompt_scores: tuple[PromptScores, ...] = ()
+) -> SamplingInput:
+    """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
+    params = [sequence.sampling for sequence in drawing]
+    drawn: tuple[float, ...] = ()
+    if any(param.temperature >= GREEDY_BELOW for param in params):
+        seeds, indices = [s.seed for s in drawing], [s.num_generated_tokens for s in drawing]
+        drawn = tuple(uniforms(seeds, indices).tolist())
+    num_top: tuple[int | None, ...] = ()
+    if any(param.num_logprobs is not None for param in params):
+        num_top = tuple(param.num_logprobs for param in params)
+    shaped = [sequence for sequence in drawing if sequence.shaped]
+    return SamplingInput(
+        number=number,
+        uniforms=drawn,
+        num_top=num_top,
+        too_short=tuple(Rows.row_of(s) for s in shaped if s.num_generated_tokens < s.sampling.min_tokens),
+        counts=tuple(_counts(sequence) for sequence in shaped if sequence.penalised),
+        prompt_scores=prompt_scores,
+    )
+
+
+def _counts(sequence: Sequence) -> RowCounts:
+    tokens = sequence.token_counts
+    return RowCounts(Rows.row_of(sequence), tokens.ids.tobytes(), tokens.counts.tobytes())
+
+
+def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
+    """Return the prompt log probabilities that this step yields and no earlier step yielded.
+
+    A retracted sequence computes its prompt again, but keeps the log probabilities that are already known.
+    """
+    found: Prompts = []
+    for sequence, chunk in chunks:
+        if sequence.prompt_logprobs is None:
+            continue
+        # The hidden state of token p predicts token p + 1.
+        first = len(sequence.prompt_logprobs)
+        last = min(chunk.start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+        if first < last:
+            targets = tuple(sequence.token_ids[first + 1 : last + 1])
+            num_top = sequence.sampling.num_prompt_logprobs or 0
+            found.append((sequence, PromptScores(chunk.row, first - chunk.start, targets, num_top)))
+    return found

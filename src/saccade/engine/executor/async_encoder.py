@@ -1,0 +1,52 @@
+"""Encode pictures on a separate thread, beside the steps."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import torch
+
+from saccade.engine.core.step import EncodeJob
+
+
+class Encoded(NamedTuple):
+    """Features by encoding id, [tokens, width], each in separate storage; and the network's time."""
+
+    features: dict[int, torch.Tensor]
+    seconds: float
+
+
+Encode = Callable[[EncodeJob], Encoded]
+"""Maps pixels to features, without side effects."""
+
+
+class AsyncEncoder:
+    """Runs jobs one after the other, on *num_threads* of torch's."""
+
+    def __init__(self, encode: Encode, num_threads: int) -> None:
+        self._encode = encode
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(1, "async-encoder")
+        self._jobs: deque[tuple[EncodeJob, Future[Encoded]]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a submitted job was not taken yet."""
+        return bool(self._jobs)
+
+    def begin(self, job: EncodeJob) -> None:
+        """Queue *job*, to run after the earlier jobs."""
+        self._jobs.append((job, self._pool.submit(self._run, job)))
+
+    def take(self, patience_seconds: float = 0.0) -> tuple[EncodeJob, Future[Encoded]] | None:
+        """Return the oldest job if it is done, else None. Its future raises the exception of the encoding."""
+        if not self._jobs or not wait([self._jobs[0][1]], patience_seconds).done:
+            return None
+        return self._jobs.popleft()
+
+    def _run(self, job: EncodeJob) -> Encoded:
+        # The query comes first: at a thread's first query or parallel call ATen takes the last number set anywhere.
+        torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        return self._encode(job)

@@ -1,0 +1,85 @@
+"""The executor of a single device, in the engine's process."""
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+import structlog
+import torch
+
+from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.executor.async_encoder import AsyncEncoder
+from saccade.engine.executor.model_runner import Drawn, Forwarded, ModelRunner
+
+logger = structlog.get_logger(__name__)
+
+
+class _Sampled(NamedTuple):
+    """A step with sampled tokens."""
+
+    forwarded: Forwarded
+    drawn: Drawn
+    seconds: float
+
+
+class LocalExecutor:
+    """An executor.protocol.Executor with one ModelRunner."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.device = str(runner.device)
+        self.dtype = str(runner.dtype).removeprefix("torch.")
+        self.async_encoder = AsyncEncoder(runner.encode, runner.threads.aside)
+        self._forwarded: deque[Forwarded] = deque()
+        self._sampled: deque[_Sampled] = deque()
+
+    def submit(self, step: StepInput) -> None:
+        """Launch the network; on a CPU, run it."""
+        # First, because these jobs are reported even where the step fails.
+        for job in step.jobs:
+            if job.beside:
+                self.async_encoder.begin(job)
+        self.runner.update(step)
+        self._forwarded.append(self.runner.forward(step, beside_pictures=self.async_encoder.is_busy))
+
+    def sample(self, sampling: SamplingInput) -> None:
+        """Sample from the oldest hidden states."""
+        forwarded = self._forwarded.popleft()
+        began = time.perf_counter()
+        drawn = self.runner.draw(forwarded, sampling)
+        self._sampled.append(_Sampled(forwarded, drawn, time.perf_counter() - began))
+
+    def collect(self) -> StepOutput:
+        forwarded, drawn, seconds = self._sampled.popleft()
+        return StepOutput(
+            forwarded.step.number,
+            drawn.token_ids,
+            drawn.logprobs,
+            drawn.prompt_logprobs,
+            forwarded.batch_seconds,
+            forwarded.encode_seconds,
+            forwarded.network_seconds + seconds,
+        )
+
+    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
+        self.submit(step)
+        self.sample(sampling)
+        return self.collect()
+
+    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
+        """Store the features that were encoded beside the steps, and return the jobs that ended."""
+        finished = self.async_encoder.take(patience_seconds)
+        if finished is None:
+            return []
+        job, outcome = finished
+        if (error := outcome.exception()) is not None:
+            logger.error("encoding failed", job_id=job.job_id, exc_info=error)
+            return [JobDone(job.job_id, 0.0, failed=True)]
+        encoded = outcome.result()
+        self.runner.encodings.update(encoded.features)
+        return [JobDone(job.job_id, encoded.seconds)]
+
+    def check_device(self) -> None:
+        """Synchronise with a CUDA device, which raises if it has failed."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)

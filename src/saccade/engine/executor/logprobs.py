@@ -1,0 +1,51 @@
+"""Compute log probabilities of tokens, and of the most likely tokens beside them, on the device.
+
+They are the model's own: from its logits before any sampling parameter, media placeholders included. Shapes: R rows, V
+vocabulary, K most likely tokens.
+"""
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from saccade.protocol.output import TokenLogprob
+
+PIECE_LOGITS = 1 << 24
+"""The largest number of logits of prompt tokens to compute at once: 64 MiB."""
+
+
+def pieces(num_rows: int, vocab_size: int) -> list[slice]:
+    """Return slices of *num_rows* rows, each small enough for the logits of its rows."""
+    size = max(1, PIECE_LOGITS // vocab_size)
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
+def score(logits_RV: torch.Tensor, ids_R: torch.Tensor, num_top: int) -> torch.Tensor:
+    """Return float64 [R, 2 + 2K]: log probability and rank of ids_R; the K most likely ids; their log probabilities."""
+    total_R1 = logits_RV.logsumexp(dim=-1, keepdim=True)
+    chosen_R1 = logits_RV.gather(1, ids_R.unsqueeze(1))
+    rank_R1 = (logits_RV > chosen_R1).sum(dim=-1, keepdim=True) + 1
+    top_RK, top_ids_RK = logits_RV.topk(min(num_top, logits_RV.shape[1]), dim=-1)
+    parts = (chosen_R1 - total_R1, rank_R1, top_ids_RK, top_RK - total_R1)
+    return torch.cat([part.double() for part in parts], dim=1)
+
+
+def fetch(tensors: Ordered[torch.Tensor]) -> list[npt.NDArray[np.float64]]:
+    """Return float64 *tensors* on the host, in one transfer."""
+    host = torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])
+    parts = np.split(host, ends[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def unpack(scores: npt.NDArray[np.float64], num_tops: Ordered[int | None]) -> list[TokenLogprob]:
+    """Return the rows of the output of `score`, row i with its num_tops[i] most likely tokens."""
+    width = (scores.shape[1] - 2) // 2
+    ranks, top_ids = scores[:, 1].astype(np.int64).tolist(), scores[:, 2 : 2 + width].astype(np.int64).tolist()
+    logprobs, tops = scores[:, 0].tolist(), scores[:, 2 + width :].tolist()
+    return [
+        TokenLogprob(logprob, rank, ids[: num_top or 0], values[: num_top or 0])
+        for logprob, rank, ids, values, num_top in zip(logprobs, ranks, top_ids, tops, num_tops, strict=True)
+    ]

@@ -1,0 +1,55 @@
+"""Compute the size of the KV pool."""
+
+from collections.abc import Sequence as Ordered
+
+import torch
+
+from saccade.engine.config import GIB, EngineConfig
+from saccade.errors import StartupError
+from saccade.models.facts import KvSpec, Recurrent
+
+
+def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Return the size in bytes of one block over all layers that have blocks."""
+    values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
+    return values * block_size * dtype.itemsize
+
+
+def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device) -> int:
+    """Return the number of blocks of the pool. *model_len* is the longest sequence to serve. Raises StartupError.
+
+    On CUDA, call it after a warm-up at full size with all recurrent states: torch's peak memory is taken as the need of
+    both. Elsewhere recurrent states are not part of the pool's budget.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_bytes is not None:
+        budget = config.kv_cache_bytes
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        outside = total - free - torch.cuda.memory_reserved(device)
+        used = outside + torch.cuda.max_memory_reserved(device) + config.encoder_cache_bytes
+        budget = int(total * config.gpu_memory_utilization) - used
+    else:
+        budget = GIB
+    wanted = config.max_num_seqs * -(-model_len // config.block_size)
+    blocks = min(budget // bytes_per_block, wanted)
+    if blocks < 1:
+        raise StartupError(
+            f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_per_block}. "
+            "Lower max_num_batched_tokens or encode_budget_patches, or raise gpu_memory_utilization or kv_cache_bytes."
+        )
+    return blocks
+
+
+def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:
+    """Return the length of the longest sequence, prompt and answer. Raises StartupError if the pool cannot hold it."""
+    capacity = blocks * config.block_size
+    if config.max_model_len is None:
+        return min(max_position_embeddings, capacity)
+    if config.max_model_len > capacity:
+        raise StartupError(
+            f"--max-model-len is {config.max_model_len}, but the KV cache holds {capacity} tokens ({blocks} blocks). "
+            "Lower --max-model-len, or give the KV cache more memory with --kv-cache-memory-bytes."
+        )
+    return config.max_model_len

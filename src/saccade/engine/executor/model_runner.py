@@ -1,0 +1,166 @@
+"""Run the network: encode, embed, forward, sample. Holds the tensors of every cache and executes steps."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from saccade.engine.core.step import EncodeJob, PromptScores, SamplingInput, StepInput
+from saccade.engine.executor import logprobs
+from saccade.engine.executor.async_encoder import Encoded
+from saccade.engine.executor.batch import Batch, build_batch, transfer
+from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.masks import AllowedTokens
+from saccade.engine.executor.rows import RowBuffers
+from saccade.engine.executor.sampler import Sampler
+from saccade.models.network import Network
+from saccade.nn.context import ForwardContext
+from saccade.protocol.output import TokenLogprob
+
+
+class Forwarded(NamedTuple):
+    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks."""
+
+    step: StepInput
+    batch: Batch | None
+    hidden: torch.Tensor | None
+    batch_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    network_seconds: float = 0.0
+
+
+class Drawn(NamedTuple):
+    """Tokens of the chunks that draw, and log probabilities, in the form of StepOutput."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None]
+    prompt_logprobs: list[list[TokenLogprob]]
+
+
+NOTHING_DRAWN = Drawn([], [], [])
+
+
+class ModelRunner:
+    """The network, caches, encodings and row buffers of one device."""
+
+    def __init__(self, network: Network, execution: Execution, caches: Caches) -> None:
+        self.network = network
+        self.backend = execution.backend
+        self.vision_backend = execution.vision_backend
+        self.threads = execution.threads
+        self.device = network.device
+        self.dtype = network.dtype
+        self.allowed = AllowedTokens(network.facts.vocab_size, self.device)
+        self.sampler = Sampler(network.facts.placeholder_token_ids, self.allowed, self.device)
+        self.rows = RowBuffers(caches.sizes.num_rows, self.device)
+        self.encodings: dict[int, torch.Tensor] = {}
+        self.caches = caches
+
+    def update(self, step: StepInput) -> None:
+        """Prepare a step: drop encodings, end and start rows, change block tables, restore states."""
+        for encoding_id in step.drop:
+            self.encodings.pop(encoding_id, None)
+        for row in step.ended:
+            self.allowed.end(row)
+        self.rows.end(step.ended)
+        self.rows.start(step.started)
+        for start in step.started:
+            self.allowed.start(start.row, start.sampling.allowed_token_ids)
+        if step.ended:
+            self.allowed.prune()
+        self.rows.change_tables(step.tables)
+        self.caches.begin_rows(step)
+
+    @torch.inference_mode()
+    def forward(self, step: StepInput, *, beside_pictures: bool) -> Forwarded:
+        """Encode the pictures within the step, run the network over the chunks, and save recurrent states."""
+        began = time.perf_counter()
+        jobs = [job for job in step.jobs if not job.beside]
+        if not step.chunks and not jobs:
+            return Forwarded(step, None, None)
+        num_patches = sum(self.network.facts.encode_cost(p.grid) for job in jobs for p in job.pictures)
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), beside_pictures)
+        block_size = self.caches.sizes.block_size
+        batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
+        built = time.perf_counter()
+        encode_seconds = 0.0
+        for job in jobs:
+            encoded = self.encode(job)
+            encode_seconds += encoded.seconds
+            self.encodings.update(encoded.features)
+        hidden = None if batch is None else self._forward(batch)
+        self.caches.save(step.save)
+        return Forwarded(step, batch, hidden, built - began, encode_seconds, time.perf_counter() - built)
+
+    @torch.inference_mode()
+    def encode(self, job: EncodeJob) -> Encoded:
+        """Encode pictures in one call. Has no side effects, so another thread may call it while a step runs."""
+        began = time.perf_counter()
+        # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
+        joined = bytearray(b"").join(picture.pixels for picture in job.pictures)
+        (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.device)
+        metadata, counts = self.network.prepare([picture.grid for picture in job.pictures], self.vision_backend)
+        num_patches = sum(self.network.facts.pixel_shape(picture.grid)[0] for picture in job.pictures)
+        features = self.network.encode(flat.view(num_patches, -1), metadata)
+        # The parts are copies: a view would keep the whole batch's storage while one picture lives.
+        parts = [part.clone() for part in features.split_with_sizes(counts)]
+        ids = [picture.encoding_id for picture in job.pictures]
+        return Encoded(dict(zip(ids, parts, strict=True)), time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawn:
+        """Sample from a step's hidden states, and compute the requested log probabilities."""
+        batch, hidden = forwarded.batch, forwarded.hidden
+        if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
+            return NOTHING_DRAWN
+        params = [self.rows.sampling(row) for row in batch.drawing]
+        scored = [index for index, num_top in enumerate(sampling.num_top) if num_top is not None]
+        # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
+        logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
+        raw = logits[scored] if scored else None
+        ids = self.sampler(logits, batch.drawing, params, sampling)
+        self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
+        if raw is None and not sampling.prompt_scores:
+            return Drawn(ids.tolist(), [], [])
+        starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
+        prompts = [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
+        return _scored(sampling, ids, raw, scored, prompts)
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        plan = self.backend.plan(batch.layout, self.dtype)
+        context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
+        if batch.media_rows is None:
+            return self.network(batch.input_ids, context)
+        parts = [self.encodings[piece.encoding_id][piece.start : piece.stop] for piece in batch.media]
+        return self.network(batch.input_ids, context, batch.media_rows, torch.cat(parts))
+
+    def _score_prompt(self, hidden: torch.Tensor, wanted: PromptScores, start: int) -> torch.Tensor:
+        first = start + wanted.offset
+        before = hidden[first : first + len(wanted.target_ids)]
+        (target_ids,) = transfer([np.array(wanted.target_ids, np.int64)], self.device)
+        pieces = logprobs.pieces(len(wanted.target_ids), self.network.facts.vocab_size)
+        return torch.cat(
+            [logprobs.score(self.network.logits(before[piece]), target_ids[piece], wanted.num_top) for piece in pieces]
+        )
+
+
+def _scored(
+    sampling: SamplingInput, ids: torch.Tensor, raw: torch.Tensor | None, scored: list[int], prompts: list[torch.Tensor]
+) -> Drawn:
+    """Fetch drawn *ids*, log probabilities of *scored* rows with logits *raw*, and log probabilities of *prompts*."""
+    num_tops = [sampling.num_top[index] for index in scored]
+    scores = [] if raw is None else [logprobs.score(raw, ids[scored], max(top or 0 for top in num_tops))]
+    token_ids, *host = logprobs.fetch([ids.double(), *scores, *prompts])
+    found = dict(zip(scored, logprobs.unpack(host.pop(0), num_tops), strict=True)) if scores else {}
+    prompt_logprobs = [
+        logprobs.unpack(one, [wanted.num_top] * len(one))
+        for wanted, one in zip(sampling.prompt_scores, host, strict=True)
+    ]
+    return Drawn(
+        [int(token_id) for token_id in token_ids],
+        [found.get(index) for index in range(len(token_ids))],
+        prompt_logprobs,
+    )

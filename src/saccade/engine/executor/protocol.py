@@ -1,0 +1,34 @@
+"""The interface of the engine to the component that computes its steps."""
+
+from typing import Protocol
+
+from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+
+
+class Executor(Protocol):
+    """Computes steps in the order of submission. Executors that get the same values hold the same state.
+
+    Each step is submitted, sampled and collected once. An exception in one of these calls ends the step's requests; the
+    executor continues with the next step, unless check_device() raises.
+    """
+
+    device: str
+    dtype: str
+
+    def submit(self, step: StepInput) -> None:
+        """Start to compute *step*."""
+
+    def sample(self, sampling: SamplingInput) -> None:
+        """Draw the tokens of the oldest step that was not sampled yet."""
+
+    def collect(self) -> StepOutput:
+        """Return the output of the oldest sampled step."""
+
+    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
+        """Submit, sample and collect one step."""
+
+    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
+        """Return the jobs beside the steps that ended, each once; wait at most *patience_seconds* for one."""
+
+    def check_device(self) -> None:
+        """Raise if the device has failed, so that no later step could succeed."""

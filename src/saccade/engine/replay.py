@@ -1,0 +1,207 @@
+"""Replay a recording on a new executor, and compare the results."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
+from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.loader import Progress, fingerprint, load_model, weight_files
+from saccade.engine.executor.local import LocalExecutor
+from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.protocol import Executor
+from saccade.engine.recording import (
+    Header,
+    JobsTaken,
+    Machine,
+    Record,
+    Recording,
+    StepCollected,
+    StepFailed,
+    StepSampled,
+    StepSubmitted,
+)
+from saccade.engine.self_description import describe_machine
+from saccade.engine.startup import allocate
+from saccade.errors import StartupError
+from saccade.models.files import read_model_files
+from saccade.protocol.output import TokenLogprob
+
+JOB_SECONDS = 600.0
+"""How long to wait for a job beside the steps that ended in the recording."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference between the *expected* result in the recording and the one that the replay *got*.
+
+    *row* and *sequence_id* are None for a job or a failure.
+    """
+
+    number: int
+    row: int | None
+    sequence_id: int | None
+    expected: str
+    got: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a replay: the numbers of compared steps, tokens and sequences, and the *first* difference."""
+
+    num_steps: int
+    num_tokens: int
+    num_sequences: int
+    num_different: int
+    first: Difference | None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A submitted step: the rows that draw, in the output's order, and the sequence id of each row."""
+
+    drawing: tuple[int, ...]
+    sequence_ids: dict[int, int]
+
+
+class Replay:
+    """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
+
+    Exceptions of the executor propagate, including a failure that the recording ends with.
+    """
+
+    def __init__(self, executor: Executor, *, is_exact: bool) -> None:
+        self._executor = executor
+        self._is_exact = is_exact
+        self._sequence_ids: dict[int, int] = {}
+        self._submitted: deque[_Step] = deque()
+        self._sampled: deque[tuple[_Step, SamplingInput]] = deque()
+        self._compared: set[int] = set()
+        self._different: set[int] = set()
+        self._first: Difference | None = None
+        self._number = self._num_steps = self._num_tokens = 0
+
+    def run(self, records: Iterable[Record]) -> Outcome:
+        """Replay *records*, which must start with the first record of a segment."""
+        for record in records:
+            self._take(record)
+        return Outcome(self._num_steps, self._num_tokens, len(self._compared), len(self._different), self._first)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case StepSubmitted(step):
+                self._submit(step)
+            case StepSampled(sampling):
+                self._sampled.append((self._submitted.popleft(), sampling))
+                self._executor.sample(sampling)
+            case StepCollected(output):
+                self._compare(output, self._executor.collect())
+            case JobsTaken(done):
+                expected = [(job.job_id, "failed" if job.failed else "done") for job in done]
+                self._note(None, expected, self._finished_jobs(len(done)))
+            case StepFailed(error):
+                self._note(None, f"the step fails with {error}", "the step does not fail")
+
+    def _submit(self, step: StepInput) -> None:
+        self._number = step.number
+        self._sequence_ids.update((start.row, start.sequence_id) for start in step.started)
+        rows = {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}
+        self._submitted.append(_Step(tuple(chunk.row for chunk in step.chunks if chunk.draws), rows))
+        self._executor.submit(step)
+
+    def _finished_jobs(self, num_jobs: int) -> list[tuple[int, str]]:
+        found: list[tuple[int, str]] = []
+        while len(found) < num_jobs and (done := self._executor.finished_jobs(JOB_SECONDS)):
+            found += [(job.job_id, "failed" if job.failed else "done") for job in done]
+        return found
+
+    def _compare(self, expected: StepOutput, got: StepOutput) -> None:
+        step, sampling = self._sampled.popleft()
+        self._number = expected.number
+        self._num_steps += 1
+        self._num_tokens += len(expected.token_ids)
+        self._compared.update(step.sequence_ids.values())
+        wanted, found = (zip_longest(output.token_ids, output.logprobs) for output in (expected, got))
+        for row, one, other in zip_longest(step.drawing, wanted, found):
+            self._compare_token(step, row, one, other)
+        if self._is_exact:
+            scores = zip_longest(sampling.prompt_scores, expected.prompt_logprobs, got.prompt_logprobs)
+            for score, one, other in scores:
+                self._note((score.row, step.sequence_ids[score.row]), one, other)
+
+    def _compare_token(
+        self,
+        step: _Step,
+        row: int,
+        expected: tuple[int, TokenLogprob | None] | None,
+        got: tuple[int, TokenLogprob | None] | None,
+    ) -> None:
+        whose = (row, step.sequence_ids[row])
+        if self._is_exact:
+            self._note(whose, expected, got)
+        else:
+            self._note(whose, expected and expected[0], got and got[0])
+
+    def _note(self, whose: tuple[int, int] | None, expected: object, got: object) -> None:
+        """Record a difference if two values of the row and sequence *whose* are not equal to the last bit."""
+        if msgspec.msgpack.encode(expected) == msgspec.msgpack.encode(got):
+            return
+        row, sequence_id = whose or (None, None)
+        if sequence_id is not None:
+            self._different.add(sequence_id)
+        if self._first is None:
+            self._first = Difference(self._number, row, sequence_id, _shown(expected), _shown(got))
+
+
+def _shown(value: Any) -> str:
+    """Return a readable form of a token id, a token with its log probability, or another value."""
+    match value:
+        case int(token_id) | (int(token_id), None):
+            return f"token {token_id}"
+        case (int(token_id), TokenLogprob() as logprob):
+            return f"token {token_id}, {logprob}"
+        case _:
+            return str(value)
+
+
+def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) -> tuple[LocalExecutor, Machine]:
+    """Return an executor like that of *header*, with *changes* to its EngineConfig, and a description of its machine.
+
+    Raises StartupError if the executor cannot be created, or if the model folder holds other weights.
+    """
+    config: EngineConfig = dataclasses.replace(header.config, **changes)  # type: ignore[arg-type]
+    config.check()
+    folder = Path(config.model_dir)
+    if not folder.is_dir():
+        raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
+    if fingerprint(read_model_files(folder), weight_files(folder)) != header.machine.weights:
+        raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
+    model = load_model(config, progress)
+    execution = prepare(config, model)
+    caches = allocate(config, model, config.num_blocks or 0)
+    runner = ModelRunner(model.network, execution, caches)
+    return LocalExecutor(runner), describe_machine(model, execution)
+
+
+def check_pictures(recording: Recording) -> None:
+    """Read *recording* to its end. Raises StartupError if it is damaged or contains pictures without pixels."""
+    missing = []
+    for record in recording.records():
+        if isinstance(record, StepSubmitted):
+            grids = {picture.encoding_id: picture.grid for job in record.step.jobs for picture in job.pictures}
+            for one in record.left_out:
+                grid = "x".join(map(str, grids[one.encoding_id]))
+                place = f"step {record.step.number}, encoding {one.encoding_id}"
+                missing.append(f"{place}: grid {grid}, {one.num_bytes} bytes, blake3 {one.digest.hex()}")
+    if missing:
+        raise StartupError(
+            f"{recording.path} was recorded without pixels (--record-pixels), and cannot be replayed without those of "
+            f"{len(missing)} pictures:\n" + "\n".join(missing)
+        )

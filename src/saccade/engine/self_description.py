@@ -1,0 +1,74 @@
+"""Describe an engine: its model, limits and machine."""
+
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.loader import LoadedModel
+from saccade.engine.recording import Machine
+from saccade.protocol.description import Description
+from saccade.protocol.model_files import CONFIG
+from saccade.transport.shared_memory import readers
+
+
+def describe(
+    config: EngineConfig, model: LoadedModel, execution: Execution, max_model_len: int, num_blocks: int
+) -> Description:
+    """Return the description of an engine that serves *model* with *num_blocks* KV blocks."""
+    return Description(
+        model=config.model,
+        aliases=config.aliases,
+        fingerprint=model.fingerprint,
+        files=model.files,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        dtype=str(model.network.dtype).removeprefix("torch."),
+        device=str(model.network.device),
+        shm_namespace=readers(),
+        version=_version("saccade") or "unknown",
+        attention_backend=execution.backend.name,
+        mm_encoder_attn_backend=execution.vision_backend.name,
+        takes_resets=True,
+        enable_prefix_caching=config.enable_prefix_caching,
+        gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
+    )
+
+
+def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
+    """Return the properties of the machine that the last bits of this engine's results depend on."""
+    device = model.network.device
+    return Machine(
+        weights=model.fingerprint,
+        model_config=blake3(model.files.files[CONFIG]).digest(),
+        backend=f"{execution.backend.name}, {execution.vision_backend.name}",
+        device=str(device),
+        dtype=str(model.network.dtype).removeprefix("torch."),
+        num_threads=execution.threads.count,
+        processor=_processor(device),
+        versions={name: found for name in ("saccade", "torch", "numba") if (found := _version(name))},
+    )
+
+
+def _processor(device: torch.device) -> str:
+    """Return the name of the computing device, and for a CPU the instruction set that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.is_file() else []
+    return f"{(*names, platform.machine())[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _version(package: str) -> str:
+    """Return the version of *package*; empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""The endpoints of the HTTP API, from a request's body to its answer."""

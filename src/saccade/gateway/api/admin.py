@@ -1,0 +1,67 @@
+"""The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may give."""
+
+from collections.abc import Callable, Collection
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from saccade.errors import StartupError, WorkerUnavailable
+from saccade.gateway.api.routes import route
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.http.access_log import AccessLog
+from saccade.gateway.http.auth import Keys
+from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.http.web_pages import WebPages
+from saccade.telemetry import Metrics
+
+HOST = "127.0.0.1"
+
+
+class Admin:
+    """An ASGI application that empties caches. Every path needs one of *keys*.
+
+    *forget_media* empties the caches of the gateway. Raises StartupError where there is no key.
+    """
+
+    def __init__(
+        self,
+        keys: Collection[str],
+        fleet: Fleet,
+        forget_media: Callable[[], None],
+        metrics: Metrics,
+        access_log: AccessLog | None = None,
+    ) -> None:
+        if not keys:
+            raise StartupError("--admin-port needs an --admin-key.")
+        self._fleet = fleet
+        self._forget_media = forget_media
+        router = Router(
+            [
+                route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+                route("POST", "/reset_mm_cache", self.reset_mm_cache),
+            ],
+            redirect_slashes=False,
+        )
+        guarded = GuardMiddleware(router, Keys(keys), WebPages((), (), keyless=False))
+        self._app = TelemetryMiddleware(guarded, metrics, access_log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
+        return self._reset(prefix=True)
+
+    async def reset_mm_cache(self, request: Request) -> Response:
+        """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
+        self._forget_media()
+        return self._reset(media=True)
+
+    def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
+        """Send the command; requests that the gateway sends later find the caches empty."""
+        missed = self._fleet.reset_caches(prefix=prefix, media=media)
+        if missed:
+            raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
+        return Response()

@@ -1,0 +1,201 @@
+"""POST /v1/chat/completions: read the body, generate, and send the answer, whole or as server-sent events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.types import Receive, Scope, Send
+
+from saccade.gateway.generation.answer import Answer
+from saccade.gateway.generation.choice import Choice, Chunk
+from saccade.gateway.generation.choice_logprobs import prompt_logprobs
+from saccade.gateway.generation.generate import Asked, Generation
+from saccade.gateway.http.body_reader import COPIES, BodyReader
+from saccade.gateway.http.clients import TrustedProxies
+from saccade.gateway.http.connection import CONNECTION
+from saccade.gateway.http.event_stream import EventStream, report_errors
+from saccade.gateway.http.middleware import SALT, WARNINGS, send_json
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.openai import answers
+from saccade.gateway.openai.parameters import parse_chat
+from saccade.gateway.prompt.draft import PromptDrafter, is_long
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.protocol.output import TokenDelta
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class ChatCompletions:
+    """The endpoint. When a client disconnects, streaming or not, the engine stops its request at once."""
+
+    admission: Admission
+    bodies: BodyReader
+    memory: ByteBudget
+    proxies: TrustedProxies
+    model_registry: ModelRegistry
+    prompts: PromptDrafter
+    generation: Generation
+    ping_interval_seconds: float
+    strict_parameters: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. It gives its place back when its answer is generated, not when the client has read it."""
+        tenant: bytes = scope[SALT]
+        self.admission.check(tenant)
+        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
+            asked = await self._read(scope, receive, memory)
+            if asked.request.stream:
+                await self._stream(asked, scope, receive, send)
+            else:
+                await unless_disconnected(receive, self._answer_whole(asked, send))
+
+    async def _read(self, scope: Scope, receive: Receive, memory: Reservation) -> Asked:
+        body = await self.bodies.read(scope, receive, memory)
+        async with self.admission.turn(len(body)):
+            request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
+            served = self.model_registry.get(request.model)
+            chat = None if is_long(request) else self.prompts.read(served, request)
+        if chat is None:
+            chat = await self.prompts.read_long(served, request)
+        # From here on only the chat is kept, which is as long as the body at most.
+        memory.keep(memory.num_bytes // COPIES)
+        return Asked(msgspec.structs.replace(request, messages=[]), chat, served, scope[SALT], memory)
+
+    async def _stream(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get(CONNECTION)
+        is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
+        with self.memory.reservation(asked.memory.client) as unread:
+            async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
+                await unless_disconnected(receive, self._answer_in_events(asked, stream), stream.keep_alive())
+
+    async def _answer_in_events(self, asked: Asked, stream: EventStream) -> None:
+        async def generate() -> None:
+            async with self.generation.answer(asked) as (answer, deltas):
+                await send_stream(stream, answer, deltas)
+
+        await report_errors(stream, generate())
+        await stream.flush()
+
+    async def _answer_whole(self, asked: Asked, send: Send) -> None:
+        async with self.generation.answer(asked) as (answer, deltas):
+            completion = await whole(answer, deltas)
+        await send_json(send, 200, completion)
+
+
+async def unless_disconnected(
+    receive: Receive, work: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]
+) -> bool:
+    """Run *work*, and *beside* as long; cancel all when the client disconnects. Return whether *work* was done."""
+    tasks = [asyncio.ensure_future(part) for part in (work, _disconnect(receive), *beside)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return not tasks[0].cancelled()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def whole(answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
+    """Return *answer* as one chat.completion object, in JSON."""
+    chunks: list[list[Chunk]] = [[] for _ in answer.choices]
+    async for chunk in answer.chunks(deltas):
+        chunks[chunk.choice.index].append(chunk)
+    ranked = None
+    if answer.request.prompt_logprobs is not None:
+        # The entries of a long prompt take too long for the event loop.
+        tokenizer = answer.served.tokenizer
+        ranked = await asyncio.to_thread(prompt_logprobs, tokenizer, answer.prompt_token_ids, answer.prompt_logprobs)
+    completion = answers.ChatCompletion(
+        id=answer.id,
+        created=answer.created,
+        model=answer.served.name,
+        choices=[_whole_choice(choice, chunks[choice.index]) for choice in answer.choices],
+        usage=answer.usage,
+        prompt_logprobs=UNSET if ranked is None else ranked,
+        prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
+    )
+    return msgspec.json.encode(completion)
+
+
+async def send_stream(stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
+    """Send *answer* as chunks: the role of every choice, texts, finish reasons, usage where it is asked for, [DONE]."""
+    options = answer.request.stream_options
+    with_usage = options is not None and bool(options.include_usage)
+    template = answers.ChatCompletionChunk(
+        id=answer.id, created=answer.created, model=answer.served.name, choices=[], usage=None if with_usage else UNSET
+    )
+    pending = _roles(template, answer)
+    async for chunk in answer.chunks(deltas):
+        if events := _events(template, chunk):
+            await stream.write(pending + events)
+            pending = b""
+    last = _event(msgspec.structs.replace(template, usage=answer.usage)) if with_usage else b""
+    await stream.write(last + DONE, more=False)
+
+
+def _whole_choice(choice: Choice, chunks: list[Chunk]) -> answers.Choice:
+    content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
+    reasoning = "".join(chunk.reasoning for chunk in chunks)
+    logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
+    return answers.Choice(
+        message=answers.AnswerMessage(content, reasoning or UNSET),
+        finish_reason=choice.finish_reason or "",
+        index=choice.index,
+        logprobs=logprobs,
+        token_ids=token_ids,
+    )
+
+
+def _roles(template: answers.ChatCompletionChunk, answer: Answer) -> bytes:
+    """Return the event that begins each choice; the first has the prompt's token ids where they are asked for."""
+    delta = answers.Delta(role="assistant", content="")
+    first, *others = (
+        msgspec.structs.replace(template, choices=[answers.ChunkChoice(delta, index=choice.index)])
+        for choice in answer.choices
+    )
+    if answer.request.return_token_ids:
+        first = msgspec.structs.replace(first, prompt_token_ids=answer.prompt_token_ids)
+    return b"".join(map(_event, (first, *others)))
+
+
+def _events(template: answers.ChatCompletionChunk, chunk: Chunk) -> bytes:
+    """Return one event for reasoning and one for content, where there are; the last one has the finish reason.
+
+    Tokens that a client asked about come with the first event after them.
+    """
+    choice = chunk.choice
+    events = b""
+    if chunk.reasoning:
+        events = _event(_with_delta(template, choice, answers.Delta(reasoning_content=chunk.reasoning)))
+    if chunk.content or choice.finish_reason is not None:
+        delta = answers.Delta(content=chunk.content) if chunk.content else answers.Delta()
+        events += _event(_with_delta(template, choice, delta, choice.finish_reason))
+    return events
+
+
+def _with_delta(
+    template: answers.ChatCompletionChunk, choice: Choice, delta: answers.Delta, finish_reason: str | None = None
+) -> answers.ChatCompletionChunk:
+    if choice.record is None:
+        wire = answers.ChunkChoice(delta, finish_reason, choice.index)
+    else:
+        wire = answers.ChunkChoice(delta, finish_reason, choice.index, *choice.record.flush())
+    return msgspec.structs.replace(template, choices=[wire])
+
+
+def _event(template: answers.ChatCompletionChunk) -> bytes:
+    return b"data: " + msgspec.json.encode(template) + b"\n\n"

@@ -1,0 +1,138 @@
+"""The small endpoints: models, token ids, health, metrics, version, description."""
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
+from saccade.gateway.api.openapi import describe, server_version
+from saccade.gateway.http.body_reader import COPIES, BodyReader
+from saccade.gateway.http.clients import TrustedProxies
+from saccade.gateway.http.middleware import SALT, WARNINGS
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
+from saccade.gateway.openai.parameters import parse_detokenize, parse_tokenize
+from saccade.gateway.openai.requests import TokenizeRequest
+from saccade.gateway.pictures.collect import PictureCollector
+from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """One method for each endpoint; each raises SaccadeError for what it cannot answer."""
+
+    admission: Admission
+    model_registry: ModelRegistry
+    prompts: PromptDrafter
+    pictures: PictureCollector
+    metrics: Metrics
+    bodies: BodyReader
+    memory: ByteBudget
+    proxies: TrustedProxies
+    strict_parameters: bool
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList([_card(name, served) for name, served in self.model_registry.names()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        name = request.path_params["model"]
+        return _json(_card(name, self._served(name)))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
+        with self._reservation(request) as memory:
+            body = await self.bodies.read(request.scope, request.receive, memory)
+            async with self.admission.turn(len(body)):
+                asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
+            served = self._served(asked.model)
+            if (asked.prompt is None) == (asked.messages is None):
+                raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
+            if asked.messages is None:
+                with self.admission.admit(request.scope[SALT]):
+                    token_ids = await self.prompts.token_ids(served, asked.prompt or "")
+            else:
+                token_ids = await self._chat_token_ids(request, served, asked, memory)
+        return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids, special tokens as they are written."""
+        with self._reservation(request) as memory:
+            body = await self.bodies.read(request.scope, request.receive, memory)
+            async with self.admission.turn(len(body)):
+                asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
+            with self.admission.admit(request.scope[SALT]):
+                return _json(DetokenizeAnswer(await self.prompts.text_of(self._served(asked.model), asked.tokens)))
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: the process runs and its event loop turns."""
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready, /health and /ping, which SageMaker calls by POST too: requests can be served now."""
+        if self.admission.draining:
+            raise Draining("The server is shutting down.")
+        if not self.model_registry.ready:
+            raise WorkerUnavailable("No worker is ready.")
+        return _json({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """GET /load: how many requests are being served."""
+        return _json({"server_load": self.admission.num_requests})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.render(), media_type=METRICS_CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": server_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return _json(describe([served.name for served in self.model_registry.models()]))
+
+    async def _chat_token_ids(
+        self, request: Request, served: ServedModel, asked: TokenizeRequest, memory: Reservation
+    ) -> list[int]:
+        salt: bytes = request.scope[SALT]
+        chat = await self.prompts.read_long(served, asked)
+        memory.keep(memory.num_bytes // COPIES)
+        pictures = await self.pictures.collect(served, chat.pictures, salt, memory)
+        with self.admission.admit(salt):
+            num_tokens = [picture.layout.num_tokens for picture in pictures]
+            num_bytes = sum(len(picture.encoded) for picture in pictures)
+            return (await self.prompts.draft(served, asked, chat, num_tokens, num_bytes)).token_ids
+
+    def _reservation(self, request: Request) -> Reservation:
+        """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""
+        salt: bytes = request.scope[SALT]
+        self.admission.check(salt)
+        return self.memory.reservation(salt or self.proxies.client_of(request.scope))
+
+    def _served(self, name: str | None) -> ServedModel:
+        """Return the model *name*; None means the only one there is."""
+        if name is not None:
+            return self.model_registry.get(name)
+        match self.model_registry.models():
+            case [served]:
+                return served
+            case []:
+                raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+            case several:
+                raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
+
+
+def _card(name: str, served: ServedModel) -> ModelCard:
+    return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

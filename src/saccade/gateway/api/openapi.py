@@ -1,0 +1,128 @@
+"""The description of the HTTP API, generated from the structs that parse and answer."""
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from saccade.gateway.openai.answers import (
+    ChatCompletion,
+    DetokenizeAnswer,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+)
+from saccade.gateway.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
+
+BODIES = (
+    ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
+    ModelList, ModelCard, ErrorAnswer,
+)  # fmt: skip
+POST_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    404: "The model is not served here.",
+    413: "The body is too large.",
+    415: "The body is not said to be JSON.",
+    429: "Too many requests are being served.",
+    500: "The server failed.",
+    503: "No worker is ready, or the server is shutting down.",
+    504: "A stage took too long.",
+}
+MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+ANYTHING = {"type": "object"}
+LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
+TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+"""A picture of one pixel."""
+
+
+def server_version() -> str:
+    """Return the installed package's version; "unknown" where Saccade runs from a source tree."""
+    try:
+        return version("saccade")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def describe(models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document as JSON values; *models* are served and appear in its examples."""
+    _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Saccade", "version": server_version(), "description": "Serves vision-language models."},
+        "paths": _paths(models),
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _paths(models: Sequence[str]) -> dict[str, Any]:
+    chat = _post("Answer a chat", ChatRequest, ChatCompletion)
+    chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
+    chat["responses"]["200"]["content"]["text/event-stream"] = {}  # chunks, then [DONE]: no one schema
+    return {
+        "/v1/chat/completions": {"post": chat},
+        "/v1/models": {"get": _get("List the models", _json(ModelList))},
+        "/v1/models/{model}": {
+            "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
+        },
+        "/tokenize": {"post": _post("Turn text or a chat into token ids", TokenizeRequest, TokenizeAnswer)},
+        "/detokenize": {"post": _post("Turn token ids into text", DetokenizeRequest, DetokenizeAnswer)},
+        "/live": {"get": _get("The process runs", _schema(ANYTHING))},
+        "/ready": {"get": _get("Requests can be served", _schema(ANYTHING), 503)},
+        "/health": {"get": _get("As /ready", _schema(ANYTHING), 503)},
+        "/ping": {
+            "get": _get("As /ready", _schema(ANYTHING), 503),
+            "post": _get("As /ready", _schema(ANYTHING), 503),
+        },
+        "/load": {"get": _get("How many requests are being served", _schema(LOAD))},
+        "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+        "/version": {"get": _get("The server's version", _schema(ANYTHING))},
+        "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
+    }
+
+
+def _example(model: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": TINY_PICTURE}}, {"type": "text", "text": "What does it say?"}]
+    return {"value": {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 16}}
+
+
+def _reference(body: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{body.__name__}"}
+
+
+def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _json(body: type) -> dict[str, Any]:
+    return _schema(_reference(body))
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    words = {
+        **POST_ERRORS,
+        401: "The API key is missing or unknown.",
+        403: "Without keys: the host or the origin of the request is not allowed.",
+    }
+    every = (401, 403, *statuses)
+    return {str(status): {"description": words[status], "content": _json(ErrorAnswer)} for status in every}
+
+
+def _get(summary: str, content: dict[str, Any], *statuses: int) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}, **_errors(*statuses)},
+    }
+
+
+def _post(summary: str, request: type, answer: type) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors(*POST_ERRORS)},
+    }

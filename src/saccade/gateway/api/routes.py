@@ -1,0 +1,58 @@
+"""Which path leads to which endpoint."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, request_response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from saccade.gateway.api.endpoints import Endpoints
+from saccade.gateway.http.connection import CONNECTION
+from saccade.gateway.http.middleware import ROUTE, SALT
+from saccade.gateway.http.web_pages import check_json
+
+
+class _Named:
+    """Notes which route was taken, and that a valid key came over the connection.
+
+    Metrics and logs name the route, not the client's path. Where the route *takes_json*, Content-Type must be JSON.
+    """
+
+    def __init__(self, path: str, app: ASGIApp, takes_json: bool) -> None:
+        self._path = path
+        self._app = app
+        self._takes_json = takes_json
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = self._path
+        if scope[SALT] and CONNECTION in scope:
+            scope[CONNECTION].vouch()
+        if self._takes_json:
+            check_json(scope["headers"])
+        await self._app(scope, receive, send)
+
+
+def routes(chat: ASGIApp, endpoints: Endpoints) -> list[Route]:
+    return [
+        Route("/v1/chat/completions", _Named("/v1/chat/completions", chat, takes_json=True), methods=["POST"]),
+        route("GET", "/v1/models", endpoints.models),
+        route("GET", "/v1/models/{model:path}", endpoints.model),
+        route("POST", "/tokenize", endpoints.tokenize, takes_json=True),
+        route("POST", "/detokenize", endpoints.detokenize, takes_json=True),
+        route("GET", "/ping", endpoints.ready),
+        route("POST", "/ping", endpoints.ready),
+        route("GET", "/load", endpoints.load),
+        route("GET", "/live", endpoints.live),
+        route("GET", "/ready", endpoints.ready),
+        route("GET", "/health", endpoints.ready),
+        route("GET", "/metrics", endpoints.show_metrics),
+        route("GET", "/version", endpoints.version),
+        route("GET", "/openapi.json", endpoints.openapi),
+    ]
+
+
+def route(
+    method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]], takes_json: bool = False
+) -> Route:
+    return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])

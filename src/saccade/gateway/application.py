@@ -1,0 +1,109 @@
+"""The gateway as one ASGI application: its parts, put together."""
+
+from collections.abc import Mapping
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from saccade.gateway.api.chat import ChatCompletions
+from saccade.gateway.api.endpoints import Endpoints
+from saccade.gateway.api.routes import routes
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.generation.generate import Generation
+from saccade.gateway.http.access_log import AccessLog
+from saccade.gateway.http.auth import Keys
+from saccade.gateway.http.body_reader import COPIES, BodyReader
+from saccade.gateway.http.clients import TrustedProxies
+from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.http.web_pages import WebPages
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget
+from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.preparation import Preparation
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.protocol.description import ModelFiles
+from saccade.telemetry import Metrics
+
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
+
+
+class Application:
+    """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fleet: Fleet,
+        pool: DecodePool,
+        models: Mapping[str, ModelFiles],
+        access_log: AccessLog | None = None,
+    ) -> None:
+        self.metrics = Metrics()
+        self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
+        self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
+        self.proxies = TrustedProxies(config.trusted_proxies)
+        self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
+        model_registry = ModelRegistry(fleet, models)
+        self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
+        bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
+        endpoints = Endpoints(
+            admission=self.admission,
+            model_registry=model_registry,
+            prompts=self.preparation.prompts,
+            pictures=self.preparation.pictures,
+            metrics=self.metrics,
+            bodies=bodies,
+            memory=self.memory,
+            proxies=self.proxies,
+            strict_parameters=config.strict_parameters,
+        )
+        chat = ChatCompletions(
+            admission=self.admission,
+            bodies=bodies,
+            memory=self.memory,
+            proxies=self.proxies,
+            model_registry=model_registry,
+            prompts=self.preparation.prompts,
+            generation=Generation(
+                admission=self.admission,
+                prompts=self.preparation.prompts,
+                pictures=self.preparation.pictures,
+                pixels=self.preparation.pixels,
+                dispatcher=Dispatcher(fleet),
+                metrics=self.metrics,
+            ),
+            ping_interval_seconds=config.ping_interval_seconds,
+            strict_parameters=config.strict_parameters,
+        )
+        guarded: ASGIApp = GuardMiddleware(
+            Router(routes(chat, endpoints), redirect_slashes=False),
+            Keys(config.api_keys, config.metrics_without_key),
+            WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
+        )
+        if config.allowed_origins:
+            guarded = CORSMiddleware(
+                guarded,
+                allow_origins=config.allowed_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=EXPOSED_HEADERS,
+            )
+        self._app = TelemetryMiddleware(guarded, self.metrics, access_log)
+
+    async def start(self) -> None:
+        """Prepare to fetch pictures."""
+        await self.preparation.start()
+
+    async def close(self) -> None:
+        """Close connections and drop cached pictures."""
+        await self.preparation.close()
+
+    def forget_media(self) -> None:
+        """Empty the caches of pictures and of URLs, except for what requests are using."""
+        self.preparation.forget()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)

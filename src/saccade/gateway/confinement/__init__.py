@@ -1,0 +1,1 @@
+"""What a process that reads hostile bytes may not do."""

@@ -1,0 +1,124 @@
+"""Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
+
+Two programs use it: decode processes (media_process) and the child that tries a model's files (model_probe). Each gets
+an environment by allow-list when it is started, and calls confine() when everything is imported. Every measure works
+without privileges, and each may be missing, in an old kernel or in a container that forbids it: confine() returns which
+hold. The limits on memory, files and core dumps always do.
+"""
+
+import ctypes
+import os
+import resource
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+
+from saccade.gateway.confinement import seccomp
+
+NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP = "no_new_privs", "landlock", "seccomp"
+MEASURES = (NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP)
+
+ALLOWED_VARIABLES = frozenset(
+    (
+        "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
+        "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "PYTHONUTF8",
+        "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONUNBUFFERED", "PYTHONHASHSEED",
+    )
+)  # fmt: skip
+"""What Python needs to find the same modules, and what decides about language and temporary files. No secrets."""
+
+ALLOWED_PREFIX = "LC_"
+ONE_THREAD = {
+    # A fork must not inherit threads, and the system-call filter allows no new ones.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+MAX_OPEN_FILES = 16
+"""Standard streams, the connection, one slot, and some to spare."""
+
+PR_SET_NO_NEW_PRIVS = 38
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_PATH_BENEATH = 1
+LANDLOCK_READ_RIGHTS = 1 << 2 | 1 << 3
+"""To read files, and to list folders."""
+
+LANDLOCK_VERSION_FLAG = 1
+LANDLOCK_FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""From each ABI on: all rights over files that this ABI knows."""
+
+LANDLOCK_NETWORK_ABI, LANDLOCK_NETWORK_RIGHTS = 4, 0b11
+LANDLOCK_SCOPE_ABI, LANDLOCK_SCOPES = 6, 0b11
+"""Abstract Unix sockets, and signals to processes outside."""
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what of the environment *given* a confined process gets, and that it starts no threads."""
+    kept = {
+        name: value for name, value in given.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
+    }
+    return kept | ONE_THREAD
+
+
+def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
+    """Confine this process for good; return which of MEASURES hold. Descriptors that are open stay usable.
+
+    *memory_bytes* is what it may take beyond what it has. Where it *may_import*, it may read the folders of Python's
+    modules, and without Landlock every file that its user may read; else it opens no file at all.
+    """
+    _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    # Shared memory is written through a mapping, which this does not touch.
+    _limit(resource.RLIMIT_FSIZE, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return ()
+    readable = _module_folders() if may_import else []
+    holds = {
+        NO_NEW_PRIVILEGES: True,
+        LANDLOCK: _landlock(libc, readable),
+        SECCOMP: seccomp.restrict(seccomp.OPENING if may_import else frozenset()),
+    }
+    return tuple(measure for measure in MEASURES if holds[measure])
+
+
+def _module_folders() -> list[str]:
+    """Return where modules lie; the first entry of sys.path is only the folder that the program was started in."""
+    return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
+
+
+def _landlock(libc: ctypes.CDLL, readable: Iterable[str]) -> bool:
+    """Deny all that this kernel's Landlock knows, but reading below *readable*; return whether it did."""
+    abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG)
+    if abi < 1:
+        return False
+    files = max(rights for since, rights in LANDLOCK_FILE_RIGHTS.items() if since <= abi)
+    network = LANDLOCK_NETWORK_RIGHTS if abi >= LANDLOCK_NETWORK_ABI else 0
+    scopes = LANDLOCK_SCOPES if abi >= LANDLOCK_SCOPE_ABI else 0
+    # An older kernel takes a longer structure as long as what it does not know is zero.
+    attributes = struct.pack("=QQQ", files, network, scopes)
+    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset < 0:
+        return False
+    for folder in readable:
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", LANDLOCK_READ_RIGHTS, descriptor)
+        libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_PATH_BENEATH, rule, 0)
+        os.close(descriptor)
+    holds = libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0
+    os.close(ruleset)
+    return bool(holds)
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (allowed, allowed))
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

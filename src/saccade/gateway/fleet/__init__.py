@@ -1,0 +1,1 @@
+"""The workers, and which of them serves a request."""

@@ -1,0 +1,202 @@
+"""The workers of a gateway, and which of them can serve a model."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from saccade import models
+from saccade.errors import ModelNotFound, WorkerUnavailable
+from saccade.models.files import parse_json, read_model_files
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.engine_load import Load
+from saccade.protocol.model_files import CONFIG
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport.client import Supply, WorkerClient
+from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
+from saccade.transport.dialects import tokenspeed
+
+logger = logging.getLogger(__name__)
+
+
+MAX_SHOWN_CHARACTERS = 100
+"""Of a model name from a request, in an error."""
+
+
+class Worker(Protocol):
+    """A worker, whatever its wire protocol; transport.client.WorkerClient documents each method."""
+
+    url: str
+    description: Description | None
+    load: Load | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a request now."""
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
+
+    def generate(self, request: EngineRequest, supply: Supply = ...) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+
+        *supply* returns the pixels that the worker does not hold after all.
+        """
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request in progress; the other samples go on."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A served model: its name, its description by its workers, and those workers that are ready now."""
+
+    name: str
+    description: Description
+    workers: tuple[Worker, ...]
+
+
+class Fleet:
+    """The workers at *urls*, connected between start() and close().
+
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
+    may still be reading. *given* are files of models, by name, for workers that send none. Saccade workers get
+    *credentials*.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        on_released: Callable[[Sequence[str]], None],
+        on_discarded: Callable[[Sequence[str]], None] | None = None,
+        given: Mapping[str, ModelFiles] = MappingProxyType({}),
+        credentials: WorkerCredentials = NO_CREDENTIALS,
+    ) -> None:
+        self.release = on_released
+        self._discard = on_discarded or on_released
+        self._given = given
+        self._credentials = credentials
+        self._clients: list[Worker] = []
+        self._listeners: list[Callable[[Model], None]] = []
+        self._announced: dict[str, Description] = {}
+        for url in dict.fromkeys(urls):
+            self.add(self._client(url))
+
+    async def start(self) -> None:
+        """Begin to connect to every worker; return at once."""
+        await asyncio.gather(*(client.start() for client in self._clients))
+
+    async def close(self) -> None:
+        """End every stream; what still runs is aborted and raises WorkerFailed."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one worker can take a request."""
+        return any(client.ready for client in self._clients)
+
+    @property
+    def clients(self) -> tuple[Worker, ...]:
+        """Every worker, ready or not, in the order of the urls."""
+        return tuple(self._clients)
+
+    def add(self, client: Worker) -> None:
+        """Add a worker, which the caller starts."""
+        self._clients.append(client)
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
+        """Have every worker drop what no request uses; return the urls of workers that did not take the command."""
+        return [client.url for client in self._clients if not client.reset_caches(prefix=prefix, media=media)]
+
+    def changed(self, client: Worker) -> None:
+        """Note that readiness or description of *client* has changed."""
+        said = client.description
+        logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
+        if said is None or not client.ready:
+            return
+        model = self._model(said.model)
+        if not _same_model(said, model.description):
+            logger.error("worker %s serves another %r than the first: it gets no work", client.url, said.model)
+        announced = self._announced.get(model.name)
+        if announced is None or not _same_model(announced, model.description):
+            self._announced[model.name] = model.description
+            for listener in self._listeners:
+                listener(model)
+
+    def on_model(self, listener: Callable[[Model], None]) -> None:
+        """Have *listener* called when a model is served first, and again when its fingerprint or files have changed."""
+        self._listeners.append(listener)
+
+    def models(self) -> list[Model]:
+        """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""
+        return [self._model(name) for name in dict.fromkeys(self._names().values())]
+
+    def model(self, name: str) -> Model:
+        """Return the model that may be requested as *name*, with at least one ready worker.
+
+        Raises ModelNotFound and WorkerUnavailable.
+        """
+        names = self._names()
+        if not names:
+            raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+        if name not in names:
+            shown = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
+            served = f"served: {', '.join(names)}."
+            raise ModelNotFound(
+                f"The model {shown!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
+            )
+        model = self._model(names[name])
+        if not model.workers:
+            raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
+        return model
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        return tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
+
+    def _names(self) -> dict[str, str]:
+        """Return every name that may be requested, and its model; a model's own name wins over an alias."""
+        said = [client.description for client in self._clients if client.description]
+        names = {one.model: one.model for one in said}
+        for one in said:
+            names |= {alias: one.model for alias in one.aliases if alias not in names}
+        return names
+
+    def _model(self, name: str) -> Model:
+        """Return the model *name*.
+
+        Workers whose description differs from the first ready one's are left out: their token ids could differ.
+        """
+        described = [(client, client.description) for client in self._clients if client.description]
+        serving = [(client, said) for client, said in described if said.model == name]
+        ready = [(client, said) for client, said in serving if client.ready]
+        description = (ready or serving)[0][1]
+        workers = tuple(client for client, said in ready if _same_model(said, description))
+        return Model(name=name, description=description, workers=workers)
+
+    def _client(self, url: str) -> Worker:
+        if url.startswith(tokenspeed.SCHEME):
+            return tokenspeed.TokenSpeedClient(
+                url, self.release, self.changed, self._discard, self._given, read_model_files, _grid_name
+            )
+        return WorkerClient(url, self.release, self.changed, self._credentials)
+
+
+def _grid_name(files: ModelFiles) -> str | None:
+    """Return the name of a picture's grid on other wires, which depends on the model's family."""
+    return models.families()[models.family_of(parse_json(files, CONFIG))].external_grid
+
+
+def _same_model(one: Description, other: Description) -> bool:
+    return one.fingerprint == other.fingerprint and one.files == other.files

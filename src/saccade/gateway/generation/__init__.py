@@ -1,0 +1,1 @@
+"""From a read request to an answer that a worker generates."""

@@ -1,0 +1,154 @@
+"""An answer while a worker generates it: deltas to chunks of its choices, usage, metrics, and its log line."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Self
+
+from saccade.errors import WorkerFailed, from_code
+from saccade.gateway.fleet.workers import Worker
+from saccade.gateway.generation.choice import Choice, Chunk, choices_of
+from saccade.gateway.http.access_log import line_of_request
+from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
+from saccade.telemetry import ENGINE_STAGES, Metrics
+
+
+class Answer:
+    """The answer to *request*. Its clock starts when it is made, before the prompt is prepared.
+
+    A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
+    before chunks().
+    """
+
+    def __init__(self, request: ChatRequest, served: ServedModel, metrics: Metrics) -> None:
+        self.request = request
+        self.served = served
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.choices = choices_of(request, served)
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._worker: Worker | None = None
+        self._num_cached_tokens = 0
+        self._metrics = metrics
+        self._itl_seconds = metrics.itl_seconds.labels(served.name)
+        self._begun_at = time.perf_counter()
+        self._ttft_seconds: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._worker is None:
+            return
+        unfinished = FinishReason.ERROR if kind is not None and issubclass(kind, Exception) else FinishReason.ABORT
+        reasons = [choice.finish_reason or unfinished.value for choice in self.choices]
+        self._measure(reasons)
+        self._note(self._worker.url, reasons)
+
+    def begin(self, prompt: list[int]) -> None:
+        """Note the token ids of the prompt."""
+        self.prompt_token_ids = prompt
+        for choice in self.choices:
+            choice.begin(prompt)
+
+    def sent_to(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def chunks(self, deltas: AsyncIterator[TokenDelta]) -> AsyncIterator[Chunk]:
+        """Yield the text of each delta, "" included, until every choice is finished. A choice that a stop string
+        ends is aborted at the worker. Raises the engine's error, and WorkerFailed where the deltas break off.
+        """
+        num_open = len(self.choices)
+        async for delta in deltas:
+            choice = self._choice(delta)
+            if choice.finish_reason is not None:
+                # The worker had sent it before it received the abort.
+                self._observe_times(delta.times)
+                continue
+            chunk = choice.take(delta)
+            self._observe(choice, delta)
+            if choice.finish_reason is not None:
+                num_open -= 1
+                if num_open and delta.finish_reason is None and self._worker is not None:
+                    self._worker.abort_sample(self.id, choice.index)
+                if not num_open:
+                    self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
+            yield chunk
+            if not num_open:
+                return
+        raise WorkerFailed("The worker ended the answer without saying why.")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far: the prompt's once, those of all choices together."""
+        num_prompt_tokens = len(self.prompt_token_ids)
+        num_completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
+        )
+
+    def _choice(self, delta: TokenDelta) -> Choice:
+        if delta.failure is not None:
+            raise from_code(delta.failure.code, delta.failure.message, delta.failure.param)
+        if not 0 <= delta.index < len(self.choices):
+            raise WorkerFailed("The worker sent an answer that was not asked for.")
+        if delta.index == 0:
+            self._num_cached_tokens += delta.num_cached_tokens
+            self.prompt_logprobs += delta.prompt_logprobs
+        return self.choices[delta.index]
+
+    def _observe(self, choice: Choice, delta: TokenDelta) -> None:
+        if delta.token_ids:
+            now = time.perf_counter()
+            if choice.first_token_at:
+                self._itl_seconds.observe(now - choice.last_token_at)
+            else:
+                choice.first_token_at = now
+                if self._ttft_seconds is None:
+                    self._ttft_seconds = now - self._begun_at
+                    self._metrics.ttft_seconds.labels(self.served.name).observe(self._ttft_seconds)
+            choice.last_token_at = now
+        if delta.times is not None:
+            self._observe_times(delta.times)
+
+    def _observe_times(self, times: SampleTimes | None) -> None:
+        if times is not None:
+            seconds = {stage: getattr(times, f"{stage}_seconds") for stage in ENGINE_STAGES}
+            self._metrics.answers.observe_engine(self.served.name, seconds)
+
+    def _measure(self, reasons: Sequence[str]) -> None:
+        model, answers = self.served.name, self._metrics.answers
+        answers.prompt_tokens.labels(model).observe(len(self.prompt_token_ids))
+        answers.asked_samples.labels(model).observe(len(self.choices))
+        asked_tokens = self.request.max_answer_tokens
+        if asked_tokens is not None:
+            answers.asked_tokens.labels(model).observe(asked_tokens)
+        for choice, reason in zip(self.choices, reasons, strict=True):
+            answers.success_total.labels(model, reason).inc()
+            answers.generation_tokens.labels(model).observe(choice.num_tokens)
+            if choice.num_tokens > 1:
+                tpot_seconds = (choice.last_token_at - choice.first_token_at) / (choice.num_tokens - 1)
+                answers.tpot_seconds.labels(model).observe(tpot_seconds)
+
+    def _note(self, worker: str, reasons: list[str]) -> None:
+        """Put the answer into its request's log line, which so has the request's id and the engine's id."""
+        line = line_of_request()
+        if line is None:
+            return
+        line.id = self.id
+        line.model = self.served.name
+        line.worker = worker
+        line.prompt_tokens = len(self.prompt_token_ids)
+        line.cached_tokens = self._num_cached_tokens
+        line.completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        line.finish_reasons = reasons
+        line.ttft_seconds = None if self._ttft_seconds is None else round(self._ttft_seconds, 4)

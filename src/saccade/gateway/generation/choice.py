@@ -1,0 +1,156 @@
+"""One choice of an answer as it grows: text, reasoning, tokens, finish reason."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from saccade.errors import WorkerFailed
+from saccade.gateway.generation.choice_logprobs import choice_logprobs
+from saccade.gateway.generation.reasoning import Reasoning
+from saccade.gateway.generation.sampling import text_rules
+from saccade.gateway.openai.answers import ChoiceLogprobs
+from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
+from saccade.tokenization.detokenizer import Detokenizer, TextRules
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+class Chunk(NamedTuple):
+    """What a delta added to *choice*, as text: to its reasoning, then to its content."""
+
+    choice: "Choice"
+    reasoning: str
+    content: str
+
+
+class TokenRecord:
+    """The tokens of a choice that were not yet sent, where the client wants their ids or log probabilities."""
+
+    def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._with_ids = with_ids
+        self._with_logprobs = with_logprobs
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def add(self, delta: TokenDelta, num_tokens: int) -> None:
+        """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer."""
+        self._token_ids += delta.token_ids[:num_tokens]
+        self._logprobs += delta.logprobs[:num_tokens]
+
+    def flush(self) -> tuple[ChoiceLogprobs | None, list[int] | UnsetType]:
+        """Return log probabilities and ids of the tokens since the last call, each where the client wants it."""
+        token_ids, logprobs = self._token_ids, self._logprobs
+        self._token_ids, self._logprobs = [], []
+        return (
+            choice_logprobs(self._tokenizer, token_ids, logprobs) if self._with_logprobs else None,
+            token_ids if self._with_ids else UNSET,
+        )
+
+
+class Choice:
+    """One choice. Call begin() before its first delta.
+
+    *detokenizer* is that of the content, so stop strings do not apply to reasoning, which *reasoning* detokenises where
+    the model has it. *hidden_ids* count as generated and are not shown where they end the choice.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        hidden_ids: Collection[int] = (),
+        reasoning: Reasoning | None = None,
+        record: TokenRecord | None = None,
+    ) -> None:
+        self.index = index
+        self.record = record
+        self.finish_reason: str | None = None
+        self.first_token_at = self.last_token_at = 0.0
+        """When tokens arrived, in seconds of the process's clock; Answer sets both."""
+
+        self._detokenizer = detokenizer
+        self._hidden_ids = hidden_ids
+        self._reasoning = reasoning
+        self._num_hidden_tokens = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Note the token ids of the prompt."""
+        if self._reasoning is not None:
+            self._reasoning.begin(prompt)
+
+    def take(self, delta: TokenDelta) -> Chunk:
+        """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
+        if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise WorkerFailed("The worker gave this request up.")
+        num_tokens = self.num_tokens if self.record is not None else 0
+        shown = delta.token_ids
+        # The id that ended the choice counts as generated and is not shown, special token or not.
+        if delta.finish_reason is FinishReason.STOP and shown and shown[-1] in self._hidden_ids:
+            shown = shown[:-1]
+        chunk = self._read(shown, is_last=delta.finish_reason is not None)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
+        if self._detokenizer.stopped:
+            self.finish_reason = FinishReason.STOP.value
+        else:
+            self._num_hidden_tokens += len(delta.token_ids) - len(shown)
+        if self.record is not None:
+            self.record.add(delta, self.num_tokens - num_tokens)
+        return chunk
+
+    @property
+    def ends_in_reasoning(self) -> bool:
+        """Whether the reasoning has not ended: there is no content."""
+        return self._reasoning is not None and self._reasoning.is_open
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, shown or not."""
+        return self._detokenizer.num_tokens + self._detokenizer.num_others + self._num_hidden_tokens
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, markers not counted."""
+        return self._reasoning.num_tokens if self._reasoning is not None else 0
+
+    def _read(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
+        reasoning = ""
+        if self._reasoning is not None:
+            reasoning, token_ids = self._reasoning.take(token_ids)
+            reasoning += self._reasoning.finish() if is_last else ""
+            self._detokenizer.num_others = self._reasoning.num_tokens + self._reasoning.num_markers
+        content = self._detokenizer.push(token_ids)
+        return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
+
+
+def choices_of(request: ChatRequest, served: ServedModel) -> list[Choice]:
+    """Return the choices that *request* asks for, before their first tokens."""
+    hidden_ids: frozenset[int] = frozenset()
+    if not request.include_stop_str_in_output:
+        hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
+    rules = text_rules(request)
+    return [
+        Choice(
+            index,
+            Detokenizer(served.tokenizer, rules),
+            hidden_ids,
+            _reasoning(request, served, rules),
+            _record(request, served),
+        )
+        for index in range(request.n or 1)
+    ]
+
+
+def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> Reasoning | None:
+    if served.reasoning is None:
+        return None
+    own_rules = TextRules(shows_special=rules.shows_special)
+    return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, own_rules)
+
+
+def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
+    with_ids, with_logprobs = bool(request.return_token_ids), bool(request.logprobs)
+    return TokenRecord(served.tokenizer, with_ids, with_logprobs) if with_ids or with_logprobs else None

@@ -1,0 +1,51 @@
+"""Log probabilities of tokens as OpenAI and vLLM write them."""
+
+from collections.abc import Iterable, Sequence
+
+from saccade.gateway.openai.answers import ChoiceLogprobs, PromptLogprob, TokenLogprobs, TopLogprob
+from saccade.protocol.output import TokenLogprob
+from saccade.tokenization.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""Sent for minus infinity, which JSON lacks; vLLM's value (entrypoints/openai/chat_completion/serving.py)."""
+
+
+def choice_logprobs(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[TokenLogprob]) -> ChoiceLogprobs:
+    """Return OpenAI's object for the tokens of a choice; logprobs[i] is that of token_ids[i]."""
+    return ChoiceLogprobs([_entry(tokenizer, *pair) for pair in zip(token_ids, logprobs, strict=False)])
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> list[dict[str, PromptLogprob] | None]:
+    """Return vLLM's list for the token ids *prompt*; logprobs[i] is that of prompt[i + 1]: the first token has none."""
+    return [None, *(_ranked(tokenizer, *pair) for pair in zip(prompt[1:], logprobs, strict=False))]
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> TokenLogprobs:
+    spelled = tokenizer.token_bytes(token_id)
+    return TokenLogprobs(
+        token=_text(spelled),
+        logprob=max(logprob.logprob, LOWEST),
+        bytes=list(spelled),
+        top_logprobs=[_top(tokenizer, *top) for top in zip(logprob.top_ids, logprob.top_logprobs, strict=False)],
+    )
+
+
+def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    spelled = tokenizer.token_bytes(token_id)
+    return TopLogprob(_text(spelled), max(logprob, LOWEST), list(spelled))
+
+
+def _ranked(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> dict[str, PromptLogprob]:
+    ranked = {token_id: (logprob.logprob, logprob.rank)}
+    for rank, (top_id, top_logprob) in enumerate(zip(logprob.top_ids, logprob.top_logprobs, strict=False), start=1):
+        ranked.setdefault(top_id, (top_logprob, rank))
+    return {
+        str(known_as): PromptLogprob(max(value, LOWEST), rank, _text(tokenizer.token_bytes(known_as)))
+        for known_as, (value, rank) in ranked.items()
+    }
+
+
+def _text(spelled: bytes) -> str:
+    return spelled.decode(errors="replace")

@@ -1,0 +1,119 @@
+"""From a request's parameters to SamplingParams, and to the rules of its answer's text."""
+
+import re
+from collections.abc import Iterable
+
+from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.request import SamplingParams
+from saccade.tokenization.detokenizer import TextRules
+
+_BIAS_KEY = re.compile(BIAS_KEY)
+
+
+def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens: int) -> SamplingParams:
+    """Return how to draw the answer; the model's defaults hold for parameters that the request does not set.
+
+    Raises ContextLengthExceeded where prompt and answer do not fit the context, and InvalidValue for parameters that
+    contradict each other or name tokens that the model does not have.
+    """
+    defaults = served.defaults
+    max_tokens = _max_tokens(request, num_prompt_tokens, served.max_model_len)
+    eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
+    stop_token_ids = (*eos_token_ids, *_known("stop_token_ids", request.stop_token_ids or (), served))
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=float(_given(request.temperature, defaults.temperature)),
+        top_p=float(_given(request.top_p, defaults.top_p)),
+        top_k=int(max(_given(request.top_k, defaults.top_k), 0)),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=float(_given(request.repetition_penalty, 1.0)),
+        logit_bias=_logit_bias(request, served),
+        allowed_token_ids=_allowed_token_ids(request, served),
+        seed=request.seed,
+        min_tokens=_min_tokens(request, max_tokens),
+        stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+        num_logprobs=_num_logprobs(request),
+        num_prompt_logprobs=_num_prompt_logprobs(request),
+    )
+
+
+def text_rules(request: ChatRequest) -> TextRules:
+    """Return which tokens the text shows, and which strings end it."""
+    stop = request.stop or ()
+    return TextRules(
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        min_tokens=request.min_tokens or 0,
+        shows_stop=bool(request.include_stop_str_in_output),
+        shows_special=request.skip_special_tokens is False,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _known(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
+    """Return *token_ids* of *field*, each once. Raises InvalidValue where one is no token of the model."""
+    unique = tuple(dict.fromkeys(token_ids))
+    if (largest := max(unique, default=0)) >= served.tokenizer.num_tokens:
+        raise InvalidValue(
+            f"`{field}` names the token {largest}; this model's tokens end at {served.tokenizer.num_tokens - 1}.",
+            field,
+        )
+    return unique
+
+
+def _allowed_token_ids(request: ChatRequest, served: ServedModel) -> tuple[int, ...]:
+    token_ids = request.allowed_token_ids or ()
+    if len(token_ids) > served.tokenizer.num_tokens:
+        raise InvalidValue(
+            f"`allowed_token_ids` has {len(token_ids)} ids; this model has {served.tokenizer.num_tokens} tokens.",
+            "allowed_token_ids",
+        )
+    return _known("allowed_token_ids", token_ids, served)
+
+
+def _logit_bias(request: ChatRequest, served: ServedModel) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for key, bias in (request.logit_bias or {}).items():
+        if not _BIAS_KEY.fullmatch(key):
+            raise InvalidValue('The keys of `logit_bias` must be token ids, as in {"42": -100}.', "logit_bias")
+        biases[int(key)] = bias
+    _known("logit_bias", biases, served)
+    return biases
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise InvalidValue("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+    return None
+
+
+def _num_prompt_logprobs(request: ChatRequest) -> int | None:
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidValue("`prompt_logprobs` come with a whole answer only; leave out `stream`.", "prompt_logprobs")
+    return request.prompt_logprobs
+
+
+def _min_tokens(request: ChatRequest, max_tokens: int) -> int:
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidValue(f"`min_tokens` is {min_tokens}; the answer has at most {max_tokens} tokens.", "min_tokens")
+    return min_tokens
+
+
+def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_model_len: int) -> int:
+    room = max_model_len - num_prompt_tokens
+    asked = request.max_answer_tokens
+    if room < 1:
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked or 1, "messages")
+    if asked is not None and asked > room:
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked, field)
+    return room if asked is None else asked

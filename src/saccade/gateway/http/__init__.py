@@ -1,0 +1,1 @@
+"""HTTP without the API: connections, middleware, bodies, event streams."""

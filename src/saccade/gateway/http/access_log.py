@@ -1,0 +1,112 @@
+"""The access log: one line a request, encoded here and written on the log's own thread."""
+
+import logging
+from collections.abc import Iterable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.errors import SaccadeError
+from saccade.log_writer import LogOutput
+
+MAX_REASON_CHARACTERS = 300
+
+
+class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
+    """One request. The parts of the gateway that serve the request fill in its line; nothing that a user sent is in it.
+
+    *status* is 499 where the client left before the answer began. *code* and *reason* tell why a request was refused,
+    or, with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields
+    from *id* to *ttft_seconds* belong to chats.
+    """
+
+    timestamp: datetime
+    level: str
+    request_id: str
+    method: str
+    route: str
+    status: int
+    seconds: float
+    id: str | None = None
+    model: str | None = None
+    worker: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reasons: list[str] | None = None
+    ttft_seconds: float | None = None
+    code: str | None = None
+    reason: str | None = None
+    warnings: str = ""
+
+
+_line: ContextVar[RequestLine | None] = ContextVar("saccade.request_line", default=None)
+
+
+def line_of_request() -> RequestLine | None:
+    """Return the line of the request that this task serves; None where there is none, or nothing is logged."""
+    return _line.get()
+
+
+def note_failure(error: SaccadeError) -> None:
+    """Put *error* into the line of the request that this task serves."""
+    line = _line.get()
+    if line is not None:
+        line.code = error.code
+        line.reason = error.reason[:MAX_REASON_CHARACTERS]
+
+
+class AccessLog:
+    """Makes lines and writes them to *output*: text on a terminal, else JSON."""
+
+    def __init__(self, output: LogOutput) -> None:
+        self._write = output.writer.write
+        self._render = _text if output.is_terminal else msgspec.json.encode
+
+    def begin(self, request_id: str, method: str, status: int) -> RequestLine:
+        """Return the line of a new request; *status* holds until the answer's is known."""
+        line = RequestLine(
+            timestamp=datetime.now(UTC),
+            level="info",
+            request_id=request_id,
+            method=method,
+            route="none",
+            status=status,
+            seconds=0.0,
+        )
+        _line.set(line)
+        return line
+
+    def end(self, line: RequestLine) -> None:
+        self._write(self._render(line) + b"\n")
+
+
+class DroppedLines(Collector):
+    """The metric of how many lines *output* has dropped."""
+
+    def __init__(self, output: LogOutput) -> None:
+        self._writer = output.writer
+
+    def collect(self) -> Iterable[Metric]:
+        number = self._writer.num_dropped
+        yield CounterMetricFamily("saccade_log_lines_dropped", "Log lines that could not be written.", value=number)
+
+
+def access_log(output: LogOutput | None) -> AccessLog | None:
+    """Return the access log of *output*; None where the level of *output* is above INFO."""
+    return AccessLog(output) if output is not None and output.level <= logging.INFO else None
+
+
+def _text(line: RequestLine) -> bytes:
+    fields = msgspec.to_builtins(line)
+    for shown in ("event", "level", "timestamp", "method", "route", "status", "seconds", "request_id"):
+        del fields[shown]
+    head = f"{line.timestamp:%H:%M:%S} {line.status} {line.method} {line.route} {line.seconds:.3f}s"
+    values = (",".join(value) if isinstance(value, list | tuple) else value for value in fields.values())
+    pairs = (f"{name}={value}" for name, value in zip(fields, values, strict=True))
+    text = " ".join((head, *pairs, f"request_id={line.request_id}"))
+    # Names of parameters come from clients, and a terminal interprets control characters.
+    return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")

@@ -1,0 +1,364 @@
+"""HTTP connections, bounded before any application sees them: their number, the bytes and time of a head, the rate of a
+body, and how long a client may leave its answer unread.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import resource
+import socket
+import struct
+import sys
+import termios
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from saccade.errors import QueueFull, RequestTimeout, SaccadeError
+from saccade.gateway.http.clients import client_key
+from saccade.gateway.http.middleware import encode_error
+
+CONNECTION = "saccade.connection"
+"""Key of the ASGI scope under which the Connection lies that a request came over."""
+
+MAX_HEAD_BYTES = 64 << 10
+"""Limit of a request besides its body: request line and headers, chunk extensions, trailers."""
+
+FIRST_READ_BYTES = 16 << 10
+READ_BYTES = 120 << 10
+"""Bytes that are read from a connection at a time: at first, and once the application reads the rest of a body. More
+would delay other connections, and allocate memory from the system at every read.
+"""
+
+OTHER_DESCRIPTORS = 256
+"""File descriptors besides client connections: workers, decode processes, fetches, files."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections.
+
+    *max_connections* are open at a time, *max_per_address* of them from one address (IPv6: one /64) over which no
+    request with a valid key has come. A request's head is there within *head_seconds* of its first byte, or of the
+    connection's opening. While the server reads a body, its client sends *body_bytes_per_second* on average after
+    *body_grace_seconds*, and all of it within *body_seconds*. An answer of which the client takes nothing for
+    *unread_seconds* is dropped. Of a body that is refused, *drain_bytes* are read for *drain_seconds*, so that the
+    client sees the refusal. Deadlines are checked every *sweep_seconds*.
+    """
+
+    max_connections: int = 2048
+    max_per_address: int = 512
+    head_seconds: float = 10.0
+    body_grace_seconds: float = 5.0
+    body_bytes_per_second: float = 240.0
+    body_seconds: float = 300.0
+    unread_seconds: float = 60.0
+    drain_bytes: int = 1 << 20
+    drain_seconds: float = 2.0
+    sweep_seconds: float = 1.0
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection with deadlines. uvicorn itself keeps any amount of headers, and keeps a request whose body
+    never arrives, or whose answer is never read, without limit of time.
+    """
+
+    def __init__(self, connections: "Connections", *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._connections = connections
+        self._limits = connections.limits
+        self._num_head_bytes = 0
+        self._head_since: float | None = None
+        self._expects_body = False
+        self.has_begun_body = False
+        self._num_body_bytes = 0
+        self._body_seconds = 0.0
+        self._drained_since: float | None = None
+        self._num_drained_bytes = 0
+        self._is_last = False
+        self._unread_since: float | None = None
+        self._num_unread_bytes = 0
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client reads its answer as fast as it is sent."""
+        return not self.flow.write_paused
+
+    def vouch(self) -> None:
+        """Note that a request with a valid key came over this connection."""
+        self._connections.vouch(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._head_since = self.loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse *data*; bodies and ends of requests in it reset the count of the head's bytes."""
+        if self._head_since is None and not self._expects_body:
+            # Any byte between two requests, a blank line too, ends uvicorn's own wait for the next request.
+            self._head_since = self.loop.time()
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's head is over the limit of {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
+
+    def on_headers_complete(self) -> None:
+        """Begin to wait for the body. The answer may end before it: then the connection closes with a delay."""
+        self._head_since = None
+        self._expects_body = True
+        self.has_begun_body = False
+        self._num_body_bytes = 0
+        self._body_seconds = 0.0
+        super().on_headers_complete()
+        self.cycle.transport = _Lingering(self.transport, self.linger)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body; after the first one, reading pauses until the application receives."""
+        self._num_head_bytes = 0
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._drain(len(body))
+        elif not self.has_begun_body:
+            self.has_begun_body = True
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        self._expects_body = self.has_begun_body = False
+        super().on_message_complete()
+        if self._drained_since is not None:
+            # The answer was sent before the body ended, and uvicorn's wait for the next request has ended.
+            self._drained_since = None
+            self._num_drained_bytes = 0
+            self._head_since = self.loop.time()
+        if self._is_last:
+            self.transport.close()
+
+    def linger(self) -> None:
+        """Close after the answer; where the body is still coming, read a part of it first."""
+        self._is_last = True
+        if self._expects_body:
+            self._drain(0)
+        else:
+            self.transport.close()
+
+    def _drain(self, nbytes: int) -> None:
+        """Count *nbytes* of a body that is discarded; close where there were too many."""
+        if self._drained_since is None:
+            self._drained_since = self.loop.time()
+            self.flow.resume_reading()
+        self._num_drained_bytes += nbytes
+        if self._num_drained_bytes > self._limits.drain_bytes:
+            self.transport.close()
+
+    def check_deadlines(self, now: float) -> None:
+        """Close where a deadline has passed; *now* is the event loop's time."""
+        limits = self._limits
+        if self._is_unread(now):
+            self._reset()
+        elif self.transport.is_closing():
+            return
+        elif _is_over(self._head_since, limits.head_seconds, now) or _is_over(
+            self._drained_since, limits.drain_seconds, now
+        ):
+            self.transport.close()
+        elif self._expects_body and self.cycle.response_complete:
+            self._drain(0)
+        elif self._expects_body and not self.flow.read_paused and not self.cycle.waiting_for_100_continue:
+            self._check_body_rate()
+
+    def _reset(self) -> None:
+        """End at once. After a normal close the kernel would keep unread bytes for minutes."""
+        with contextlib.suppress(OSError):
+            now = struct.pack("ii", 1, 0)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+        self.transport.abort()
+
+    def _check_body_rate(self) -> None:
+        """Refuse a body that arrives too slowly. Only time in which the server reads counts."""
+        limits = self._limits
+        self._body_seconds += limits.sweep_seconds
+        if self._body_seconds > limits.body_seconds:
+            self._refuse(f"The request's body did not arrive within {limits.body_seconds:g} seconds.")
+        elif (
+            self._body_seconds > limits.body_grace_seconds
+            and self._num_body_bytes < limits.body_bytes_per_second * self._body_seconds
+        ):
+            self._refuse(
+                f"The request's body arrives at less than {limits.body_bytes_per_second:g} bytes a second; send it "
+                "faster."
+            )
+
+    def _refuse(self, sentence: str) -> None:
+        if not self.cycle.response_started:
+            self.transport.write(refusal(RequestTimeout(sentence)))
+        self.transport.close()
+
+    def _is_unread(self, now: float) -> bool:
+        """Whether bytes wait for the client, and it has taken none for too long."""
+        num_bytes = self.transport.get_write_buffer_size() + _unacknowledged_bytes(self.transport)
+        if not num_bytes:
+            self._unread_since = None
+        elif self._unread_since is None or num_bytes != self._num_unread_bytes:
+            self._unread_since = now
+        self._num_unread_bytes = num_bytes
+        return _is_over(self._unread_since, self._limits.unread_seconds, now)
+
+
+def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """Return how many sent bytes the client has not acknowledged (SIOCOUTQ, tcp(7))."""
+    try:
+        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:  # it has been closed
+        return 0
+    return int.from_bytes(counted, sys.byteorder)
+
+
+def _is_over(since: float | None, seconds: float, now: float) -> bool:
+    return since is not None and now - since > seconds
+
+
+class _Lingering:
+    """The transport for a request's answer, with another *close*."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+class Connections:
+    """Makes and counts a server's connections, and checks their deadlines. All read into one shared buffer.
+
+    Connections of trusted peers count towards the total only: a proxy has many clients.
+    """
+
+    def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool] = lambda _: False) -> None:
+        self.limits = limits
+        self.num_refused = 0
+        self._is_trusted = is_trusted
+        self._memory = memoryview(bytearray(READ_BYTES))
+        self._open: dict[Connection, str | None] = {}
+        self._of_address: Counter[str] = Counter()
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def __call__(self, *arguments: Any, **settings: Any) -> asyncio.BufferedProtocol:
+        """Return the protocol of a new connection; *arguments* and *settings* are uvicorn's."""
+        return _Reader(self, Connection(self, *arguments, **settings), self._memory)
+
+    def admit(self, connection: Connection, transport: asyncio.Transport) -> None:
+        """Count a connection. Raises QueueFull where there are too many."""
+        peer = transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) else None
+        address = None if host is None or self._is_trusted(host) else client_key(host)
+        try:
+            if len(self._open) >= self.limits.max_connections:
+                raise QueueFull("The server has too many connections; try again shortly.")
+            if address is not None and self._of_address[address] >= self.limits.max_per_address:
+                raise QueueFull("Too many connections come from this address; try again shortly.")
+        except QueueFull:
+            self.num_refused += 1
+            raise
+        self._open[connection] = address
+        if address is not None:
+            self._of_address[address] += 1
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def vouch(self, connection: Connection) -> None:
+        """Count *connection* towards its address no longer."""
+        address = self._open.get(connection)
+        if address is not None:
+            self._open[connection] = None
+            self._forget(address)
+
+    def leave(self, connection: Connection) -> None:
+        """Note that *connection* is closed."""
+        address = self._open.pop(connection, None)
+        if address is not None:
+            self._forget(address)
+
+    def _forget(self, address: str) -> None:
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    def _sweep_later(self) -> None:
+        self._sweeping = asyncio.get_running_loop().call_later(self.limits.sweep_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        now = asyncio.get_running_loop().time()
+        for connection in tuple(self._open):
+            connection.check_deadlines(now)
+        if self._open:
+            self._sweep_later()
+
+
+class _Reader(asyncio.BufferedProtocol):
+    """Provides the buffer, and forwards events to a Connection; a connection over the limits is answered and closed."""
+
+    def __init__(self, connections: Connections, connection: Connection, memory: memoryview) -> None:
+        self._connections = connections
+        self._connection = connection
+        self._is_refused = False
+        self._memory = memory
+        self._data_received: Callable[[bytes], None] = connection.data_received
+        for event in ("eof_received", "pause_writing", "resume_writing"):
+            setattr(self, event, getattr(connection, event))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        try:
+            self._connections.admit(self._connection, stream)
+        except QueueFull as error:
+            self._is_refused = True
+            stream.write(refusal(error))
+            stream.close()
+        else:
+            self._connection.connection_made(stream)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._is_refused:
+            self._connections.leave(self._connection)
+            self._connection.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._memory if self._connection.has_begun_body else self._memory[:FIRST_READ_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._is_refused:
+            self._data_received(bytes(self._memory[:nbytes]))
+
+
+def refusal(error: SaccadeError) -> bytes:
+    """Return the whole HTTP answer to a connection that is closed next."""
+    body = encode_error(error)
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+def allow_descriptors(max_connections: int) -> int:
+    """Raise this process's limit of open files as far as it may be; return how many connections it has room for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max_connections if soft == resource.RLIM_INFINITY else max(1, min(max_connections, soft - OTHER_DESCRIPTORS))

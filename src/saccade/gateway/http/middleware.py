@@ -1,0 +1,187 @@
+"""Middleware: every request gets an id, every failure becomes one kind of answer.
+
+Each part is an ASGI application around another one, outermost first:
+
+    TelemetryMiddleware     gives the request an id, logs and counts it
+    (CORS)         Starlette's, where origins are allowed
+    GuardMiddleware        checks where the request comes from, asks for the key, turns errors into answers
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from saccade.errors import (
+    Draining,
+    InternalError,
+    InvalidApiKey,
+    InvalidValue,
+    MethodNotAllowed,
+    RouteNotFound,
+    SaccadeError,
+    StartupError,
+)
+from saccade.gateway.http.access_log import AccessLog, note_failure
+from saccade.gateway.http.auth import OPEN_PATHS, Keys
+from saccade.gateway.http.body_reader import ClientDisconnected
+from saccade.gateway.http.web_pages import WebPages
+from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
+from saccade.telemetry import Metrics
+
+REQUEST_ID = "saccade.request_id"
+SALT = "saccade.salt"
+ROUTE = "saccade.route"
+"""Keys of the ASGI scope that the middleware sets."""
+
+WARNINGS = "saccade.warnings"
+"""Key of the ASGI scope for the warning about parameters without effect."""
+
+UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
+RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED = 499
+"""Logged where a client disconnected before its answer began; never sent."""
+
+_REQUEST_ID_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
+_logger = structlog.get_logger(__name__)
+
+
+class TelemetryMiddleware:
+    """Gives every request an id, the client's x-request-id where it is usable, and logs and counts the request."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog | None = None) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = _request_id(scope)
+        scope[REQUEST_ID] = request_id
+        status = CLIENT_CLOSED
+
+        async def send_identified(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if warning := scope.get(WARNINGS):
+                    message["headers"].append((b"x-saccade-warning", warning.encode()))
+            await send(message)
+
+        start = time.perf_counter()
+        # Every request is served by a task of its own, so nothing needs to be unbound.
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        line = self._access_log.begin(request_id, scope["method"], status) if self._access_log is not None else None
+        try:
+            await self._app(scope, receive, send_identified)
+        finally:
+            route = scope.get(ROUTE, "none")
+            self._metrics.requests_total.labels(route, str(status)).inc()
+            if self._access_log is not None and line is not None:
+                line.route = route
+                line.status = status
+                line.seconds = round(time.perf_counter() - start, 4)
+                line.warnings = scope.get(WARNINGS, "")
+                self._access_log.end(line)
+
+
+class GuardMiddleware:
+    """Checks path and raw headers, and answers every exception that the application raises.
+
+    OPEN_PATHS pass. For all others Host and Origin are checked, then the key; then the request is routed.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, web_pages: WebPages) -> None:
+        self._app = app
+        self._keys = keys
+        self._web_pages = web_pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; an error is answered unless the answer had begun."""
+        started = False
+        headers: dict[str, str] = {}
+
+        async def send_watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            # Without an app in the scope, Starlette's router would answer unknown paths itself, in plain text.
+            scope["app"] = self
+            if scope["path"] not in OPEN_PATHS:
+                self._web_pages.check(scope["method"], scope["headers"])
+            scope[SALT] = self._keys.salt(scope["path"], scope["headers"])
+            await self._app(scope, receive, send_watched)
+        except ClientDisconnected:
+            return
+        except HTTPException as error:
+            failure: SaccadeError = _routing_failure(error, scope)
+            headers = dict(error.headers or {})
+        except SaccadeError as error:
+            failure = error
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a whole request. Without this, uvicorn answers 500 in plain text.
+            failure = Draining("The server is shutting down and could not wait for this answer.")
+        except Exception:
+            _logger.exception("unforeseen error")
+            failure = InternalError(UNFORESEEN)
+        else:
+            return
+        body = encode_error(failure)
+        if not started:
+            await send_json(send, failure.status, body, headers | _headers(failure))
+
+
+def encode_error(error: SaccadeError) -> bytes:
+    """Return OpenAI's error object for *error* as JSON, and note it for the request's log line.
+
+    An operator's error is not shown to clients.
+    """
+    note_failure(error)
+    if isinstance(error, StartupError):
+        error = InternalError(UNFORESEEN)
+    detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
+    return msgspec.json.encode(ErrorAnswer(error=detail))
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _request_id(scope: Scope) -> str:
+    given: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+
+
+def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
+    match error.status_code:
+        case 404:
+            return RouteNotFound(f"There is no {scope['path']} here.", reason="There is no such path here.")
+        case 405:
+            method = scope["method"]
+            return MethodNotAllowed(f"{scope['path']} does not take {method}.", reason=f"It does not take {method}.")
+        case _:
+            return InvalidValue("The request could not be read.")
+
+
+def _headers(error: SaccadeError) -> dict[str, str]:
+    if isinstance(error, InvalidApiKey):
+        return {"www-authenticate": "Bearer"}
+    if error.status in (429, 503):
+        return {"retry-after": str(RETRY_AFTER_SECONDS)}
+    # OpenAI clients repeat a 500 by themselves, and this error would occur again.
+    if isinstance(error, InternalError | StartupError):
+        return {"x-should-retry": "false"}
+    return {}

@@ -1,0 +1,113 @@
+"""Which web pages may call the server: checks of Host and Origin, for servers without keys.
+
+Any page in a browser on the same machine can send requests to a server on localhost; the browser puts the page's origin
+into the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
+server's origin, but the page's name in the header Host.
+"""
+
+import ipaddress
+import re
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+from saccade.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMediaType
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+OWN_NAMES = frozenset({"localhost", "host.docker.internal"})
+ANY = "*"
+JSON = b"application/json"
+
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+_PORT = re.compile(r":[0-9]{1,5}$")
+
+HOST_REFUSED = (
+    "This server has no API key, so it answers only to localhost, to IP addresses and to names that it was given. "
+    "Call it by one of those, or start it with `--allowed-hosts NAME` or with `--api-key KEY`."
+)
+ORIGIN_REFUSED = (
+    "This server has no API key, so only web pages of origins that it was given may call it. Start it with "
+    "`--allowed-origins ORIGIN`."
+)
+NO_ORIGINS = (
+    "Web pages may not call this server: no origin is allowed. Start it with `--allowed-origins ORIGIN`, as in "
+    "`--allowed-origins https://chat.example`."
+)
+NOT_JSON = (
+    "The request must say that its body is JSON: send the header Content-Type: application/json. With curl: "
+    "-H 'Content-Type: application/json'."
+)
+
+
+class WebPages:
+    """The rules of one server.
+
+    *allowed_origins* are as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*` for
+    every name. Host and Origin are checked only where the server is *keyless*: a page does not know a key.
+    """
+
+    def __init__(self, allowed_origins: Collection[str], allowed_hosts: Collection[str], *, keyless: bool) -> None:
+        self._keyless = keyless
+        self._any_origin = ANY in allowed_origins
+        self._origins = frozenset(origin.encode() for origin in allowed_origins)
+        hosts = {_PORT.sub("", host).lower().rstrip(".") for host in allowed_hosts}
+        self._any_host = ANY in hosts
+        self._names = OWN_NAMES | hosts
+        # Clients repeat the same name; the bound keeps arbitrary names from taking memory.
+        self._is_own = lru_cache(maxsize=256)(self._reads_as_own)
+        self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*.")))
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raise HostNotAllowed or OriginNotAllowed for a request that a page may have sent without permission."""
+        origins = _values(headers, b"origin")
+        if origins and method == "OPTIONS" and not self._origins:
+            raise OriginNotAllowed(NO_ORIGINS)
+        if not self._keyless:
+            return
+        hosts = _values(headers, b"host")
+        # Browsers always send one; probes over HTTP/1.0 send none.
+        if len(hosts) > 1 or (hosts and not self._is_own(hosts[0])):
+            raise HostNotAllowed(HOST_REFUSED)
+        if origins and not self._is_allowed(origins, hosts):
+            raise OriginNotAllowed(ORIGIN_REFUSED)
+
+    def _reads_as_own(self, host: bytes) -> bool:
+        """Whether *host* is an IP address, a name of this machine, or an allowed name."""
+        match = _HOST.fullmatch(host.decode("latin-1"))
+        if match is None:
+            return False
+        if self._any_host:
+            return True
+        name = (match["ipv6"] or match["name"]).lower().rstrip(".")
+        return name in self._names or name.endswith(self._suffixes) or _is_address(name)
+
+    def _is_allowed(self, origins: Sequence[bytes], hosts: Sequence[bytes]) -> bool:
+        if len(origins) > 1:
+            return False
+        if self._any_origin:
+            return True
+        # "null" is the origin of every sandboxed frame and of local files, so it identifies none.
+        if origins[0].lower() == b"null":
+            return False
+        _, separator, place = origins[0].partition(b"://")
+        is_same = bool(separator) and [place.lower()] == [host.lower() for host in hosts]
+        return is_same or origins[0] in self._origins
+
+
+def check_json(headers: Headers) -> None:
+    """Raise UnsupportedMediaType unless Content-Type says JSON. A web page may not set that without a preflight."""
+    types = _values(headers, b"content-type")
+    if len(types) != 1 or types[0].partition(b";")[0].strip().lower() != JSON:
+        raise UnsupportedMediaType(NOT_JSON)
+
+
+def _values(headers: Headers, wanted: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

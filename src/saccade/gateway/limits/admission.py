@@ -1,0 +1,174 @@
+"""How many requests are being served, whether new ones are, and whose turn it is on the event loop."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+from saccade.errors import Draining, QueueFull
+
+TURNS = 2
+"""Requests that may work on the event loop between two of its rounds; each takes about a millisecond."""
+
+LARGE_BODY_BYTES = 64 << 10
+"""Requests with longer bodies have turns of their own, so that a request with text only does not wait for pictures."""
+
+HUGE_BODY_BYTES = 2 << 20
+"""Requests with longer bodies also have turns of their own to be read, which may last as long as a hundred pictures."""
+
+READING_SECONDS = 0.005
+"""How long a large body that is being read may pause and keep its turn; a slower one is read without."""
+
+PIXELS_WAIT_SECONDS = 10.0
+"""How long a request waits for room for its pixels."""
+
+
+class ReadingTurn:
+    """A large body's turn to be read, which it loses where its client pauses."""
+
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns = turns
+        self._has_progressed = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def acquire(self) -> None:
+        await self._turns.acquire()
+        self._watch()
+
+    def keep(self) -> None:
+        """Note that a piece of the body arrived, so the turn is not lost."""
+        self._has_progressed = True
+
+    def release(self) -> None:
+        """Give the turn back, unless it was lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._turns.release()
+
+    def _watch(self) -> None:
+        self._has_progressed = False
+        self._timer = asyncio.get_running_loop().call_later(READING_SECONDS, self._check_progress)
+
+    def _check_progress(self) -> None:
+        if self._has_progressed:
+            self._watch()
+        else:
+            self.release()
+
+
+class Admission:
+    """Counts requests in flight; refuses new ones over *max_requests* and after drain().
+
+    One tenant holds at most *max_tenant_requests* of these places. Pixels of all requests together, in shared memory
+    and out of it, take at most *max_pixel_bytes*.
+    """
+
+    def __init__(self, max_requests: int, max_pixel_bytes: int, max_tenant_requests: int | None = None) -> None:
+        self._max_requests = max_requests
+        self._max_tenant_requests = max_requests if max_tenant_requests is None else max_tenant_requests
+        self._max_pixel_bytes = max_pixel_bytes
+        self._room = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._turns = asyncio.Semaphore(TURNS)
+        self._large_turns = asyncio.Semaphore(TURNS)
+        self._starts = asyncio.Semaphore(TURNS)
+        self._readers = asyncio.Semaphore(TURNS)
+        self._huge_readers = asyncio.Semaphore(TURNS)
+        self._of_tenants: Counter[bytes] = Counter()
+        self.num_requests = 0
+        self.num_pixel_bytes = 0
+        self.draining = False
+
+    def check(self, tenant: bytes) -> None:
+        """Raise Draining or QueueFull where admit() would: what cannot be served need not be read."""
+        if self.draining:
+            raise Draining("The server is shutting down; send the request to another one.")
+        if self.num_requests >= self._max_requests:
+            raise QueueFull(f"{self._max_requests} requests are being served already; try again shortly.")
+        if self._of_tenants[tenant] >= self._max_tenant_requests:
+            raise QueueFull(
+                f"{self._max_tenant_requests} requests with this API key are being served already, which is its "
+                "share; try again shortly."
+            )
+
+    @contextlib.contextmanager
+    def admit(self, tenant: bytes = b"") -> Iterator[None]:
+        """Hold a place while the block runs. Raises Draining and QueueFull."""
+        self.check(tenant)
+        self.num_requests += 1
+        self._of_tenants[tenant] += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
+            if not self.num_requests:
+                self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
+        """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop.
+
+        The block works on the event loop and must not wait: a wait in the block holds up all other requests.
+        """
+        async with self._large_turns if _is_large(num_body_bytes) else self._turns:
+            yield
+            # Without a round of the loop in between, all that wait would run in one.
+            await asyncio.sleep(0)
+
+    async def start(self, num_body_bytes: int | None) -> None:
+        """Return when a request that announces so many bytes may begin: a large one after the large ones before it."""
+        if _is_large(num_body_bytes):
+            async with self._starts:
+                await asyncio.sleep(0)
+
+    @contextlib.asynccontextmanager
+    async def reading(self, num_body_bytes: int | None) -> AsyncIterator[ReadingTurn]:
+        """Hold back the block, which reads a body of *num_body_bytes*, None where the length is unknown.
+
+        Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is read beside the others.
+        """
+        is_huge = num_body_bytes is None or num_body_bytes > HUGE_BODY_BYTES
+        turn = ReadingTurn(self._huge_readers if is_huge else self._readers)
+        if _is_large(num_body_bytes):
+            await turn.acquire()
+        try:
+            yield turn
+        finally:
+            turn.release()
+
+    @contextlib.asynccontextmanager
+    async def pixels(self, nbytes: int, wait_seconds: float = PIXELS_WAIT_SECONDS) -> AsyncIterator[None]:
+        """Hold room for *nbytes* of pixels; wait for it while others hold too much. A request over the whole budget
+        goes when it is alone. Raises QueueFull after *wait_seconds*.
+        """
+        try:
+            async with asyncio.timeout(wait_seconds):
+                while nbytes and self.num_pixel_bytes and self.num_pixel_bytes + nbytes > self._max_pixel_bytes:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError as error:
+            raise QueueFull("Too many pictures are being served already; try again shortly.") from error
+        self.num_pixel_bytes += nbytes
+        try:
+            yield
+        finally:
+            self.num_pixel_bytes -= nbytes
+            self._room.set()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take no new requests and wait for the others; return whether all ended in time."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle.wait()
+        return not self.num_requests
+
+
+def _is_large(num_body_bytes: int | None) -> bool:
+    return num_body_bytes is None or num_body_bytes > LARGE_BODY_BYTES

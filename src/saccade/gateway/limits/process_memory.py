@@ -1,0 +1,61 @@
+"""How much memory this process may use, the part of it for request bodies, and the return of freed memory."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+MEMORY_INFO = Path("/proc/meminfo")
+
+REQUEST_SHARE = 8
+"""Request bodies and fetched pictures may take one part in this many of the memory."""
+
+M_MMAP_THRESHOLD = -3
+LARGE_BLOCK_BYTES = 8 << 20
+"""Freed blocks of at least this size return to the system; smaller ones, as most pictures take, are kept for reuse."""
+
+MIN_REQUEST_MEMORY_BYTES = 256 << 20
+MAX_REQUEST_MEMORY_BYTES = 4 << 30
+
+
+def allowed_bytes() -> int:
+    """Return what the machine has, or what the process's control group allows where that is less."""
+    limits = [int(line.split()[1]) * 1024 for line in _lines(MEMORY_INFO) if line.startswith("MemTotal:")]
+    limits += [int(text) for path in _cgroup_limits() for text in _lines(path)[:1] if text.strip().isdigit()]
+    return min(limits, default=MIN_REQUEST_MEMORY_BYTES * REQUEST_SHARE)
+
+
+def default_request_memory_bytes() -> int:
+    """Return the budget for encoded bytes of all requests where the operator sets none."""
+    share = allowed_bytes() // REQUEST_SHARE
+    return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
+
+
+def give_back_large_blocks() -> None:
+    """Have malloc return the memory of request bodies to the system.
+
+    By default glibc raises its threshold with each large block that is freed, up to 32 MiB, and keeps smaller blocks
+    (mallopt(3)). Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+
+
+def _cgroup_limits() -> Iterator[Path]:
+    """Yield the files that limit the process's groups, of version 2 and 1; every group above one limits it, too."""
+    for line in _lines(OWN_CGROUPS):
+        _, controllers, name = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, file = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
+        group = Path(name.lstrip("/"))
+        yield from (root / part / file for part in (group, *group.parents))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

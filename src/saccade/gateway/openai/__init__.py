@@ -1,0 +1,1 @@
+"""The wire format of the OpenAI API: bodies to values, values to bodies."""

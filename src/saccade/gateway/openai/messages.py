@@ -1,0 +1,282 @@
+"""From OpenAI messages to a Chat: messages as a chat template takes them, the sources of pictures, and switches."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec import UNSET
+
+from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.openai.json_body import parse
+from saccade.gateway.openai.requests import (
+    PICTURE_PART,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    OtherMedia,
+    Refused,
+    TokenizeRequest,
+)
+from saccade.models.family import Family, PictureOptions
+from saccade.tokenization.chat_template import Message
+
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Roles that clients send, and what templates call them."""
+
+PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
+
+MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "image_url")
+MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "inline_data", "source")
+"""Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
+
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Switches by which templates turn reasoning on and off."""
+
+PART_CHARACTERS = 32
+"""A message, or a part of one, takes at least as long as so many characters, however few it holds."""
+
+MAX_EMPTY_BYTES = 16
+MAX_PIXELS = 2**31
+MAX_SWITCH = 2**31
+MAX_SWITCH_CHARACTERS = 256
+MAX_SHOWN_CHARACTERS = 64
+"""Of a name from a request, in an error."""
+
+_SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+"""The reference processors' names of these limits, which are numbers of pixels all the same (smart_resize)."""
+
+
+@dataclass(frozen=True)
+class PictureSource:
+    """Where a picture of a request comes from, and its options.
+
+    *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
+    """
+
+    field: str
+    url: str
+    options: PictureOptions
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image".
+
+    *num_characters* is how much work the chat is.
+    """
+
+    messages: list[Message]
+    num_characters: int
+    pictures: list[PictureSource]
+    add_generation_prompt: bool
+    switches: Mapping[str, Any]
+
+
+def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
+    """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
+    limits = _read_processor_kwargs(request.mm_processor_kwargs)
+    pictures: list[PictureSource] = []
+    messages = [
+        _read_message(message, f"messages[{position}]", limits, pictures)
+        for position, message in enumerate(request.messages or ())
+    ]
+    _refuse_lost_thinking(request, family.template_switches)
+    switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
+    return Chat(messages, num_characters(request.messages or ()), pictures, add_generation_prompt, switches)
+
+
+def num_characters(messages: Iterable[ChatMessage]) -> int:
+    """Return how much work *messages* are to read, render and tokenise, in characters."""
+    return sum(map(_num_characters, messages))
+
+
+def _num_characters(message: ChatMessage) -> int:
+    num_characters = len(message.name or "") + len(message.reasoning_content or message.reasoning or "")
+    num_characters += PART_CHARACTERS
+    if isinstance(message.content, str):
+        return num_characters + len(message.content)
+    return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
+
+
+def _read_message(
+    message: ChatMessage, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
+) -> Message:
+    _refuse_other_media(message, field)
+    if message.role in ("tool", "function") or _holds_something(message.tool_calls):
+        raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
+    if message.role not in ROLES:
+        raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
+    read: dict[str, Any] = {"role": ROLES[message.role]}
+    if (reasoning := _reasoning(message, field)) is not None:
+        read["reasoning_content"] = reasoning
+    if message.name is not None:
+        read["name"] = message.name
+    match message.content:
+        case str(text):
+            return {**read, "content": text}
+        case list(parts):
+            named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
+            return {**read, "content": [_read_part(part, name, limits, pictures) for name, part in named]}
+    # An answer that ended within reasoning has no content, and clients send it back like that.
+    if reasoning:
+        return {**read, "content": ""}
+    raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+
+
+def _reasoning(message: ChatMessage, field: str) -> str | None:
+    """Return the reasoning of an earlier turn."""
+    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if message.role == "assistant":
+        return reasoning
+    if reasoning:
+        raise InvalidValue(
+            f"`{field}.{name}`: only messages of the role assistant hold reasoning; leave it out here.",
+            f"{field}.{name}",
+        )
+    return None
+
+
+def _read_part(
+    part: ContentPart, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
+) -> dict[str, str]:
+    if part.type in ("text", "image_url"):
+        _refuse_other_media(part, field)
+    match part:
+        case ContentPart(type="text", image_url=picture) if picture:
+            raise InvalidValue(
+                f"`{field}` is a part of type `text`, which holds no picture; send {PICTURE_PART} beside it.",
+                f"{field}.image_url",
+            )
+        case ContentPart(type="text", text=str(text)):
+            return {"type": "text", "text": text}
+        case ContentPart(type="text"):
+            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
+        case ContentPart(type="image_url"):
+            pictures.append(_picture_source(part, f"{field}.image_url", limits))
+            return {"type": "image"}
+        case _:
+            named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
+            raise UnsupportedParameter(
+                f"`{field}.type`: parts of {named} are not served yet; send `text` and `image_url`, pictures as "
+                f"{PICTURE_PART}.",
+                f"{field}.type",
+            )
+
+
+def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
+    """Raise UnsupportedParameter for media under another name: without them the answer would be wrong."""
+    for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
+        if _holds_something(getattr(holder, name)):
+            raise UnsupportedParameter(
+                f"`{field}.{name}` is not read here; send pictures as parts of a message's `content`: {PICTURE_PART}.",
+                f"{field}.{name}",
+            )
+
+
+def _holds_something(raw: Refused) -> bool:
+    """Whether a raw value is present and neither null nor empty."""
+    if raw is UNSET:
+        return False
+    return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
+
+
+def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
+    """A `uuid` beside a picture is ignored; a `uuid` instead of a picture is refused."""
+    reason = " A `uuid` cannot stand for the picture: send the picture itself." if part.uuid is not None else ""
+    if part.image_url is None:
+        raise InvalidValue(f"`{field}` is missing.{reason}", field)
+    if isinstance(part.image_url, str):
+        url, detail = part.image_url, None
+    else:
+        field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
+    if not url:
+        raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
+    return PictureSource(field, url, PictureOptions(detail or "auto", **limits))
+
+
+def _read_processor_kwargs(given: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return those of `min_pixels` and `max_pixels` that are set."""
+    limits: dict[str, int] = {}
+    for path, name, value in _pixel_limits(given or {}):
+        field = f"mm_processor_kwargs.{path}"
+        if type(value) is not int or not 1 <= value <= MAX_PIXELS:
+            raise InvalidValue(f"`{field}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", field)
+        if name in limits:
+            raise InvalidValue(f"`{field}` is `{name}` by another name; send one of the two.", field)
+        limits[name] = value
+    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
+        raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
+    return limits
+
+
+def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return (path in the request, name of the limit, value) of everything that is not null."""
+    found: list[tuple[str, str, Any]] = []
+    for key, value in given.items():
+        if key in _SIZE_KEYS.values():
+            found.append((key, key, value))
+        elif key != "size":
+            raise _unknown_key(key, "`min_pixels`, `max_pixels` and `size`")
+        elif not isinstance(value, dict | None):
+            raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
+        else:
+            for edge, limit in (value or {}).items():
+                if edge not in _SIZE_KEYS:
+                    raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
+                found.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
+    return [limit for limit in found if limit[2] is not None]
+
+
+def _unknown_key(key: str, known: str) -> UnsupportedParameter:
+    field = f"mm_processor_kwargs.{_shown(key)}"
+    return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
+
+
+def _refuse_lost_thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> None:
+    """Raise UnsupportedParameter for a reasoning parameter that has no effect though the template has a switch for it.
+
+    With a template that has no such switch, `enable_thinking` and "none" change nothing and are accepted.
+    """
+    effort = request.reasoning_effort
+    switch = next((name for name in THINKING_SWITCHES if name in known), None)
+    if effort is not None and (effort != "none" or switch is not None):
+        advice = f'send `chat_template_kwargs`: {{"{switch}": false}}' if effort == "none" else "leave it out"
+        raise UnsupportedParameter(f"`reasoning_effort` is not served yet; {advice}.", "reasoning_effort")
+    if request.enable_thinking is not None and switch is not None:
+        value = str(request.enable_thinking).lower()
+        raise UnsupportedParameter(
+            f'`enable_thinking` is not read at the top level; send `chat_template_kwargs`: {{"{switch}": {value}}}.',
+            "enable_thinking",
+        )
+
+
+def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return the template's variables besides the messages: only switches that the family declares.
+
+    `enable_thinking` is ignored where the template has no such switch.
+    """
+    without_effect = () if set(THINKING_SWITCHES) & set(known) else ("enable_thinking",)
+    for name, value in (given or {}).items():
+        field = f"chat_template_kwargs.{_shown(name)}"
+        if name not in known and name not in without_effect:
+            offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
+            raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
+        if not _is_plain(value):
+            raise InvalidValue(
+                f"`{field}` must be true, false, null, a number up to {MAX_SWITCH} or a text of up to "
+                f"{MAX_SWITCH_CHARACTERS} characters.",
+                field,
+            )
+    return {name: value for name, value in (given or {}).items() if name in known}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_SWITCH_CHARACTERS
+    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_SWITCH)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,224 @@
+"""From a body to a request: which parameters are served, refused by name, accepted without effect, or unknown.
+
+Every top-level value stays raw until its length has been checked, and is then decoded by the type of its field. Of a
+name that occurs twice the last value counts.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.openai.json_body import check_bounds, decode, num_items, parse
+from saccade.gateway.openai.requests import (
+    MAX_PARTS,
+    MAX_TOKENS,
+    PICTURE_PART,
+    ChatMessage,
+    ChatRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+MAX_PARAMETERS: Final = 256
+MAX_VALUE_BYTES: Final = 256 * 2**10
+"""Of a top-level value, unless LONG or SHORT says otherwise."""
+
+SHORT: Final = {"chat_template_kwargs": 16 * 2**10, "mm_processor_kwargs": 16 * 2**10}
+"""Most bytes of values whose shape is free until they are read."""
+
+LONG: Final = ("messages", "prompt", "allowed_token_ids", "tokens")
+"""Values without a bound of their own; the bounds of the whole body limit them."""
+
+TOKEN_IDS: Final = ("allowed_token_ids", "tokens")
+"""Among these, arrays of up to MAX_TOKENS numbers, which are counted before they are built."""
+
+MAX_HARMLESS_BYTES: Final = 256
+MAX_NAMES: Final = 8
+MAX_NAME_CHARACTERS: Final = 64
+
+LATER: Final[dict[str, tuple[object, ...]]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "attachments": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "files": ([],),
+    "format": ("",),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "image": (),
+    "image_data": ([],),
+    "image_url": (),
+    "images": ([],),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media": ([],),
+    "media_io_kwargs": ({},),
+    "modalities": ([], ["text"]),
+    "options": ({},),
+    "prediction": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "structured_outputs": (),
+    "thinking": (),
+    "thinking_budget": (),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "video": (),
+    "videos": ([],),
+    "web_search_options": (),
+}
+"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+
+SPELLINGS: Final = {
+    "format": "OpenAI's spelling is `response_format`, which is not served yet",
+    "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
+    **dict.fromkeys(
+        ("image", "image_data", "image_url", "images", "media"),
+        f"send pictures as parts of a message's `content`: {PICTURE_PART}",
+    ),
+}
+"""Advice about parameters of other servers."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Parameters of OpenAI's API that change no answer: accepted without a warning."""
+
+T = TypeVar("T", bound=Struct)
+
+
+class _Reader(Generic[T]):
+    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both."""
+
+    def __init__(self, kind: type[T], related: Iterable[type[Struct]] = ()) -> None:
+        self._kind = kind
+        fields = msgspec.structs.fields(kind)
+        self._required = [field.name for field in fields if field.required]
+        self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
+        names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
+        self._later = LATER.keys() - self._decoders.keys()
+        self._known = frozenset(names | LATER.keys() | WITHOUT_EFFECT)
+
+    def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
+        check_bounds(body)
+        given = parse(body, dict[str, Raw])
+        if len(given) > MAX_PARAMETERS:
+            raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
+        for name in given:
+            if name in self._later:
+                _refuse_unless_harmless(name, given[name])
+        warning = self._warning([name for name in given if name not in self._known], strict)
+        values: dict[str, Any] = {}
+        for name, raw in given.items():
+            if (decoder := self._decoders.get(name)) is not None:
+                _check_length(name, raw)
+                values[name] = decode(raw, decoder, name)
+        for name in self._required:
+            if name not in given:
+                raise InvalidValue(f"`{name}` is missing.", name)
+        return self._kind(**values), warning
+
+    def _warning(self, unknown: list[str], strict: bool) -> str:
+        """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
+        if not unknown:
+            return ""
+        named = [(_shown(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        if strict:
+            name, meant = named[0]
+            hint = f"did you mean `{meant}`?" if meant else "leave it out."
+            raise UnsupportedParameter(f"`{name}` is not a parameter that is known here; {hint}", name)
+        said = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
+        more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
+        return f"unknown parameters ignored: {', '.join(said)}{more}"
+
+    def _meant(self, name: str) -> str:
+        if len(name) > MAX_NAME_CHARACTERS:
+            return ""
+        return next(iter(difflib.get_close_matches(name, self._known - LATER.keys(), 1, cutoff=0.8)), "")
+
+
+def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
+    """Return the chat request in *body*, and a warning that names parameters that were ignored, "" where none was.
+
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
+    parameters too.
+    """
+    request, warning = _CHAT.read(body, strict)
+    _check_parts(request.messages)
+    return request, warning
+
+
+def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
+    """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
+    request, warning = _TOKENIZE.read(body, strict)
+    _check_parts(request.messages or ())
+    return request, warning
+
+
+def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
+    """Return the request for a text in *body*, and a warning. Raises as parse_chat does."""
+    return _DETOKENIZE.read(body, strict)
+
+
+def _refuse_unless_harmless(name: str, raw: Raw) -> None:
+    if memoryview(raw).nbytes <= MAX_HARMLESS_BYTES:
+        value = parse(raw, object)
+        if value is None or value in LATER[name]:
+            return
+    advice = SPELLINGS.get(name)
+    said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served yet; leave it out."
+    raise UnsupportedParameter(said, name)
+
+
+def _check_length(name: str, raw: Raw) -> None:
+    if name in TOKEN_IDS and num_items(bytes(raw)) > MAX_TOKENS:
+        raise InvalidValue(f"`{name}` must have at most {MAX_TOKENS} items.", name)
+    limit = SHORT.get(name, MAX_VALUE_BYTES)
+    if name not in LONG and memoryview(raw).nbytes > limit:
+        raise InvalidValue(f"`{name}` must have at most {limit} bytes.", name)
+
+
+def _check_parts(messages: Iterable[ChatMessage]) -> None:
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+
+
+def _shown(name: str) -> str:
+    """Return a name from a request in a form that is safe in a header and a log."""
+    printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
+    return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."
+
+
+_CHAT: Final = _Reader(ChatRequest)
+_TOKENIZE: Final = _Reader(TokenizeRequest, (ChatRequest,))
+_DETOKENIZE: Final = _Reader(DetokenizeRequest)

@@ -1,0 +1,195 @@
+"""The OpenAI wire format: requests."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+MAX_CHARACTERS = 4 * 2**20
+MAX_TOKENS = 2**20
+MAX_TOKEN_ID = 2**31 - 1
+BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
+MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
+MAX_SAMPLES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 1024
+MAX_MESSAGES = 2048
+MAX_PARTS = 4096
+"""Of all messages of a request together."""
+
+PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
+"""OpenAI's form of a picture, for errors about other forms."""
+
+# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
+Effort = Annotated[str, Meta(extra_json_schema={"enum": ["none"]})]
+SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
+Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
+PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
+EdgesSchema = {
+    "type": ["object", "null"],
+    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
+    "additionalProperties": False,
+}
+ProcessorSchema = {
+    "properties": {"min_pixels": PixelsSchema, "max_pixels": PixelsSchema, "size": EdgesSchema},
+    "additionalProperties": False,
+}
+ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Count = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
+# A field that is refused unless it is empty is not decoded.
+Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
+
+
+class ImageUrl(Struct, frozen=True):
+    """Where a picture is; *detail* sets the size in which the model sees it, "auto" being the model's default."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class OtherMedia(Struct, frozen=True, kw_only=True):
+    """Names of media fields in other APIs: refused unless they are empty, never ignored."""
+
+    attachments: Refused = UNSET
+    audio: Refused = UNSET
+    audio_url: Refused = UNSET
+    file: Refused = UNSET
+    files: Refused = UNSET
+    image: Refused = UNSET
+    image_base64: Refused = UNSET
+    image_data: Refused = UNSET
+    image_embeds: Refused = UNSET
+    image_urls: Refused = UNSET
+    images: Refused = UNSET
+    input_audio: Refused = UNSET
+    input_image: Refused = UNSET
+    media: Refused = UNSET
+    video: Refused = UNSET
+    video_url: Refused = UNSET
+    videos: Refused = UNSET
+
+
+class ContentPart(OtherMedia, frozen=True):
+    """A piece of a message: `text`, or `image_url` as an object or a plain string.
+
+    *uuid* is accepted and has no effect: a picture is identified by its bytes.
+    """
+
+    type: PartType
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    uuid: str | None = None
+    inline_data: Refused = UNSET
+    source: Refused = UNSET
+
+
+class ChatMessage(OtherMedia, frozen=True):
+    """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content."""
+
+    role: Role
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    image_url: Refused = UNSET
+    tool_calls: Refused = UNSET
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """How answers are drawn: *n* of them, each by these rules. Names and meanings are OpenAI's and vLLM's.
+
+    Neither *stop* nor *stop_token_ids*, nor the model's own end of an answer, counts before *min_tokens* tokens.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    # Logits are multiplied and divided by it: with a factor beyond these bounds they would leave their number format.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES, extra_json_schema=BiasSchema)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)] | None = None
+    seed: Annotated[int, Meta(ge=-MAX_SEED, le=MAX_SEED)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
+
+    *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
+    Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
+    *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
+    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
+    """
+
+    model: str
+    messages: Messages
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    user: str | None = None
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """How many tokens the answer may have, None where the request sets no limit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a *prompt*, taken as plain text, or *messages* as in a chat."""
+
+    model: str | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+    model: str | None = None

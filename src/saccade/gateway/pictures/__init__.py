@@ -1,0 +1,1 @@
+"""From the sources of pictures to pixels that a worker can read."""

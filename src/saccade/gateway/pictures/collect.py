@@ -1,0 +1,103 @@
+"""From the sources of pictures to encoded pictures: decoded from data: URLs or fetched, read, hashed, all at once."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from saccade.errors import ImageTooLarge, RequestError
+from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.openai.messages import PictureSource
+from saccade.gateway.pictures.concurrency import all_or_none
+from saccade.gateway.pictures.media_loader import MediaLoader, decode_data_url, is_data_url
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.identity.content import content_hash
+from saccade.media.header import PictureLimits, read_header
+from saccade.protocol.media import PictureLayout
+from saccade.telemetry import Metrics
+
+THREAD_FROM_BYTES = 1 << 20
+"""A longer picture is worked on in a thread; a shorter one takes less time than a thread would hold it up."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An encoded picture of a request; *field* names where it was, as `messages[0].content[1].image_url.url`."""
+
+    field: str
+    encoded: bytes
+    num_pixels: int
+    content_hash: bytes
+    layout: PictureLayout
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PictureCollector:
+    """Collects the pictures of one request at a time: each within *limits*, all within *max_encoded_bytes*."""
+
+    loader: MediaLoader
+    limits: PictureLimits
+    max_encoded_bytes: int
+    metrics: Metrics
+    threads: WorkThreads
+
+    async def collect(
+        self, served: ServedModel, sources: list[PictureSource], salt: bytes, memory: Reservation
+    ) -> tuple[Picture, ...]:
+        """Return the pictures of *sources*, whose bytes *memory* counts; a URL that is there twice is fetched once.
+
+        Empties *sources*, so that each data: URL goes when it is decoded. Where one fails, the others are given up.
+        Raises RequestError, naming the field.
+        """
+        pending = list(sources)
+        sources.clear()
+        found: dict[int, Picture] = {}
+
+        async def read(position: int) -> None:
+            source = pending[position]
+            try:
+                found[position] = await self._open(served, source, salt, memory)
+            except RequestError as error:
+                raise error.at(source.field) from error
+            pending[position] = dataclasses.replace(source, url="")
+            self._check_together(found.values())
+
+        await all_or_none(read(position) for position in range(len(pending)))
+        memory.keep(sum(len(picture.encoded) for picture in found.values()))
+        return tuple(found[position] for position in range(len(pending)))
+
+    async def _open(self, served: ServedModel, source: PictureSource, salt: bytes, memory: Reservation) -> Picture:
+
+        def read(content: bytes) -> Picture:
+            header = read_header(content)
+            self.limits.check(header, len(content))
+            settings = served.layout.settings_for(source.options)
+            layout = served.layout.picture(*header.upright, settings)
+            with self.metrics.stage("hash"):
+                known_as = content_hash(content, served.fingerprint(settings))
+            return Picture(source.field, content, header.width * header.height, known_as, layout, settings)
+
+        if is_data_url(source.url):
+            num_bytes = len(source.url)
+            is_long = num_bytes > THREAD_FROM_BYTES
+            return await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
+        content = await self.loader.fetch(source.url, salt, memory)
+        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
+
+    def _check_together(self, found: Iterable[Picture]) -> None:
+        """Raise ImageTooLarge where the pictures of one request that were *found* so far are too large together."""
+        num_bytes = num_pixels = 0
+        for picture in found:
+            num_bytes += len(picture.encoded)
+            num_pixels += picture.num_pixels
+        for number, limit, unit in (
+            (num_bytes, self.max_encoded_bytes, "bytes"),
+            (num_pixels, self.limits.max_request_pixels, "pixels"),
+        ):
+            if number > limit:
+                raise ImageTooLarge(
+                    f"The images have more than {limit} {unit} together; send fewer or smaller.", "messages"
+                )

@@ -1,0 +1,1 @@
+"""Decode processes: encoded pictures in, patches in shared memory out."""

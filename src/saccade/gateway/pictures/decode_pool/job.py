@@ -1,0 +1,65 @@
+"""The messages between the gateway and a decode process: one job, one answer, each a length and a msgpack struct.
+
+The first bytes of a job carry the descriptor of its slot. Before its first job a decode process sends which measures
+of its confinement hold.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from saccade.media.header import PictureLimits
+from saccade.protocol.media import PictureLayout, SlotRef
+from saccade.protocol.output import Failure
+from saccade.transport import framing
+
+READY = b"ready"
+"""The fork server has imported everything and forks on demand."""
+
+PID = struct.Struct("<i")
+"""The fork server's answer to a socket: the id of the new process, sent with its pidfd."""
+
+
+class PictureJob(msgspec.Struct, frozen=True, array_like=True):
+    """Decode *encoded* and leave the patches of *layout* in *slot*, or send them back where there is none.
+
+    The slot's descriptor comes along; its name only serves in messages.
+
+    *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is for the upright picture.
+    """
+
+    encoded: bytes
+    family: str
+    settings: dict[str, Any]
+    layout: PictureLayout
+    limits: PictureLimits
+    slot: SlotRef | None = None
+
+
+class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot."""
+
+    decode: float = 0.0
+    preprocess: float = 0.0
+    write: float = 0.0
+
+
+class PictureAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The patches lie in the job's slot, or in *inline*; with *failure* there are none."""
+
+    seconds: StageSeconds = StageSeconds()
+    inline: bytes | None = None
+    failure: Failure | None = None
+
+
+class Confinement(msgspec.Struct, frozen=True, array_like=True):
+    """The first message of a decode process: those of sandbox.MEASURES that hold."""
+
+    holds: tuple[str, ...]
+
+
+def frame(message: PictureJob | PictureAnswer | Confinement) -> tuple[bytes, bytes]:
+    """Return *message* as it goes over the socket: its length, then itself; joining them would copy the picture."""
+    payload = msgspec.msgpack.encode(message)
+    return framing.prefix(payload), payload

@@ -1,0 +1,1 @@
+"""From a chat to the token ids of its prompt."""

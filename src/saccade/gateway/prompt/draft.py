@@ -1,0 +1,164 @@
+"""From a request to the token ids of its prompt, with room for its pictures.
+
+Whether the prompt fits the context shows first by the bytes of its text, before anything is fetched or tokenised. A
+picture's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages
+from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.openai.messages import Chat, num_characters, read_chat
+from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.media import Span
+from saccade.telemetry import Metrics
+
+THREAD_FROM_CHARACTERS = 16 * 1024
+"""Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
+
+MAX_UTF8_BYTES = 4
+"""Of a character."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The token ids of a prompt; the tokens of its i-th picture lie in spans[i]."""
+
+    token_ids: list[int]
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptDrafter:
+    """Turns the requests of one gateway into token ids. A request holds at most *max_pictures*."""
+
+    max_pictures: int
+    metrics: Metrics
+    threads: WorkThreads
+
+    def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
+        """Return the chat in *request*. Raises RequestError, naming the field."""
+        chat = read_chat_that_may_fit(request, served)
+        if len(chat.pictures) > self.max_pictures:
+            raise TooManyImages(
+                f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
+                "messages",
+            )
+        return chat
+
+    async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
+        """Do what read() does in a thread, for a request that `is_long`."""
+        return await self.threads.run(True, 0, lambda: self.read(served, request))
+
+    async def draft(
+        self,
+        served: ServedModel,
+        request: ChatRequest | TokenizeRequest,
+        chat: Chat,
+        picture_tokens: Sequence[int] = (),
+        num_picture_bytes: int = 0,
+    ) -> Draft:
+        """Return the token ids of *chat*, whose i-th picture takes picture_tokens[i].
+
+        The encoded pictures have *num_picture_bytes* together. Raises RequestError, naming the field.
+        """
+        with self.metrics.stage("tokenize"):
+            token_ids = await self._encode(
+                chat.num_characters > THREAD_FROM_CHARACTERS,
+                num_picture_bytes,
+                lambda: served.tokenizer.encode(
+                    served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
+                ),
+                "messages",
+            )
+        expanded, spans = expand(token_ids, served.placeholder_token_id, picture_tokens)
+        check_context(len(expanded), request, served)
+        return Draft(expanded, spans)
+
+    async def token_ids(self, served: ServedModel, text: str) -> list[int]:
+        """Return the token ids of plain *text*. Raises InvalidValue."""
+        long = len(text) > THREAD_FROM_CHARACTERS
+        return await self._encode(long, len(text), lambda: served.tokenizer.encode_text(text), "prompt")
+
+    async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
+        """Return the text of *token_ids*, special tokens as they are written."""
+        long = len(token_ids) > THREAD_FROM_CHARACTERS
+        return await self.threads.run(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
+
+    async def _encode(self, long: bool, num_bytes: int, encode: Callable[[], list[int]], field: str) -> list[int]:
+        try:
+            return await self.threads.run(long, num_bytes, encode)
+        except RequestError as error:
+            raise error.at(field) from error
+
+
+def is_long(request: ChatRequest | TokenizeRequest) -> bool:
+    """Whether reading the chat in *request* would hold up the event loop."""
+    return num_characters(request.messages or ()) > THREAD_FROM_CHARACTERS
+
+
+def expand(
+    token_ids: list[int], placeholder_token_id: int, counts: Sequence[int]
+) -> tuple[list[int], tuple[Span, ...]]:
+    """Replace the i-th placeholder by counts[i] of them; return the ids and where each run lies.
+
+    Raises InvalidValue where placeholders and pictures are not equally many.
+    """
+    num_placeholders = token_ids.count(placeholder_token_id)
+    if num_placeholders != len(counts):
+        raise InvalidValue(
+            f"The model's chat template makes room for {num_placeholders} images; the messages hold {len(counts)}.",
+            "messages",
+        )
+    expanded: list[int] = []
+    spans: list[Span] = []
+    position = 0
+    for count in counts:
+        found = token_ids.index(placeholder_token_id, position)
+        expanded += token_ids[position:found]
+        spans.append(Span(len(expanded), count))
+        expanded += [placeholder_token_id] * count
+        position = found + 1
+    return expanded + token_ids[position:], tuple(spans)
+
+
+def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:
+    """Return the chat in *request*. Raises RequestError, among them ContextLengthExceeded for text that cannot fit.
+
+    A template may leave text out, such as what the model thought in earlier turns. A chat with too much text is
+    therefore rendered, and what the template wrote decides.
+    """
+    chat = read_chat(request, served.declaration)
+    texts = list(_texts(chat))
+    if sum(map(len, texts)) * MAX_UTF8_BYTES <= served.max_model_len:
+        return chat
+    bound = served.tokenizer.text_bound
+    if bound.least_tokens("".join(texts)) <= served.max_model_len:
+        return chat
+    segments = served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
+    written = "".join(segment.text for segment in segments if not segment.is_special)
+    if (least := bound.least_tokens(written)) > served.max_model_len:
+        raise ContextLengthExceeded.of(served.max_model_len, least, _num_completion(request), "messages", at_least=True)
+    return chat
+
+
+def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest, served: ServedModel) -> None:
+    """Raise ContextLengthExceeded for a prompt that does not fit even without an answer."""
+    if num_prompt_tokens > served.max_model_len:
+        completion = _num_completion(request)
+        raise ContextLengthExceeded.of(served.max_model_len, num_prompt_tokens, completion, "messages")
+
+
+def _texts(chat: Chat) -> list[str]:
+    texts = []
+    for message in chat.messages:
+        texts += [message.get("name", ""), message.get("reasoning_content", "")]
+        content = message["content"]
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+    return texts
+
+
+def _num_completion(request: ChatRequest | TokenizeRequest) -> int:
+    return (request.max_answer_tokens or 1) if isinstance(request, ChatRequest) else 0

@@ -1,0 +1,89 @@
+"""The models that a gateway serves, built as their workers describe them."""
+
+import asyncio
+import gc
+from collections.abc import Mapping
+
+import structlog
+
+from saccade.errors import StartupError, WorkerUnavailable
+from saccade.gateway.fleet.workers import Fleet, Model
+from saccade.gateway.served_models.model_probe import ModelProbe
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.description import Description, ModelFiles
+
+_logger = structlog.get_logger(__name__)
+
+
+class ModelRegistry:
+    """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
+
+    Files that the operator has *given* for a model's name stand in for those that its worker sends.
+    """
+
+    def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles]) -> None:
+        self._fleet = fleet
+        self._given = given
+        self._served: dict[str, ServedModel] = {}
+        self._described: dict[str, Description] = {}
+        self._building: set[asyncio.Task[None]] = set()
+        fleet.on_model(self._on_model)
+        for model in fleet.models():
+            self._on_model(model)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker is ready and its model is built."""
+        return self._fleet.ready and any(model.workers and model.name in self._served for model in self._fleet.models())
+
+    def models(self) -> list[ServedModel]:
+        """Return the models that can be requested, ready or not."""
+        return [self._served[model.name] for model in self._fleet.models() if model.name in self._served]
+
+    def names(self) -> list[tuple[str, ServedModel]]:
+        """Return every name that may be requested, with its model; a model's own name stands before its aliases."""
+        served = [(model, self._served[model.name]) for model in self._fleet.models() if model.name in self._served]
+        return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
+
+    def get(self, name: str) -> ServedModel:
+        """Return the model that may be requested as *name*. Raises ModelNotFound and WorkerUnavailable."""
+        served = self._served.get(self._fleet.model(name).name)
+        if served is None:
+            raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
+        return served
+
+    def _on_model(self, model: Model) -> None:
+        self._served.pop(model.name, None)
+        self._described[model.name] = model.description
+        task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
+        self._building.add(task)
+        task.add_done_callback(self._building.discard)
+
+    async def _build(self, description: Description) -> None:
+        try:
+            files = self._given.get(description.model, description.files)
+            await _try_in_child(description.model, files)
+            served = await asyncio.to_thread(
+                ServedModel.from_files, description.model, files, description.max_model_len
+            )
+        except StartupError as error:
+            _logger.error("model cannot be served", model=description.model, reason=error.message)
+        except Exception:
+            # In a task of its own an unforeseen error would pass without a log line.
+            _logger.exception("model cannot be served", model=description.model)
+        else:
+            # Builds run side by side: the last description counts, not the last build to end.
+            if self._described[description.model] is description:
+                self._served[description.model] = served
+                # The model stays for good. Without this every collection would scan it, for tens of milliseconds.
+                gc.collect()
+                gc.freeze()
+
+
+async def _try_in_child(name: str, files: ModelFiles) -> None:
+    """Load the files in a limited child. Raises StartupError where they fail there."""
+    probe = ModelProbe(name, files)
+    try:
+        await asyncio.to_thread(probe.run)
+    finally:
+        probe.stop()

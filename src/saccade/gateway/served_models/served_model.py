@@ -1,0 +1,211 @@
+"""ServedModel: the gateway's half of a model, built once from the files that its workers send."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saccade import models
+from saccade.errors import InvalidValue, StartupError
+from saccade.identity.content import files_digest, processor_fingerprint
+from saccade.media.decode import DECODER
+from saccade.models import files
+from saccade.models.family import Family, Layout
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.model_files import (
+    CHAT_TEMPLATE_JINJA,
+    CHAT_TEMPLATE_JSON,
+    CONFIG,
+    GENERATION_CONFIG,
+    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
+    TIKTOKEN,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from saccade.tokenization.chat_template import ChatTemplate, find_source
+from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
+from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.tokenizer import Tokenizer, special_variables
+
+PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG)
+PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
+"""The shortest chat with a picture; a template must write exactly one placeholder for it."""
+
+START = "<think>"
+END = "</think>"
+
+OPENING_TOKENS = 2
+"""A template that opens the reasoning ends in the marker, or in the marker and a line break."""
+
+
+def _ignore(_: str) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling parameters of requests that set none, from generation_config.json."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReasoningTokens:
+    """The token ids that enclose reasoning in one model's answers."""
+
+    start_id: int
+    end_id: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "ReasoningTokens | None":
+        """Return the markers of a model, None where it has none."""
+        start_id, end_id = tokenizer.token_id(START), tokenizer.token_id(END)
+        return None if start_id is None or end_id is None else cls(start_id, end_id)
+
+    def opened_by(self, prompt: Sequence[int]) -> bool:
+        """Tell whether the token ids *prompt* end within reasoning, where the answer goes on."""
+        last = list(prompt[-OPENING_TOKENS:])
+        return self.start_id in last and self.end_id not in last[last.index(self.start_id) :]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Everything that requests for one model need. *files_digest* is that of the files that decide about pixels.
+
+    *tokenizer_file* is the name of the file that *tokenizer* was made from.
+    """
+
+    name: str
+    family: str
+    declaration: Family
+    tokenizer: Tokenizer
+    tokenizer_file: str
+    template: ChatTemplate
+    placeholder_token_id: int
+    layout: Layout
+    files_digest: bytes
+    defaults: GenerationDefaults
+    reasoning: ReasoningTokens | None
+    max_model_len: int
+    created: int
+
+    @classmethod
+    def from_description(cls, description: Description) -> "ServedModel":
+        """Build the gateway's half of a model from what its worker sent. Raises StartupError."""
+        return cls.from_files(description.model, description.files, description.max_model_len)
+
+    @classmethod
+    def from_files(
+        cls, name: str, given: ModelFiles, max_model_len: int, begin: Callable[[str], None] = _ignore
+    ) -> "ServedModel":
+        """Build the gateway's half of a model from its files; *begin* is called with a file's name before its use.
+
+        Raises StartupError. A gateway tries the files in a child first (model_probe).
+        """
+        begin(CONFIG)
+        config = files.parse_json(given, CONFIG)
+        family = models.family_of(config)
+        declaration = models.families()[family]
+        layout = models.load_layout(family)(config, files.image_processor(given, declaration))
+        text = text_side(declaration, config, given, begin)
+        digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
+        return cls(
+            name=name,
+            family=family,
+            declaration=declaration,
+            tokenizer=text.tokenizer,
+            tokenizer_file=_tokenizer_file(declaration, given),
+            template=text.template,
+            placeholder_token_id=text.placeholder_token_id,
+            layout=layout,
+            files_digest=digest,
+            defaults=generation_defaults(files.parse_json(given, GENERATION_CONFIG), config),
+            reasoning=ReasoningTokens.of(text.tokenizer),
+            max_model_len=max_model_len,
+            created=int(time.time()),
+        )
+
+    def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
+        """Return what enters the content hash of a picture that is processed with *settings*."""
+        return processor_fingerprint(settings, self.files_digest, DECODER)
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What turns a chat into token ids."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    placeholder_token_id: int
+
+
+def _tokenizer_file(family: Family, given: ModelFiles) -> str:
+    return TIKTOKEN if TIKTOKEN in given.files and family.tiktoken_pattern else TOKENIZER
+
+
+def _template_file(given: ModelFiles) -> str:
+    chosen = (name for name in (CHAT_TEMPLATE_JINJA, CHAT_TEMPLATE_JSON) if name in given.files)
+    return next(chosen, TOKENIZER_CONFIG)
+
+
+def text_side(
+    family: Family, config: Mapping[str, Any], given: ModelFiles, begin: Callable[[str], None] = _ignore
+) -> TextSide:
+    """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError."""
+    tokenizer_config = files.parse_json(given, TOKENIZER_CONFIG)
+    declared = family.placeholder_token_id(config)
+    tag = PictureTag(family.picture_tag or f"{family.placeholder}\n")
+    needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_pictures)
+    begin(_tokenizer_file(family, given))
+    tokenizer = load_tokenizer(given.files, tokenizer_config, needs)
+    token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
+    if token_id is None:
+        silent = (
+            f"config.json has none of {', '.join(family.placeholder_keys)}, and " if family.placeholder_keys else ""
+        )
+        raise StartupError(f"Nothing stands for pictures: {silent}the tokenizer has no token {family.placeholder}.")
+    if token_id not in tokenizer.special_tokens.values():
+        raise StartupError(
+            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for pictures as "
+            f"{family.placeholder} does; the tokenizer has no such special token."
+        )
+    jinja, template_json = given.files.get(CHAT_TEMPLATE_JINJA), given.files.get(CHAT_TEMPLATE_JSON)
+    source = find_source(jinja, template_json, tokenizer_config)
+    begin(_template_file(given))
+    variables, reason = special_variables(tokenizer_config), ""
+    for picture_tag in (None, tag):
+        try:
+            template = ChatTemplate(source, tokenizer.special_tokens, variables, picture_tag)
+            if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
+                return TextSide(tokenizer, template, token_id)
+        except InvalidValue as error:
+            reason = f" {error.message}"
+        except StartupError as error:
+            raise StartupError(f"{_template_file(given)}: {error.message}") from error
+    raise StartupError(
+        f"{_template_file(given)}: the chat template does not write exactly one placeholder for one picture.{reason}"
+    )
+
+
+def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:
+    """Return the defaults in generation_config.json; end-of-sequence ids else from config.json. Raises StartupError."""
+    text_config = config.get("text_config") or {}
+    eos: int | list[int] = next(
+        (c["eos_token_id"] for c in (generation, config, text_config) if c.get("eos_token_id") is not None), []
+    )
+    eos_token_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    temperature = generation.get("temperature", 1.0) if generation.get("do_sample", True) else 0.0
+    defaults = GenerationDefaults(
+        temperature=temperature,
+        top_p=generation.get("top_p", 1.0),
+        top_k=generation.get("top_k", 0),
+        eos_token_ids=eos_token_ids,
+    )
+    numbers = (defaults.temperature, defaults.top_p, defaults.top_k, *eos_token_ids)
+    if not all(isinstance(number, int | float) and number >= 0 for number in numbers):
+        raise StartupError(f"{GENERATION_CONFIG}: temperature, top_p, top_k and eos_token_id must be numbers.")
+    return defaults

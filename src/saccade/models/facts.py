@@ -1,0 +1,102 @@
+"""Facts about a model for the engine's core: counts, sizes, positions, kinds of state. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Grid = tuple[int, int, int]
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A layer's state is a key and a value for each token and head, in blocks."""
+
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def token_values(self) -> int:
+        """Number of values per token."""
+        return self.num_kv_heads * (self.key_width + self.value_width)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A layer's state is one compressed vector and one rotated key for each token, in blocks."""
+
+    width: int
+    rope_width: int
+
+    @property
+    def token_values(self) -> int:
+        """Number of values per token."""
+        return self.width + self.rope_width
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+KvSpec = Paged | Latent | Recurrent
+
+
+class Positions(Protocol):
+    """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
+
+    After the prompt, a token's position is its index + *delta*.
+    """
+
+    delta: int
+
+    def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the positions [3, stop - start] of tokens [start, stop)."""
+
+
+class ModelFacts(Protocol):
+    """A model's facts, from its configuration. *kv_specs* has one entry for each layer.
+
+    *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; original sizes are
+    (width, height) of the picture before resizing, if the wire carries them.
+    """
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def placeholder_of(self) -> Mapping[str, int]: ...
+
+    @property
+    def placeholder_token_ids(self) -> tuple[int, ...]: ...
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
+
+    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
+        """Return the shape of the uint8 patches of a grid on the wire."""
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches that the vision encoder processes."""
+
+    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of values in the features of a media item."""
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return the grid of a square picture of at most *max_patches* patches; at least the smallest grid."""
+
+    def positions(self, spans: Sequence[tuple[int, Grid]]) -> Positions:
+        """Return the positions of a sequence whose media start at spans[i][0] and have grids spans[i][1]."""

@@ -1,0 +1,93 @@
+"""Pixels to patches in merged blocks, written directly to memory that a worker reads. numpy, no torch.
+
+A row of blocks is written at a time, so that intermediate data stays in the processor's cache. `plain` is the same
+computation in the fewest lines; tests compare the two.
+
+Names: P patch_size, M merge_size, F temporal_patch_size. A row of blocks has M * P rows of pixels and N patches.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.media import rgbx
+from saccade.models.preprocessing import normalisation
+
+CHANNELS = 3
+Bands = Callable[[int], npt.NDArray[np.uint8]]
+"""Returns the pixels [3, M * P, width] of a row of blocks, by its number. The next call may overwrite them."""
+
+
+def bands_of_planes(planes: npt.NDArray[np.uint8], height: int) -> Bands:
+    """Return the bands, *height* rows each, of *planes* [3, rows, width]."""
+    return lambda index: planes[:, index * height : (index + 1) * height]
+
+
+def bands_of_words(memory: npt.NDArray[np.uint8], height: int) -> Bands:
+    """Return the bands, *height* rows each, of a picture in *memory* [rows, width, 4]."""
+    band = np.empty((CHANNELS, height, memory.shape[1]), np.uint8)
+
+    def split(index: int) -> npt.NDArray[np.uint8]:
+        rgbx.split(memory[index * height : (index + 1) * height], band)
+        return band
+
+    return split
+
+
+def write_patches(bands: Bands, settings: Mapping[str, Any], out: npt.NDArray[np.uint8], columns: int) -> None:
+    """Write *bands* into *out* [patches, 3 * P * P], both uint8; a row of blocks has *columns* blocks.
+
+    Patches follow merged blocks: (rows / M, columns / M, M, M); each holds (channel, P, P).
+    """
+    patch, merge = settings["patch_size"], settings["merge_size"]
+    word = _word(patch)
+    target = out.view(word).reshape((-1, columns, merge, merge, CHANNELS, patch, patch // word.itemsize), copy=False)
+    for index, row in enumerate(target):
+        blocks = bands(index).view(word).reshape(CHANNELS, merge, patch, columns, merge, -1)
+        row[...] = blocks.transpose(3, 1, 4, 0, 2, 5)
+
+
+def write_normalised(
+    bands: Bands, settings: Mapping[str, Any], dtype: str, out: npt.NDArray[Any], columns: int
+) -> None:
+    """Write *bands* into *out* [patches, 3 * F * P * P]: float32, or bfloat16 as uint16; *columns* as above.
+
+    Values are (x - mean * 255) / (std * 255) in float32, as the reference processor computes them, looked up two by
+    two: P * M must be even. Every frame of a patch is the same.
+    """
+    patch, merge, frames = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
+    tables = normalisation.pair_tables(settings["image_mean"], settings["image_std"], dtype)
+    num_patches, area, word = columns * merge * merge, patch * patch, _word(patch)
+    patches = np.empty((CHANNELS, columns, merge, merge, patch, patch), np.uint8)
+    values = np.empty((CHANNELS, num_patches, area), out.dtype)
+    pairs, value_pairs = patches.reshape(CHANNELS, -1).view("<u2"), values.reshape(CHANNELS, -1).view(tables[0].dtype)
+    target = out.reshape((-1, num_patches, CHANNELS, frames, area), copy=False)
+    for index, row in enumerate(target):
+        blocks = bands(index).view(word).reshape(CHANNELS, merge, patch, columns, merge, -1)
+        patches.view(word)[...] = blocks.transpose(0, 3, 1, 4, 2, 5)
+        for channel, table in enumerate(tables):
+            # With "clip" the look-up makes no copy; no index is out of range.
+            table.take(pairs[channel], out=value_pairs[channel], mode="clip")
+        row[...] = values.transpose(1, 0, 2)[:, :, None]
+
+
+def plain(planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], dtype: str) -> npt.NDArray[Any]:
+    """Return the patches of *planes* [3, height, width] in the wire's form: uint8, or normalised as *dtype*."""
+    patch, merge = settings["patch_size"], settings["merge_size"]
+    channels, height, width = planes.shape
+    rows, columns = height // (patch * merge), width // (patch * merge)
+    blocks = planes.reshape(channels, rows, merge, patch, columns, merge, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+    patches = blocks.reshape(-1, channels, patch * patch)
+    if dtype == "uint8":
+        return patches.reshape(len(patches), -1)
+    tables = normalisation.tables(settings["image_mean"], settings["image_std"], dtype)
+    values = np.stack([table[patches[:, channel]] for channel, table in enumerate(tables)], 1)
+    return np.repeat(values[:, :, None], settings["temporal_patch_size"], 2).reshape(len(patches), -1)
+
+
+def _word(num_bytes: int) -> np.dtype[Any]:
+    """Return the largest word whose size divides *num_bytes*: numpy copies word by word."""
+    size = np.gcd(num_bytes, 16)
+    return np.dtype({16: np.complex128, 8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}[int(size)])

@@ -1,0 +1,41 @@
+"""Check values of a checkpoint's preprocessor_config.json; each function raises StartupError with the key."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
+
+CHANNELS = 3
+
+
+def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raise StartupError if *preprocessor* has another value than *fixed*, the supported one; null counts as absent."""
+    for key, value in fixed.items():
+        if preprocessor.get(key) is not None and preprocessor[key] != value:
+            raise StartupError(
+                f"{PREPROCESSOR_CONFIG} sets {key} to {preprocessor[key]!r}; only {value!r} is supported."
+            )
+
+
+def whole_number(value: object, key: str) -> int:
+    """Return *value*, found under *key*, a whole number of at least 1. Raises StartupError."""
+    if type(value) is not int or value < 1:
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be a whole number of at least 1, got {value!r}.")
+    return value
+
+
+def one_per_channel(value: object, key: str) -> list[float]:
+    """Return *value*, found under *key*: three numbers, of pixels in 0 to 1. Raises StartupError."""
+    numbers = value if isinstance(value, list) else []
+    if len(numbers) != CHANNELS or not all(type(number) in (int, float) for number in numbers):
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers, got {value!r}.")
+    return numbers
+
+
+def deviations(value: object, key: str) -> list[float]:
+    """Return *value*, found under *key*: three numbers above zero, to divide by. Raises StartupError."""
+    numbers = one_per_channel(value, key)
+    if min(numbers) <= 0:
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers above 0, got {value!r}.")
+    return numbers

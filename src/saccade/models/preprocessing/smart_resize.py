@@ -1,0 +1,197 @@
+"""Resize rule, grids and token counts of vision towers that merge 2 x 2 patches. No torch, no pixels.
+
+Source of rule and order: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize and patchify.
+The wire carries uint8 patches of one frame; the engine doubles the frame and normalises: (x - mean*255) / (std*255).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
+from saccade.models.family import PictureOptions
+from saccade.models.preprocessing.processor_config import (
+    CHANNELS,
+    check_fixed,
+    deviations,
+    one_per_channel,
+    whole_number,
+)
+from saccade.protocol.media import PictureLayout
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
+
+MAX_ASPECT = 200
+BICUBIC = 3
+LOW_DETAIL_PIXELS = 512 * 512
+"""The most pixels with `detail: low`: OpenAI's size for it."""
+
+MOST_PIXELS = 16 * 1024 * 1024
+"""The largest limit of pixels that a request may set, unless the model's own is higher: 4096 x 4096."""
+
+FIXED: Mapping[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "resample": BICUBIC,
+    "rescale_factor": 1 / 255,
+}
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
+
+TOWER_KEYS = (
+    ("patch_size", "patch_size"),
+    ("spatial_merge_size", "merge_size"),
+    ("temporal_patch_size", "temporal_patch_size"),
+)
+
+
+class SmartResizeLayout:
+    """Layout of a picture from its dimensions. A family adds its data.
+
+    *defaults* apply to keys that preprocessor_config.json lacks.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+        self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
+        check_tower(config, self.settings)
+
+    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+        """Return `settings` with the limits that *options* set. Raises InvalidValue."""
+        return adjusted(self.settings, options)
+
+    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (1, rows, columns), tokens and patch shape. Raises ImageTooLarge."""
+        return picture_layout(width, height, settings)
+
+    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Return *layout* with the reference's patches, [3 * temporal_patch_size * patch_size * patch_size] each."""
+        patches, width = layout.pixel_shape
+        shape = (patches, width * self.settings["temporal_patch_size"])
+        return msgspec.structs.replace(layout, pixel_shape=shape, pixel_dtype=dtype)
+
+
+def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parsed preprocessor_config.json, with *defaults* for missing keys.
+
+    They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized picture), image_mean
+    and image_std (of values in 0 to 1). Raises StartupError if a value is wrong or not supported.
+    """
+    check_fixed(preprocessor, FIXED)
+    settings = {
+        key: default if (value := preprocessor.get(key)) is None else value for key, default in defaults.items()
+    }
+    settings |= _pixel_limits(preprocessor, defaults)
+    for key in ("patch_size", "temporal_patch_size", "merge_size", "min_pixels", "max_pixels"):
+        whole_number(settings[key], key)
+    if settings["patch_size"] * settings["merge_size"] % 2:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG}: patch_size or merge_size must be even, so that merged blocks have an even size."
+        )
+    if settings["min_pixels"] > settings["max_pixels"]:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG}: min_pixels is {settings['min_pixels']}, but may be at most max_pixels, "
+            f"{settings['max_pixels']}."
+        )
+    one_per_channel(settings["image_mean"], "image_mean")
+    deviations(settings["image_std"], "image_std")
+    return settings
+
+
+def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return min_pixels and max_pixels. These keys override `size`, which may use other names for them."""
+    size = preprocessor.get("size")
+    if size is not None and not isinstance(size, Mapping):
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: size must have shortest_edge and longest_edge, got {size!r}.")
+    limits = {}
+    for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        within = defaults[key] if size is None else size.get(edge, size.get(key))
+        limits[key] = within if preprocessor.get(key) is None else preprocessor[key]
+    return limits
+
+
+def check_tower(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise StartupError if the patches of *settings* differ from those of config.json's vision tower."""
+    vision = config.get("vision_config") or {}
+    for key, setting in TOWER_KEYS:
+        if vision.get(key, settings[setting]) != settings[setting]:
+            raise StartupError(
+                f"config.json: vision_config.{key} is {vision[key]!r}, but {setting} in {PREPROCESSOR_CONFIG} is "
+                f"{settings[setting]!r}."
+            )
+
+
+def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (height, width) of the resized picture: near the original, divisible by a merged patch, within the limits.
+
+    Python's round half to even is part of the rule. Raises ImageTooLarge if one side is over 200 times the other.
+    """
+    factor = settings["patch_size"] * settings["merge_size"]
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ImageTooLarge(
+            f"The picture has {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short one."
+        )
+    rows, columns = round(height / factor), round(width / factor)
+    if rows * columns * factor * factor > settings["max_pixels"]:
+        shrink = math.sqrt(height * width / settings["max_pixels"])
+        rows = max(1, math.floor(height / shrink / factor))
+        columns = max(1, math.floor(width / shrink / factor))
+    elif rows * columns * factor * factor < settings["min_pixels"]:
+        grow = math.sqrt(settings["min_pixels"] / (height * width))
+        rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+    return rows * factor, columns * factor
+
+
+def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[str, Any]:
+    """Return *settings* with the limits of *options*; the same object if nothing changes. Raises InvalidValue.
+
+    `detail: low` lowers the model's own min_pixels if necessary, but not a min_pixels of the request.
+    """
+    minimum = _asked(options.min_pixels, "min_pixels", settings)
+    maximum = _asked(options.max_pixels, "max_pixels", settings)
+    if options.detail == "low":
+        maximum = min(maximum, LOW_DETAIL_PIXELS)
+        minimum = min(minimum, maximum) if options.min_pixels is None else minimum
+    if minimum > maximum:
+        raise InvalidValue(
+            f"min_pixels ({minimum}) may not be more than max_pixels ({maximum}), which `detail: low` lowers. Limits "
+            "that the request does not set are the model's.",
+            "mm_processor_kwargs",
+        )
+    if (minimum, maximum) == (settings["min_pixels"], settings["max_pixels"]):
+        return settings
+    return {**settings, "min_pixels": minimum, "max_pixels": maximum}
+
+
+def _asked(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
+    """Return *value*, or the model's own limit if it is None. Raises InvalidValue."""
+    most = max(MOST_PIXELS, settings["max_pixels"])
+    if value is None:
+        return int(settings[key])
+    if type(value) is not int or not 1 <= value <= most:
+        raise InvalidValue(f"{key} must be a whole number from 1 to {most}.", f"mm_processor_kwargs.{key}")
+    return value
+
+
+def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    """Return the layout of an upright picture of *width* x *height* pixels. Raises ImageTooLarge."""
+    patch, merge = settings["patch_size"], settings["merge_size"]
+    resized_height, resized_width = resized(width, height, settings)
+    rows, columns = resized_height // patch, resized_width // patch
+    return PictureLayout(
+        resized_height=resized_height,
+        resized_width=resized_width,
+        grid=(1, rows, columns),
+        num_tokens=rows * columns // merge**2,
+        pixel_shape=(rows * columns, CHANNELS * patch * patch),
+    )
+
+
+def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: PictureLayout) -> None:
+    """Raise InternalError if *layout*, of any wire, is for another size or other settings."""
+    own = picture_layout(width, height, settings)
+    if (own.resized_height, own.resized_width, own.grid) != (layout.resized_height, layout.resized_width, layout.grid):
+        raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")

@@ -1,0 +1,102 @@
+"""Attention of vision towers in bfloat16 on a CPU with AMX, shared among the OpenMP threads that torch computes with.
+
+PyTorch's own attention multiplies by AMX as well, but passes over the scores several times between its two products.
+OpenMP's threads spin while they wait and need no interpreter; a Python thread takes hundreds of microseconds to wake.
+The entry point is what GCC makes of `#pragma omp parallel` (libgomp's manual, "Implementing PARALLEL construct"); the
+runtimes of LLVM and Intel have it, too.
+"""
+
+import ctypes
+import os
+
+import numpy as np
+import torch
+
+from saccade.nn.amx.kernel import ARGUMENTS, attention, workspace_bytes
+from saccade.nn.backends import torch_sdpa
+from saccade.nn.context import PackedLayout
+
+PART_SCORES = 1 << 18
+"""The number of scores for which one more thread is used."""
+
+PARTS_PER_THREAD = 2
+"""More than one, so that the other threads take work from a thread that is delayed."""
+
+
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why this backend cannot compute on *device* in *dtype*; None where it can."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return f"it computes in bfloat16 on a CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
+    # Linux enables the tile registers only for a process that requests them, as _init_amx does.
+    if not (torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
+        return "this processor has no AMX, or the system does not enable it"
+    return None
+
+
+class OpenMP:
+    """Runs a C function on several threads. A process forked later has none of these threads, and uses one."""
+
+    def __init__(self) -> None:
+        # Found through torch's library, so it is the runtime that torch itself is linked to; some builds have none.
+        self._parallel = getattr(ctypes.CDLL(torch._C.__file__), "GOMP_parallel", None)
+        self._process = os.getpid()
+
+    def run(self, address: int, arguments: int, num_threads: int) -> None:
+        """Have up to *num_threads* threads call void (*address)(arguments), each once, and wait for them."""
+        if num_threads > 1 and self._parallel is not None and os.getpid() == self._process:
+            self._parallel(ctypes.c_void_p(address), ctypes.c_void_p(arguments), num_threads, 0)
+        else:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(arguments)
+
+
+class VisionAttentionBackend:
+    """nn.context.VisionAttentionBackend. Heads of an odd width are left to PyTorch."""
+
+    name = "amx"
+    metadata = ("max_seqlen", "sequence_lengths")
+
+    def __init__(self) -> None:
+        self._kernel = attention()
+        self._openmp = OpenMP()
+        self._plain = torch_sdpa.VisionAttentionBackend()
+
+    def packed(
+        self,
+        q_NQD: torch.Tensor,
+        k_NQD: torch.Tensor,
+        v_NQD: torch.Tensor,
+        layout: PackedLayout,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Attend within each sequence."""
+        head_dim = q_NQD.shape[2]
+        if head_dim % 2:
+            return self._plain.packed(q_NQD, k_NQD, v_NQD, layout, scale)
+        # The kernel takes gaps of whole pairs between tokens, and none between heads.
+        q_NQD, k_NQD, v_NQD = (
+            x if x.stride()[1:] == (head_dim, 1) and x.stride(0) % 2 == 0 else x.contiguous()
+            for x in (q_NQD, k_NQD, v_NQD)
+        )
+        output_NQD = q_NQD.new_empty(q_NQD.shape)
+        sequences = (tensor.split(layout.sequence_lengths) for tensor in (q_NQD, k_NQD, v_NQD, output_NQD))
+        for q, k, v, output in zip(*sequences, strict=True):
+            self._attend(q, k, v, output, head_dim**-0.5 if scale is None else scale)
+        return output_NQD.flatten(1)
+
+    def _attend(
+        self, q_NQD: torch.Tensor, k_LQD: torch.Tensor, v_LQD: torch.Tensor, output_NQD: torch.Tensor, scale: float
+    ) -> None:
+        num_queries, num_heads, head_dim = q_NQD.shape
+        length = len(k_LQD)
+        num_threads = max(1, min(torch.get_num_threads(), num_heads * num_queries * length // PART_SCORES))
+        # Each part of a head lays out the head's keys and values, so heads are parted only where they are too few.
+        num_parts = -(-PARTS_PER_THREAD * num_threads // num_heads) if num_threads > 1 else 1
+        num_bytes = workspace_bytes(length, head_dim // 2)
+        workspace = q_NQD.new_empty(num_threads * num_bytes + 64, dtype=torch.uint8)
+        start = workspace.data_ptr() + -workspace.data_ptr() % 64
+        tensors = (q_NQD, k_LQD, v_LQD, output_NQD)
+        addresses, strides = (x.data_ptr() for x in tensors), (x.stride(0) // 2 for x in tensors[:3])
+        sizes = (num_queries, length, num_heads, head_dim // 2, 0, num_parts, start, num_bytes)
+        arguments = np.array((0, 0, *addresses, *strides, *sizes), np.int64)
+        arguments.view(np.float64)[ARGUMENTS.index("scale")] = scale
+        self._openmp.run(self._kernel.address, arguments.ctypes.data, num_threads)

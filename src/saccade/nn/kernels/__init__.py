@@ -1,1 +1,0 @@
-"""Loops over tensors' memory for CPUs, compiled by Numba: where torch would make many small passes."""

@@ -1,0 +1,103 @@
+"""Layers with parameters, and the attention of a decoder layer.
+
+Parameters are made empty and filled by the loader; `use_operations` then sets the operations that the layers compute
+with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from saccade.nn.context import ForwardContext
+from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
+
+
+class Layer(nn.Module):
+    """A module that computes with the operations in *ops*."""
+
+    ops: Operations = PLAIN
+
+
+class Linear(Layer):
+    """y = x W^T + b. Layers that read the same input can be one layer; *partitions* are their output widths."""
+
+    def __init__(self, in_features: int, partitions: int | tuple[int, ...], bias: bool = True) -> None:
+        super().__init__()
+        self.partitions = (partitions,) if isinstance(partitions, int) else partitions
+        out_features = sum(self.partitions)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self.packed: PackedLinear | None = None
+
+    def pack(self) -> None:
+        """Pack the loaded weight, and drop the plain one if the packed layout differs."""
+        packed = self.ops.pack_linear(self.weight, self.bias)
+        if not isinstance(packed, PlainLinear):
+            self.packed = packed
+            self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
+        """Map [N, in_features] to [N, out_features] and apply *activation*."""
+        return self._multiplied().apply(x, activation)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return *residual* [N, out_features] + forward(x)."""
+        return self._multiplied().add_to(residual, x)
+
+    def _multiplied(self) -> PackedLinear:
+        return PlainLinear(self.weight, self.bias) if self.packed is None else self.packed
+
+
+class RMSNorm(Layer):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return self.ops.rms_norm(x_NE, self.weight, self.eps)
+
+
+class LayerNorm(Layer):
+    """Layer norm with weight and bias over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return self.ops.layer_norm(x_NE, self.weight, self.bias, self.eps)
+
+
+class Attention(NamedTuple):
+    """Causal attention of one decoder layer over its paged cache; see AttentionBackend.paged for the options."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    scale: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def __call__(
+        self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Attend; returns [N, Q * D]."""
+        return context.backend.paged(
+            q_NQD, k_NKD, v_NKD, self.layer, context, scale=self.scale, window=self.window, soft_cap=self.soft_cap
+        )
+
+
+def use_operations(network: nn.Module, operations: Operations) -> None:
+    """Make the layers of a loaded *network* compute with *operations*, and pack its linear layers. Call it once."""
+    for layer in (module for module in network.modules() if isinstance(module, Layer)):
+        layer.ops = operations
+        if isinstance(layer, Linear):
+            layer.pack()

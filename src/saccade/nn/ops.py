@@ -1,0 +1,144 @@
+"""Operations beside attention: one plain PyTorch function each, and how faster versions take their place.
+
+The plain functions run anywhere and are the reference. `FASTER` names modules with faster versions by operation, device
+type and dtype; such a function has the operation's name and signature, and returns None for shapes that it declines.
+`resolve` chooses once, when a model is loaded; layers call what it chose (saccade.nn.layers.Layer.ops).
+
+Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.nn import functional
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+CosSin = tuple[torch.Tensor, torch.Tensor]
+"""Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
+
+GELU: Activation = functional.gelu
+GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
+SILU: Activation = functional.silu
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "silu": SILU})
+"""Activations by their names in config.json."""
+
+
+class PackedLinear(Protocol):
+    """The weight and bias of a linear layer, in the layout that an implementation multiplies."""
+
+    def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
+        """Return activation(x W^T + b) [N, O]."""
+
+    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return residual + x W^T + b [N, O]."""
+
+
+class PlainLinear(NamedTuple):
+    """PackedLinear with the weight as it was loaded."""
+
+    weight_OI: torch.Tensor
+    bias_O: torch.Tensor | None
+
+    def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
+        """Return activation(x W^T + b) [N, O]."""
+        output_NO = functional.linear(x_NI, self.weight_OI, self.bias_O)
+        return output_NO if activation is None else activation(output_NO)
+
+    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return residual + x W^T + b [N, O]."""
+        return residual_NO + functional.linear(x_NI, self.weight_OI, self.bias_O)
+
+
+def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedLinear:
+    """Return the linear layer of a loaded weight and bias."""
+    return PlainLinear(weight_OI, bias_O)
+
+
+def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+    return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+
+
+def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
+    return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
+
+
+def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
+    """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + D / 2)."""
+    normed_NHD = functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD
+    cos_N1D, sin_N1D = cos_sin
+    return torch.addcmul(normed_NHD * cos_N1D, normed_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+
+
+def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
+    """Rotate channel pairs (2i, 2i + 1) of each head in float32, as products of complex numbers.
+
+    *cos_sin_N1C* complex64 is what saccade.nn.rope.cos_sin_pairs returns.
+    """
+    pairs_NHC = torch.view_as_complex(x_NHD.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs_NHC * cos_sin_N1C).flatten(-2).to(x_NHD.dtype)
+
+
+def gated_activation(x_NI: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return activation(gate) * up [N, I / 2] of rows that hold I / 2 gates, then as many ups.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
+    gate, up = x_NI.chunk(2, dim=-1)
+    return activation(gate).mul_(up)
+
+
+def normalise_pixels(
+    pixels_NI: torch.Tensor, mean_C: torch.Tensor, std_C: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return (x - mean) / std of uint8 rows [N, channels * values], computed in float32 and rounded to *dtype* once."""
+    values_NCV = pixels_NI.view(pixels_NI.shape[0], len(mean_C), -1).float()
+    return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operations:
+    """An implementation of each operation; the defaults are the plain ones."""
+
+    pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
+    norm_rotary: Callable[[torch.Tensor, torch.Tensor, float, CosSin], torch.Tensor] = norm_rotary
+    rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
+    gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
+    normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
+
+
+PLAIN = Operations()
+FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
+    {
+        ("pack_linear", "cpu", torch.bfloat16): "saccade.nn.cpu",
+        ("rotary_pairs", "cpu", torch.bfloat16): "saccade.nn.cpu",
+    }
+)
+
+
+def resolve(
+    device_type: str, dtype: torch.dtype, faster: Mapping[tuple[str, str, torch.dtype], str] = FASTER
+) -> Operations:
+    """Return the operations for a device type and dtype."""
+    found = {
+        operation: _or_plain(getattr(importlib.import_module(module), operation), getattr(PLAIN, operation))
+        for (operation, *place), module in faster.items()
+        if place == [device_type, dtype]
+    }
+    return dataclasses.replace(PLAIN, **found)
+
+
+def _or_plain(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        result = fast(*arguments)
+        return plain(*arguments) if result is None else result
+
+    return call

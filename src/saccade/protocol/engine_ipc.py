@@ -1,0 +1,88 @@
+"""Messages between a worker's front and its engine: fixed structs, one message per step each way."""
+
+import msgspec
+
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
+    """A gateway's command, still encoded: *command* is one msgpack GatewayCommand that came over *connection*."""
+
+    connection: int
+    command: bytes
+
+
+class Hangup(msgspec.Struct, frozen=True, array_like=True, tag="hangup"):
+    """A gateway's stream ended: abort all its requests."""
+
+    connection: int
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """Start a feed of these caches for *watcher*: a snapshot, then every change."""
+
+    watcher: int
+    blocks: bool
+    pictures: bool
+
+
+class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag="unwatch"):
+    """End the feed of *watcher*."""
+
+    watcher: int
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """No request follows: from now on every Load has *draining* set, the first is sent at once, until Shutdown."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Finish nothing more; release everything and exit."""
+
+
+FrontMessage = Forward | Hangup | Watch | Unwatch | Drain | Shutdown
+"""Front to engine."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model is loaded and warm."""
+
+    description: Description
+
+
+class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Loading goes on: *stage* in words, *done* of *total* (0 of 0 where it cannot be counted)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The engine cannot start; *message* is for the operator. The process exits after it."""
+
+    message: str
+
+
+class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """The encoded StepFrames of a step by connection. The engine sends one at least once a second, also when idle.
+
+    *iteration* grows by one per loop iteration, idle ones too; the front takes an engine whose iteration stands still
+    for hung.
+    """
+
+    iteration: int
+    frames: list[tuple[int, bytes]]
+    load: Load | None = None
+
+
+class CacheEvents(msgspec.Struct, frozen=True, array_like=True, tag="events"):
+    """One encoded KvEvents for *watchers*."""
+
+    watchers: list[int]
+    payload: bytes
+
+
+EngineMessage = EngineReady | EngineProgress | EngineFailed | EngineStep | CacheEvents
+"""Engine to front."""

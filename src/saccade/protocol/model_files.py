@@ -1,0 +1,26 @@
+"""The names of a checkpoint's small files, and how large one may be."""
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+PREPROCESSOR_CONFIG = "preprocessor_config.json"
+PROCESSOR_CONFIG = "processor_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TIKTOKEN = "tiktoken.model"
+CHAT_TEMPLATE_JINJA = "chat_template.jinja"
+CHAT_TEMPLATE_JSON = "chat_template.json"
+GATEWAY_FILES = (
+    CONFIG,
+    GENERATION_CONFIG,
+    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TIKTOKEN,
+    CHAT_TEMPLATE_JINJA,
+    CHAT_TEMPLATE_JSON,
+)
+"""All that a gateway may need of a checkpoint; only config.json must be there."""
+
+MAX_FILE_BYTES = 128 << 20
+"""The largest tokenizers of releases have a third of it."""

@@ -1,0 +1,98 @@
+"""How the tokens of a tokenizer.json represent bytes, according to the decoder that the file declares."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from saccade.errors import StartupError
+from saccade.tokenization.text_stream import ByteFallbackStream, ByteStream, TextStream
+
+SPACE = "\u2581"
+"""SentencePiece's character for a space."""
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes(Protocol):
+    """Conversion of a vocabulary's tokens to the bytes that they represent."""
+
+    def to_bytes(self, token: str) -> bytes:
+        """Return the bytes that *token* adds to a text."""
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        """Return a decoder of ids, given a function from an id to its bytes."""
+
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes of text that a token of *vocab* represents, 0 if *vocab* cannot represent all text."""
+
+
+class ByteLevel:
+    """Each character of a token represents a byte (GPT-2's encoder.py)."""
+
+    def to_bytes(self, token: str) -> bytes:
+        """Return the bytes of *token*; its UTF-8 if it is not in the byte alphabet, as added tokens may be."""
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        return ByteStream(token_bytes)
+
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes that a token of *vocab* represents, 0 if a byte has no token."""
+        return max(map(len, vocab)) if all(character in vocab for character in _BYTE_OF) else 0
+
+
+class ByteFallback:
+    """Tokens are text with a special character for spaces; <0xNN> is the byte NN (SentencePiece)."""
+
+    def __init__(self, vocab: Mapping[str, int], num_stripped: int) -> None:
+        self._byte_token_ids = frozenset(vocab[token] for token in vocab if _BYTE_TOKEN.fullmatch(token))
+        self._num_stripped = num_stripped
+
+    def to_bytes(self, token: str) -> bytes:
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+
+    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+        return ByteFallbackStream(token_bytes, self._byte_token_ids, self._num_stripped)
+
+    def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
+        """Return the most bytes that a token of *vocab* represents; users may type the character for spaces, too."""
+        if not byte_fallback or not all(f"<0x{byte:02X}>" in vocab for byte in range(0x100)):
+            return 0
+        return max(len(token.encode()) for token in vocab)
+
+
+def read_token_bytes(decoder: Mapping[str, Any] | None, vocab: Mapping[str, int]) -> TokenBytes:
+    """Return the conversion for tokenizer.json's *decoder*. Raises StartupError for an unsupported decoder."""
+    given = decoder or {}
+    parts = given.get("decoders", [given])
+    match parts:
+        case [{"type": "ByteLevel"}]:
+            return ByteLevel()
+        case [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *rest,
+        ]:
+            match rest:
+                case []:
+                    return ByteFallback(vocab, 0)
+                case [{"type": "Strip", "content": " ", "start": int(start), "stop": 0}]:
+                    return ByteFallback(vocab, start)
+    kinds = [part.get("type") for part in parts]
+    raise StartupError(
+        f"tokenizer.json: the decoder {kinds} is not supported; ByteLevel and SentencePiece's ByteFallback are."
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,183 @@
+"""The worker's end of streams to gateways: the front's view of each, and those that come over a Unix socket.
+
+gRPC's streams are served by saccade.transport.server. On one host a gateway opens its stream at a Unix socket beside
+gRPC's; the frames are the same (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from saccade.transport import private_sockets
+from saccade.transport.access import OWNER_ONLY, Access
+from saccade.transport.framing import Frames
+from saccade.transport.wire import MAX_MESSAGE_BYTES, TAKEN
+
+MAX_WAITING_FRAMES = 4096
+"""A gRPC stream whose gateway is this many frames behind is ended, so that memory stays bounded."""
+
+MAX_UNSENT_BYTES = 64 << 20
+"""A stream over a Unix socket whose gateway is this many bytes behind is ended, so that memory stays bounded."""
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """Why a call cannot be served, as a gRPC status and a sentence."""
+
+    def __init__(self, status: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class Connection:
+    """One stream to a gateway, or to a reader of the feed of cache events.
+
+    Frames are written to *frames* at once, or, without it, wait here until next() asks for them, as gRPC does.
+    """
+
+    def __init__(self, number: int, frames: Frames | None = None) -> None:
+        self.number = number
+        self._frames = frames
+        self._waiting: asyncio.Queue[bytes | Refused | None] = asyncio.Queue()
+        self._ended = False
+
+    def send(self, frame: bytes) -> None:
+        """Send one encoded StepFrame or KvEvents."""
+        if self._is_behind():
+            self.end(Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "This stream is not read."))
+        if self._ended:
+            return
+        if self._frames is not None:
+            self._frames.send(frame)
+        else:
+            self._waiting.put_nowait(frame)
+
+    def _is_behind(self) -> bool:
+        if self._frames is None:
+            return self._waiting.qsize() >= MAX_WAITING_FRAMES
+        return self._frames.num_unsent_bytes > MAX_UNSENT_BYTES
+
+    def end(self, reason: Refused | None = None) -> None:
+        """End the stream after what was sent. *reason* is raised by next(); a Unix socket cannot carry it."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._frames is None:
+            self._waiting.put_nowait(reason)
+        elif self._is_behind():
+            self._frames.abort()
+        else:
+            self._frames.close()
+
+    async def next(self) -> bytes | None:
+        """Return the next frame, None at the end. Raises Refused."""
+        frame = await self._waiting.get()
+        if isinstance(frame, Refused):
+            raise frame
+        return frame
+
+
+class Front(Protocol):
+    """What answers the calls of gateways: saccade.worker.service.Relay. No method blocks or awaits."""
+
+    def describe(self) -> bytes:
+        """Return the encoded Description. Raises Refused while there is none."""
+
+    def open(self, frames: Frames | None = None) -> Connection:
+        """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
+
+    def receive(self, connection: Connection, command: bytes) -> None:
+        """Take one encoded GatewayCommand that came over *connection*. Raises Refused where it is malformed."""
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
+
+    def hang_up(self, connection: Connection) -> None:
+        """Note that the stream of a connection has ended."""
+
+
+class _UnixStream(Frames):
+    """One stream over a Unix socket."""
+
+    def __init__(self, front: Front, opened: set["_UnixStream"], admits: Callable[[int], bool]) -> None:
+        super().__init__(self._receive, MAX_MESSAGE_BYTES)
+        self._front = front
+        self._opened = opened
+        self._admits = admits
+        self._connection: Connection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Have the front accept the stream, or close it."""
+        super().connection_made(transport)
+        self._opened.add(self)
+        try:
+            if not self._admits(private_sockets.peer_uid(transport.get_extra_info("socket"))):
+                self.abort()
+                return
+            self._connection = self._front.open(self)
+        except (Refused, OSError):
+            self.close()
+        else:
+            self.send(TAKEN)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        self._opened.discard(self)
+        if self._connection is not None:
+            self._front.hang_up(self._connection)
+
+    def _receive(self, command: bytes) -> None:
+        if self._connection is not None:
+            try:
+                self._front.receive(self._connection, command)
+            except Refused as refused:
+                self._connection.end(refused)
+
+
+class UnixStreams:
+    """Takes streams at the socket *path* from users that *access* admits, each a connection of *front*'s.
+
+    The kernel names the user of each peer; the stream of a user that is not admitted is closed unread.
+    """
+
+    def __init__(self, front: Front, path: str, access: Access = OWNER_ONLY) -> None:
+        self._front = front
+        self._path = Path(path)
+        self._access = access
+        self._server: asyncio.Server | None = None
+        self._opened: set[_UnixStream] = set()
+        self._refused: set[int] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError where the path cannot be had, StartupError where the access cannot be granted."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.is_socket():  # left by a worker that was killed
+                self._path.unlink()
+        listener = private_sockets.bound(self._path, self._access.allowed_uids)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: _UnixStream(self._front, self._opened, self._admits), sock=listener
+        )
+
+    def _admits(self, uid: int) -> bool:
+        admitted = self._access.admits(uid)
+        if not admitted and uid not in self._refused:
+            self._refused.add(uid)
+            logger.warning("uid %d may not open a stream at %s: --allowed-uids would let it", uid, self._path)
+        return admitted
+
+    def stop(self) -> None:
+        """Stop listening and end what is left."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+        for stream in tuple(self._opened):
+            stream.close()

@@ -1,0 +1,64 @@
+"""Sampling parameters that cannot be: refused by the field's name, before anything is computed."""
+
+from typing import Any, cast
+
+import pytest
+
+from saccade.engine.core.request_validation import RequestValidator
+from saccade.errors import InvalidValue
+from saccade.models.facts import ModelFacts
+from saccade.models.positions import MultimodalPositions
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+PLACEHOLDER = 9
+
+
+class Facts:
+    """A model of ten tokens that is asked about no picture."""
+
+    vocab_size = 10
+    placeholder_of = {"image": PLACEHOLDER}  # noqa: RUF012
+    placeholder_token_ids = (PLACEHOLDER,)
+
+    def positions(self, spans: Any) -> MultimodalPositions:
+        """Plain ones."""
+        return MultimodalPositions([])
+
+
+def admit(num_samples: int = 1, **params: Any) -> None:
+    sampling = SamplingParams(**{"max_tokens": 5, **params})
+    asked = EngineRequest(request_id="a", token_ids=[1, 2], sampling=sampling, num_samples=num_samples)
+    RequestValidator(cast(ModelFacts, Facts()), b"", 100).validated(0, asked, 1)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("n", {"num_samples": 0}),
+    ("n", {"num_samples": 129}),
+    *(("min_p", {"min_p": value}) for value in (-0.1, 1.1, NAN)),
+    *(("presence_penalty", {"presence_penalty": value}) for value in (-2.1, 2.1, NAN)),
+    *(("frequency_penalty", {"frequency_penalty": value}) for value in (-2.1, 2.1, INF)),
+    *(("repetition_penalty", {"repetition_penalty": value}) for value in (0.0, -1.0, INF, NAN, 1e-30)),
+    *(("logit_bias", {"logit_bias": bias}) for bias in ({10: 1.0}, {-1: 1.0}, {1: NAN}, {1: 101.0}, {1: -INF})),
+    *(("allowed_token_ids", {"allowed_token_ids": ids}) for ids in ((1, 10), (-1,), (PLACEHOLDER,))),
+    ("allowed_token_ids", {"allowed_token_ids": (3, PLACEHOLDER), "stop_token_ids": (3,), "min_tokens": 1}),
+    *(("min_tokens", {"min_tokens": value}) for value in (-1, 6)),
+    ("min_tokens", {"min_tokens": 1, "stop_token_ids": tuple(range(9))}),
+    *(("top_logprobs", {"num_logprobs": value}) for value in (-1, 21)),
+    *(("prompt_logprobs", {"num_prompt_logprobs": value}) for value in (-1, 21)),
+]
+
+
+@pytest.mark.parametrize(("param", "params"), REFUSED, ids=str)
+def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        admit(**params)
+    assert caught.value.param == param
+
+
+def test_the_limits_themselves_are_admitted() -> None:
+    admit(
+        num_samples=128, min_p=1.0, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.01,
+        logit_bias={0: 100.0, PLACEHOLDER: -100.0}, allowed_token_ids=(3, PLACEHOLDER), min_tokens=5,
+        stop_token_ids=(0, 10**6, -1), num_logprobs=20, num_prompt_logprobs=0,
+    )  # fmt: skip

@@ -1,0 +1,282 @@
+"""The scheduler with integers for tensors: order, budgets, fairness, progress."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import FEATURE_BYTES, check_holdings, land, lengths, paged, run, scheduler, sequence
+
+from saccade.engine.core.encoder_scheduler import PATCHES_A_STEP
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import QueueFull
+from saccade.models.positions import MultimodalPositions
+
+
+def test_decodes_and_prefill_chunks_share_a_step() -> None:
+    subject = scheduler()
+    subject.add(sequence(1, 3))
+    subject.add(sequence(2, 40))
+    assert [lengths(run(subject)) for _ in range(3)] == [{1: 3, 2: 13}, {1: 1, 2: 15}, {1: 1, 2: 12}]
+
+
+def test_first_come_first_served() -> None:  # [eng] 42
+    subject = scheduler(seqs=2)
+    for arrival in (9, 10, 11):  # as text, which ids are, they are in another order
+        subject.add(sequence(arrival, 10))
+    assert lengths(run(subject)) == {9: 10, 10: 6}
+    assert lengths(run(subject)) == {9: 1, 10: 4}
+    assert [owner.arrival for owner in subject.waiting] == [11]
+
+
+def test_chunk_stops_before_a_picture_over_the_budget() -> None:  # D4, [eng] 25
+    subject = scheduler(tokens=100, patches=64)
+    subject.add(sequence(1, 40, ((2, 10), (20, 10))))
+    step = run(subject)
+    assert lengths(step) == {1: 20}
+    assert sum(key.grid[1] * key.grid[2] for key in step.encode) == 40
+    assert lengths(run(subject)) == {1: 20}
+
+
+def test_oversize_picture_runs_alone() -> None:  # [eng] 25
+    subject = scheduler(tokens=100, patches=64)
+    subject.add(sequence(1, 30, ((0, 10),)))
+    subject.add(sequence(2, 60, ((0, 50),)))
+    subject.add(sequence(3, 30, ((0, 10),)))
+    assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
+
+
+def test_pictures_go_aside_where_somebody_decodes() -> None:
+    subject = scheduler(tokens=100, seqs=8, patches=64, encode_aside=True)
+    subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
+    assert not run(subject).aside
+    for arrival in (2, 3, 4, 5, 6):
+        subject.add(sequence(arrival, 20, ((3, 8),), max_tokens=1))
+    step = run(subject)
+    # Two fit the budget of a job, and two jobs may be aside; then one goes into a step: nothing is owed to who decodes.
+    assert [key.content_hash[0] for key in step.encode] == [2, 3]
+    assert step.aside == set(step.encode)
+    assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
+    step = run(subject)
+    assert [key.content_hash[0] for key in step.encode] == [4, 5]
+    assert step.aside == set(step.encode)
+    assert lengths(step) == {1: 1}
+    step = run(subject)
+    assert [key.content_hash[0] for key in step.encode] == [6]
+    assert not step.aside
+    assert lengths(step) == {1: 1, 6: 17}
+    assert lengths(run(subject)) == {1: 1}
+    land(subject)
+    assert lengths(run(subject)) == {1: 1, 2: 17, 3: 17}
+    land(subject)
+    assert lengths(run(subject)) == {1: 1, 4: 17, 5: 17}
+
+
+def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None:
+    subject = scheduler(tokens=1000, patches=64, encode_aside=True)
+    subject.add(sequence(1, 4, max_tokens=200))
+    run(subject)
+    large = 5 * PATCHES_A_STEP
+    for arrival in (2, 3, 4, 5):
+        subject.add(sequence(arrival, large // 4, ((0, large // 4),), max_tokens=1))
+    steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(9)]
+    assert steps == [[2], [3], [4], [], [], [], [], [5], []]
+
+
+def test_equal_pictures_are_encoded_once() -> None:  # B4, D3, [eng] 5
+    subject = scheduler(tokens=100, seqs=4)
+    for _ in range(2):
+        subject.add(sequence(1, 20, ((3, 8),)))
+    assert len(run(subject).encode) == 1
+    subject.add(sequence(1, 20, ((3, 8),)))
+    assert len(run(subject).encode) == 0
+
+
+def test_prefix_cached_picture_is_not_encoded() -> None:  # [eng] 23
+    subject = scheduler()
+    subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
+    run(subject)
+    subject.encodings.encoder_cache.clear()
+    subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
+    step = run(subject)
+    assert lengths(step) == {1: 2}
+    assert step.encode == {}
+
+
+def test_newest_is_retracted_and_comes_back_first() -> None:
+    subject = scheduler(num_blocks=5, seqs=3)
+    for arrival in (1, 2):
+        subject.add(sequence(arrival, 7, max_tokens=6))
+    subject.add(sequence(3, 4, max_tokens=1))
+    seen = []
+    while subject.has_work:
+        seen.append(set(lengths(run(subject))))
+    retracted = next(step for step, who in enumerate(seen) if who == {1})
+    back = next(step for step in range(retracted, len(seen)) if 2 in seen[step])
+    assert subject.num_preemptions == 1
+    assert next(step for step, who in enumerate(seen) if 3 in who) >= back  # 3 came behind 2 and does not overtake it
+
+
+def test_each_sequence_starts_over_once() -> None:
+    subject = scheduler(seqs=2)
+    for arrival in (1, 2, 3):
+        subject.add(sequence(arrival, 6, max_tokens=8))
+    run(subject)
+    assert subject.can_start_over
+    subject.start_over()
+    subject.block_manager.paged_blocks.clear()
+    assert [one.arrival for one in subject.waiting] == [1, 2, 3]
+    assert paged(subject).num_free_blocks == 100
+    assert lengths(run(subject)) == {1: 7, 2: 7}
+    while subject.running:
+        assert subject.can_start_over == all(one.arrival > 2 for one in subject.running)
+        run(subject)
+
+
+def test_a_picture_by_hash_keeps_its_sequence_from_starting_over() -> None:
+    subject = scheduler()
+    subject.add(without := sequence(1, 8, ((0, 2),), inline=None))
+    subject.encodings.encoder_cache.begin(without.pictures[0].key, FEATURE_BYTES)
+    subject.encodings.encoder_cache.complete(without.pictures[0].key)
+    assert subject.can_start_over  # it has no token yet: its gateway would be asked
+    run(subject)
+    assert not subject.can_start_over
+
+
+def test_what_cannot_be_recomputed_is_retracted_last() -> None:
+    subject = scheduler(num_blocks=5)
+    subject.add(sequence(1, 8, max_tokens=5))
+    subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
+    subject.encodings.encoder_cache.begin(without.pictures[0].key, FEATURE_BYTES)
+    subject.encodings.encoder_cache.complete(without.pictures[0].key)
+    while not subject.num_preemptions:
+        run(subject)
+    assert [owner.arrival for owner in subject.waiting] == [1]
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 24), st.integers(0, 2), st.integers(1, 5), st.integers(1, 6)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(ARRIVALS, st.integers(10, 14), st.integers(3, 20), st.integers(4, 24))
+def test_everyone_finishes_within_the_budgets(
+    arrivals: list[tuple[int, int, int, int, int]], num_blocks: int, tokens: int, patches: int
+) -> None:
+    subject = scheduler(num_blocks, seqs=3, tokens=tokens, patches=patches)
+    steps = 0
+    pending = list(arrivals)
+    while pending or subject.has_work:
+        if pending and steps >= pending[0][0]:
+            _, text, count, size, answer = pending.pop(0)
+            spans = tuple((index * size, size) for index in range(count))
+            subject.add(sequence(len(arrivals) - len(pending), text + count * size, spans, answer))
+        had_work = subject.has_work
+        assert bool(run(subject).chunks) == had_work, "a step without work"
+        steps += 1
+        assert steps < 2000, "livelock"
+    check_holdings(subject)
+    assert paged(subject).num_free_blocks == num_blocks
+
+
+@pytest.mark.parametrize("state", ["waiting", "running"])
+def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
+    subject = scheduler()
+    owner = sequence(1, 40, ((20, 4),))
+    subject.add(owner)
+    if state == "running":
+        run(subject)
+    subject.remove(owner)
+    assert not subject.has_work
+    assert subject.schedule().chunks == {}
+
+
+def test_a_full_queue_refuses() -> None:
+    subject = scheduler(seqs=1)
+    for arrival in range(1, 3):
+        subject.add(sequence(arrival, 4))
+    subject.budgets = replace(subject.budgets, max_num_waiting=2)
+    with pytest.raises(QueueFull):
+        subject.check_queue()
+    run(subject)
+    subject.check_queue()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_to_end() -> None:
+    subject = scheduler(num_blocks=400, tokens=16)
+    subject.add(sequence(1, 1000))
+    run(subject)
+    subject.add(sequence(2, 7, max_tokens=1))
+    assert lengths(run(subject)) == {1: 9, 2: 7}
+
+
+def test_equal_prompts_do_not_slow_each_other_down() -> None:
+    subject = scheduler(tokens=16)
+    for arrival in (1, 2):
+        subject.add(sequence(arrival, 20, max_tokens=1))
+    assert [lengths(run(subject)) for _ in range(3)] == [{1: 16}, {1: 4, 2: 12}, {2: 8}]
+
+
+def test_a_prompt_is_short_by_what_is_left_to_compute() -> None:
+    """The tenth turn of a chat is long, but all of it but its end is cached."""
+    subject = scheduler(num_blocks=400, tokens=16)
+    subject.add(sequence(2, 100, max_tokens=1))
+    while subject.has_work:
+        run(subject)
+    subject.add(sequence(1, 150))
+    subject.add(sequence(2, 101, max_tokens=1))
+    assert lengths(run(subject)) == {1: 15, 2: 1}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(60, 300), min_size=1, max_size=4), st.integers(1, 40), st.integers(20, 40), st.booleans())
+def test_short_prompts_start_soon_and_long_ones_go_on(long: list[int], short: int, tokens: int, late: bool) -> None:
+    """The bound that the scheduler's docstring states."""
+    subject = scheduler(num_blocks=1000, seqs=8, tokens=tokens)
+    for arrival, length in enumerate(long):
+        subject.add(sequence(arrival, length, max_tokens=1000))
+    if late:
+        run(subject)
+    needs = [owner.num_pending_tokens for owner in (*subject.running, *subject.waiting)]
+    subject.add(newcomer := sequence(99, min(short, *(need // 2 for need in needs)), max_tokens=1))
+    steps = 0
+    while not newcomer.num_generated_tokens:
+        room = tokens - sum(owner.num_pending_tokens == 1 for owner in subject.running)
+        in_line = [owner for owner in (*subject.running, *subject.waiting) if owner.num_pending_tokens > 1]
+        least = [min(first.num_pending_tokens, room // 2) for first in in_line[:1]]
+        steps += 1
+        chunks = run(subject).chunks
+        assert [chunks[first] for first in in_line[:1]] >= least
+    share = max(1, (tokens - len(long)) >> len(long))
+    ended = sum(owner.num_generated_tokens > 0 for owner in subject.running)
+    assert steps <= -(-newcomer.num_prompt_tokens // share) + ended
+
+
+def num_compared(num_sequences: int) -> int:
+    """How often sequences are compared with each other in a step that decodes, one that retracts, and all the ends."""
+
+    class Compared(Sequence):
+        count = 0
+        __hash__ = Sequence.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Compared.count += 1
+            return self is other
+
+    subject = scheduler(num_blocks=2 * num_sequences + 2, seqs=num_sequences, tokens=8 * num_sequences)
+    for arrival in range(num_sequences):
+        owner = sequence(arrival, 4, max_tokens=99)
+        subject.add(Compared(0, owner.request, arrival, 0, arrival.to_bytes(4), MultimodalPositions([])))
+    while not subject.num_preemptions:
+        run(subject)
+    for owner in list(subject.running)[::-1]:
+        subject.remove(owner)
+    return Compared.count
+
+
+def test_the_plan_searches_no_list() -> None:
+    """So that its cost grows with the sequences, not with their square: a search compares one with many others."""
+    assert num_compared(100) <= 2 * 100

@@ -1,0 +1,124 @@
+"""Scheduler, blocks and encoder cache together, in any order of events: no step without work, nothing lost or kept."""
+
+from typing import Any
+
+import scheduling
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling import FEATURE_BYTES, check_holdings, paged
+
+from saccade.engine.core.sequence import Sequence
+from saccade.protocol.media import MediaItem
+
+MOST_STEPS = 3000
+PARTS = st.lists(
+    st.one_of(st.lists(st.integers(0, 1), min_size=1, max_size=9), st.tuples(st.integers(1, 6), st.sampled_from("ab"))),
+    min_size=1,
+    max_size=4,
+)
+"""Few tokens and few pictures, so that prefixes and encodings are shared often."""
+
+
+class Machine(RuleBasedStateMachine):
+    """Clients come, leave and are retracted; every step is checked by `scheduling.run`."""  # [eng] 25, 26, 27
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: list[Sequence] = []
+        self.num_arrived = 0
+
+    @initialize(
+        num_blocks=st.integers(14, 20),
+        seqs=st.integers(1, 4),
+        tokens=st.integers(4, 24),
+        patches=st.integers(1, 30),
+        cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
+        aside=st.booleans(),
+    )
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, aside: bool) -> None:
+        self.subject = scheduling.scheduler(
+            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, encode_aside=aside
+        )
+
+    @rule(parts=PARTS, max_tokens=st.integers(1, 6))
+    def arrive(self, parts: list[Any], max_tokens: int) -> None:
+        token_ids: list[int] = []
+        media: list[MediaItem] = []
+        for part in parts:
+            if isinstance(part, list):
+                token_ids += part
+            else:
+                tokens, content = part
+                media.append(scheduling.picture(len(token_ids), tokens, content.encode()))
+                token_ids += [7] * tokens
+        self.num_arrived += 1
+        owner = scheduling.of(token_ids, tuple(media), self.num_arrived, max_tokens)
+        self.alive.append(owner)
+        self.subject.add(owner)
+
+    @precondition(lambda self: self.alive)
+    @rule(which=st.integers(0, 99))
+    def abort(self, which: int) -> None:
+        owner = self.alive.pop(which % len(self.alive))
+        self.subject.remove(owner)
+        assert not owner.block_table
+        assert not any(picture.pins for picture in owner.pictures)
+
+    @precondition(lambda self: self.alive and self.subject.running)
+    @rule(which=st.integers(0, 99))
+    def retract(self, which: int) -> None:
+        self.subject.retract(list(self.subject.running)[which % len(self.subject.running)])
+        arrivals = [owner.arrival for owner in self.subject.waiting]
+        assert arrivals == sorted(arrivals)
+
+    @precondition(lambda self: self.subject.encodings.jobs)
+    @rule()
+    def land(self) -> None:
+        scheduling.land(self.subject)
+
+    @precondition(lambda self: self.subject.encodings.jobs)
+    @rule()
+    def fail_to_encode(self) -> None:
+        keys = self.subject.encodings.jobs.pop(min(self.subject.encodings.jobs))
+        for key in keys:
+            self.subject.encodings.encoder_cache.abandon(key)
+        for owner in [owner for owner in self.subject.running if owner.needs(keys)]:
+            self.subject.remove(owner)
+            self.alive.remove(owner)
+
+    @rule(steps=st.integers(1, 4))
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        had_work = bool(self.alive)
+        assert self.subject.has_work == had_work
+        waited = bool(self.subject.encodings.jobs)
+        step = scheduling.run(self.subject)
+        assert bool(step.chunks) or waited or not had_work, "a step without work"
+        self.alive = [*self.subject.running, *self.subject.waiting]
+
+    @invariant()
+    def holdings_are_those_of_the_unfinished(self) -> None:
+        if hasattr(self, "subject"):
+            check_holdings(self.subject)
+            cache = self.subject.encodings.encoder_cache
+            needed = set(cache.pins).union(*self.subject.encodings.jobs.values())
+            assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(needed))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "subject"):
+            return
+        for _ in range(MOST_STEPS):
+            if not self.subject.has_work:
+                break
+            self.step()
+        assert not self.subject.has_work, "livelock"
+        assert paged(self.subject).num_free_blocks == paged(self.subject).num_blocks
+        assert not self.subject.encodings.encoder_cache.pins
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

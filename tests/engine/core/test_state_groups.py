@@ -1,0 +1,236 @@
+"""Two kinds of KV state at once: paged blocks, and snapshots of recurrent states. Contract 4 holds for both."""
+
+from collections.abc import Sequence as Ordered
+
+import pytest
+import scheduling
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling import BLOCK, lengths
+
+from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.sequence import Sequence
+
+State = tuple[int, ...]
+
+
+class Crowded(RecurrentSnapshots):
+    """A group that has room for *room* sequences, and refuses to grow *num_refusals* times."""
+
+    room = 9
+    num_refusals = 0
+    num_admitted = 0
+
+    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
+        return self.num_admitted < self.room
+
+    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
+        super().admit(sequence, keys, num_tokens)
+        self.num_admitted += 1
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        self.num_refusals -= 1
+        return self.num_refusals < 0
+
+    def release(self, sequence: Sequence) -> None:
+        super().release(sequence)
+        self.num_admitted -= 1
+
+
+class Player:
+    """A scheduler, and an executor whose recurrent state is the tokens that went through it: a wrong one shows."""
+
+    def __init__(
+        self, interval: int = 2, num_snapshots: int = 8, group: RecurrentSnapshots | None = None, **budgets: int
+    ) -> None:
+        self.group = group or RecurrentSnapshots(num_snapshots, BLOCK, interval)
+        self.subject: Scheduler = scheduling.scheduler(groups=(self.group,), **budgets)
+        self.live: dict[int, State] = {}
+        self.snapshots: dict[int, State] = {}
+        self.saving: dict[int, int] = {}
+        self.num_saved = 0
+
+    def step(self) -> Schedule:
+        return scheduling.run(self.subject, self._compute, self._begin)
+
+    def _begin(self, step: Schedule) -> None:
+        started = [owner for owner in step.chunks if owner.row is None]
+        for owner in started:
+            self.live[self.subject.rows.start(owner).row] = ()
+        stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in step.chunks.items()}
+        restore, save = self.group.moves(started, stops)
+        assert {move.row for move in restore} <= {owner.row for owner in started}
+        for move in restore:
+            self.live[move.row] = self.snapshots[move.snapshot]
+        self.saving = {move.row: move.snapshot for move in save}
+        self.num_saved += len(save)
+        assert not {move.snapshot for move in restore} & set(self.saving.values())
+        assert len(set(self.saving.values())) == len(save)
+
+    def _compute(self, sequence: Sequence, num_tokens: int) -> None:
+        row, first = sequence.row, sequence.num_computed_tokens
+        assert row is not None
+        self.live[row] += tuple(sequence.token_ids[first : first + num_tokens])
+        assert list(self.live[row]) == sequence.token_ids[: first + num_tokens]
+        if row in self.saving:
+            self.snapshots[self.saving[row]] = self.live[row]
+
+    def num_cached(self, tokens: Ordered[int], max_tokens: int = 1) -> int:
+        """Answer *tokens* and return how many of them were not computed."""
+        owner = scheduling.of(tokens, (), arrival=1, max_tokens=max_tokens)
+        self.subject.add(owner)
+        while self.subject.has_work:
+            self.step()
+        assert owner.num_cached_tokens is not None
+        return owner.num_cached_tokens
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, 4), (2, 4), (3, 3), (9, 0)])
+def test_reuse_is_the_least_of_all_groups_and_at_a_boundary(interval: int, expected: int) -> None:
+    player = Player(interval, tokens=100)
+    assert player.num_cached(range(8 * BLOCK + 2)) == 0
+    assert player.num_cached([*range(5 * BLOCK - 1), 99, 98, 97]) == expected * BLOCK
+
+
+def test_the_end_of_a_prompt_is_a_boundary() -> None:
+    player = Player(interval=100, tokens=100)
+    assert [player.num_cached(range(5 * BLOCK + 2)) for _ in range(2)] == [0, 5 * BLOCK]
+
+
+def test_an_answer_is_kept_at_its_boundaries() -> None:
+    player = Player(interval=3, tokens=100)
+    player.num_cached([5] * BLOCK, max_tokens=3 * BLOCK)  # the player's tokens are 0
+    assert player.num_cached([*[5] * BLOCK, *[0] * 2 * BLOCK, 1]) == 3 * BLOCK
+
+
+def test_no_snapshot_is_no_reuse_and_no_shorter_chunk() -> None:
+    player = Player(interval=1, num_snapshots=0, tokens=100)
+    assert [player.num_cached(range(5 * BLOCK + 2)) for _ in range(2)] == [0, 0]
+    player.subject.add(scheduling.of(range(5 * BLOCK + 2), (), arrival=7))
+    assert lengths(player.step()) == {7: 5 * BLOCK + 2}
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    player = Player(interval=100, num_snapshots=2, tokens=100)
+    a, b, c = (range(start, start + BLOCK + 1) for start in (0, 100, 200))
+    assert [player.num_cached(prompt) for prompt in (a, b, a, c, a, b)] == [0, 0, BLOCK, 0, BLOCK, 0]
+
+
+def test_what_is_kept_already_is_not_saved_again() -> None:
+    player = Player(interval=100, tokens=100)
+    for arrival in (1, 2):
+        player.subject.add(scheduling.of(range(BLOCK + 1), (), arrival, max_tokens=1))
+    while player.subject.has_work:
+        player.step()
+    assert player.num_saved == 1
+
+
+def test_a_snapshot_stays_until_it_is_restored() -> None:
+    """Both snapshots are resumed from in one step, in which two others would be saved."""
+    player = Player(interval=1, num_snapshots=2, tokens=100)
+    prompts = [range(start, start + BLOCK + 1) for start in (0, 100)]
+    assert [player.num_cached(prompt) for prompt in prompts] == [0, 0]
+    for arrival, prompt in enumerate(prompts):
+        player.subject.add(scheduling.of([*prompt, *[7] * BLOCK], (), arrival))
+    assert lengths(player.step()) == {0: BLOCK, 1: BLOCK}
+    assert player.num_saved == 2
+
+
+def test_a_snapshot_stays_while_its_sequence_waits_for_a_first_step() -> None:
+    player = Player(interval=100, num_snapshots=1, tokens=100)
+    player.num_cached(range(BLOCK + 1))
+    owner = scheduling.of(range(BLOCK + 1), (), arrival=9)
+    assert player.subject.block_manager.admit(owner, headroom_blocks=0)
+    player.num_cached(range(100, 100 + BLOCK + 1))
+    player.subject.block_manager.clear()
+    player.subject.rows.start(owner)
+    restore, _ = player.group.moves([owner], {})
+    assert [move.snapshot for move in restore] == [0]
+    assert player.num_saved == 1
+
+
+def test_clear_forgets_snapshots() -> None:
+    player = Player(interval=1, num_snapshots=3, tokens=100)
+    for _ in range(3):  # snapshots that were lost would be missed
+        assert player.num_cached(range(3 * BLOCK + 1)) == 0
+        assert player.num_cached(range(3 * BLOCK + 1)) == 3 * BLOCK
+        player.subject.block_manager.clear()
+
+
+def test_a_step_that_failed_keeps_nothing() -> None:
+    group = RecurrentSnapshots(1, BLOCK, 1)
+    subject = scheduling.scheduler(groups=(group,))
+    for number in range(3):
+        owner = scheduling.of(range(BLOCK + 1), (), number)
+        subject.add(owner)
+        step = subject.schedule()
+        assert owner.num_cached_tokens == 0
+        subject.rows.start(owner)
+        _, save = group.moves([owner], step.chunks)
+        assert [move.snapshot for move in save] == [0]
+        subject.remove(owner)
+
+
+def test_what_the_paged_group_has_evicted_is_not_reused() -> None:
+    player = Player(interval=1, num_snapshots=99, num_blocks=6)
+    player.num_cached(range(4 * BLOCK))
+    player.num_cached(range(100, 100 + 5 * BLOCK))
+    assert player.num_saved > 6  # all are there still, and alone they are not enough
+    assert player.num_cached(range(4 * BLOCK)) <= BLOCK
+
+
+def test_every_group_must_have_room() -> None:
+    group = Crowded(8, BLOCK, 2)
+    group.room = 1
+    player = Player(group=group)
+    for arrival in (1, 2):
+        player.subject.add(scheduling.sequence(arrival, 4, max_tokens=2))
+    steps = []
+    while player.subject.has_work:
+        steps.append(set(lengths(player.step())))
+        scheduling.check_holdings(player.subject)
+    assert steps == [{1}, {1}, {2}, {2}]
+    assert group.num_admitted == 0
+
+
+def test_a_group_that_cannot_grow_has_the_newest_retracted() -> None:
+    group = Crowded(8, BLOCK, 2)
+    player = Player(group=group)
+    for arrival in (1, 2):
+        player.subject.add(scheduling.sequence(arrival, 4, max_tokens=3))
+    player.step()
+    group.num_refusals = 1
+    assert set(lengths(player.step())) == {1, 2}  # 2 starts again, with what was kept
+    assert player.subject.num_preemptions == 1
+    scheduling.check_holdings(player.subject)
+    while player.subject.has_work:
+        player.step()
+    assert group.num_admitted == 0
+
+
+PROMPTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 12)), min_size=1, max_size=10
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(PROMPTS, st.integers(1, 4), st.integers(0, 6), st.integers(3, 20))
+def test_every_state_is_its_own_tokens(
+    prompts: list[tuple[list[int], int]], interval: int, num_snapshots: int, tokens: int
+) -> None:
+    """The player looks at each chunk: whatever was reused, retracted or cut, no token is missing or twice."""
+    player = Player(interval, num_snapshots, num_blocks=12, seqs=3, tokens=tokens)
+    for arrival, (prompt, max_tokens) in enumerate(prompts):
+        player.subject.add(scheduling.of(prompt, (), arrival, max_tokens))
+    steps = 0
+    while player.subject.has_work:
+        assert player.step().chunks
+        steps += 1
+        assert steps < 3000, "livelock"
+    assert scheduling.paged(player.subject).num_free_blocks == 12
+    player.subject.block_manager.clear()
+    fillers = [range(start, start + BLOCK + 1) for start in range(100, 100 * (num_snapshots + 1), 100)]
+    assert [player.num_cached(prompt) for prompt in fillers] == [0] * num_snapshots
+    assert [player.num_cached(prompt) for prompt in fillers] == [BLOCK] * num_snapshots, "a snapshot is lost"

@@ -1,0 +1,74 @@
+"""A step to tensors: rows, slots, positions and what pictures fill."""
+
+from array import array
+
+import torch
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.rows import Rows
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import StepInput
+from saccade.engine.core.step_builder import StepBuilder
+from saccade.engine.executor.batch import Batch, build_batch
+from saccade.engine.executor.rows import RowBuffers
+from saccade.models.positions import MultimodalPositions
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+CPU = torch.device("cpu")
+CACHE = EncoderCache(0)
+
+
+def sequence(length: int, computed: int, table: list[int], *spans: Span, answer: int = 0) -> Sequence:
+    media = tuple(
+        MediaItem(modality="video", content_hash=bytes(32), grid=(1, 4, 4), spans=spans, pixel_shape=(16, 768))
+        for _ in spans[:1]
+    )
+    request = EngineRequest(
+        request_id="a", token_ids=list(range(length)), sampling=SamplingParams(max_tokens=9), media=media
+    )
+    positions = MultimodalPositions([(span.start, (1, 1, span.length)) for span in spans])
+    made = Sequence(0, request, 0, 0, b"", positions)
+    made.token_ids += [100 + index for index in range(answer)]
+    made.num_computed_tokens = computed
+    made.block_table = array("q", table)
+    for picture in made.pictures:
+        CACHE.begin(picture.key, 1)
+    return made
+
+
+def laid_out(chunks: dict[Sequence, int]) -> tuple[StepInput, Batch]:
+    """The step of *chunks*, and the tensors that an executor makes of it."""
+    step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks), {}).step
+    rows = RowBuffers(8, CPU)
+    rows.start(step.started)
+    rows.change_tables(step.tables)
+    return step, build_batch(step.chunks, rows, 4, CPU)
+
+
+def test_decodes_come_first_and_unfinished_prefills_are_not_sampled() -> None:
+    chunk, decode = sequence(9, 2, [5, 3, 8]), sequence(4, 6, [7, 2], answer=3)
+    last = sequence(6, 3, [1, 4])
+    step, batch = laid_out({chunk: 4, decode: 1, last: 3})
+    assert batch.input_ids.tolist() == [102, 2, 3, 4, 5, 3, 4, 5]
+    assert batch.layout.slot_mapping.tolist() == [2 * 4 + 2, 22, 23, 12, 13, 7, 16, 17]
+    assert batch.positions.tolist() == [[6, 2, 3, 4, 5, 3, 4, 5]] * 3
+    assert (batch.layout.num_decodes, batch.layout.query_lengths) == (1, (1, 4, 3))
+    assert batch.layout.context_lengths.tolist() == list(batch.layout.host_context_lengths) == [7, 6, 6]
+    assert batch.layout.block_tables[0, :2].tolist() == [7, 2]
+    assert [start.position_delta for start in step.started] == [0, 0, 0]
+    assert batch.drawing == (decode.row, last.row)
+    assert batch.sample_rows.tolist() == [0, 7]
+    assert batch.media_rows is None
+
+
+def test_chunk_takes_its_slices_of_an_item_in_two_spans() -> None:  # [eng] 24
+    split = sequence(12, 3, [0, 1, 2], Span(2, 2), Span(6, 4))
+    one = sequence(12, 7, [3, 4, 5], Span(2, 2), Span(6, 4))
+    _, batch = laid_out({split: 5, one: 1})
+    assert batch.media_rows is not None
+    assert batch.media_rows.tolist() == [0, 1, 4, 5]
+    assert [(part.start, part.stop) for part in batch.media] == [(3, 4), (1, 2), (2, 4)]
+    assert batch.positions[2].tolist() == [7, 3, 4, 5, 6, 7]
+    assert batch.positions[0].tolist() == [6, 2, 4, 5, 6, 6]

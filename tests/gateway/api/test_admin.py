@@ -1,0 +1,94 @@
+"""The operator's port: its key opens it and nothing else does; what it says reaches every worker."""
+
+import asyncio
+import http.client
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+
+from saccade.errors import StartupError
+from saccade.gateway import app
+from saccade.gateway.api.admin import HOST, Admin
+from saccade.gateway.config import GatewayConfig
+from saccade.telemetry import Metrics
+
+RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
+
+
+class Port:
+    """The operator's port of a gateway."""
+
+    def __init__(self, gateway: scripted.Gateway) -> None:
+        self.listener = app.listen(HOST, 0)
+        self.gateway = gateway
+        self.port = self.listener.getsockname()[1]
+        self.done = asyncio.Event()
+
+    async def serve(self) -> None:
+        gateway = self.gateway
+        async with app.administered(gateway.application, gateway.fleet, ("admin",), self.listener, None):
+            await self.done.wait()
+
+    def ask(self, method: str, path: str, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        answer = response.status, response.read()
+        connection.close()
+        return answer
+
+
+@pytest.fixture(scope="module")
+def served(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("tenant",))) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def admin(served: scripted.Gateway) -> Iterator[Port]:
+    served.worker.resets.clear()
+    served.worker.ready = True
+    port = Port(served)
+    serving = asyncio.run_coroutine_threadsafe(port.serve(), served.loop)
+    yield port
+    served.loop.call_soon_threadsafe(port.done.set)
+    serving.result(20)
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
+    assert admin.ask("POST", path, Authorization="Bearer admin") == (200, b"")
+    prefix, media = RESETS[path]
+    assert admin.gateway.worker.resets == [{"prefix": prefix, "media": media}]
+
+
+@pytest.mark.parametrize("path", RESETS)
+@pytest.mark.parametrize("key", ["", "Bearer tenant", "Bearer nothing"])
+def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
+    status, _ = admin.ask("POST", path, **({"Authorization": key} if key else {}))
+    assert status == 401
+    assert not admin.gateway.worker.resets
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_tenants_have_no_such_path(path: str, admin: Port) -> None:
+    for key in ("tenant", "admin"):
+        answer = admin.gateway.ask("POST", path, Authorization=f"Bearer {key}")
+        assert answer.status == (404 if key == "tenant" else 401)
+    assert admin.ask("GET", "/v1/models", Authorization="Bearer admin")[0] == 404
+    assert admin.ask("GET", path, Authorization="Bearer admin")[0] == 405
+
+
+def test_workers_that_cannot_are_named(admin: Port) -> None:
+    admin.gateway.worker.ready = False
+    status, body = admin.ask("POST", "/reset_prefix_cache", Authorization="Bearer admin")
+    assert status == 503
+    assert b"grpc://scripted:1" in body
+
+
+def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
+    with pytest.raises(StartupError, match="--admin-key"):
+        Admin((), served.fleet, lambda: None, Metrics())

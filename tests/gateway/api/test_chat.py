@@ -1,0 +1,342 @@
+"""Answers, streamed and whole: shape, usage, stop strings, aborts, errors on the way."""
+
+import asyncio
+import contextlib
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import scripted
+import structlog
+from chats import data_url, openai_messages, picture
+
+from saccade.errors import QueueFull, WorkerFailed
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.limits.admission import Admission
+from saccade.models import family_of, load_layout
+from saccade.protocol.media import Span
+from saccade.protocol.output import Failure, FinishReason, TokenDelta
+from saccade.tokenization.tokenizer_json import JsonTokenizer
+
+STOP = FinishReason.STOP
+
+
+@pytest.fixture
+def ids_of(tiny_qwen3_vl: Path) -> Callable[[str], list[int]]:
+    return JsonTokenizer((tiny_qwen3_vl / "tokenizer.json").read_bytes(), {}).encode_text
+
+
+def deltas(*steps: list[int], finish: FinishReason = STOP, cached: int = 0) -> list[scripted.Step]:
+    first, *others = steps
+    script = [TokenDelta("r", first, None, cached), *(TokenDelta("r", ids) for ids in others)]
+    return [*script[:-1], TokenDelta("r", steps[-1], finish, script[-1].num_cached_tokens)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+def test_whole_answer(gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
+    ids = ids_of("Héllo 你好")
+    gateway.worker.script = deltas(*([i] for i in ids), [gateway.eos], cached=16)
+    answer = gateway.chat().json
+    num_prompt_tokens = len(gateway.worker.requests[0].token_ids)
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Héllo 你好", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+    ]
+    assert answer["usage"] == {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": len(ids) + 1,
+        "total_tokens": num_prompt_tokens + len(ids) + 1,
+        "prompt_tokens_details": {"cached_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+@pytest.mark.parametrize("include_usage", [True, False, None])
+def test_streamed_answer(
+    include_usage: bool | None, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]
+) -> None:
+    gateway.worker.script = deltas(*([i] for i in ids_of("你好 a")), [gateway.eos])
+    options = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
+    answer = gateway.chat(stream=True, **options)
+    *chunks, done = answer.events
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert done == "[DONE]"
+    usage = chunks.pop() if include_usage else None
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "你好 a"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert all(("usage" in chunk) == bool(include_usage) for chunk in chunks)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    if usage is not None:
+        assert usage["choices"] == []
+        assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_stop_string_over_tokens_ends_the_answer_and_the_work(
+    stream: bool, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]
+) -> None:
+    pieces = [[i] for character in "ab<stop>never" for i in ids_of(character)]
+    gateway.worker.script = [*(TokenDelta("r", ids) for ids in pieces), 30.0]
+    answer = gateway.chat(stop=["<stop>"], stream=stream, stream_options={"include_usage": True})
+    if stream:
+        text = "".join(c["delta"].get("content", "") for e in answer.events[:-2] for c in e["choices"])
+        reason, usage = answer.events[-3]["choices"][0]["finish_reason"], answer.events[-2]["usage"]
+    else:
+        text, reason = answer.json["choices"][0]["message"]["content"], answer.json["choices"][0]["finish_reason"]
+        usage = answer.json["usage"]
+    assert (text, reason, usage["completion_tokens"]) == ("ab", "stop", len("ab<stop>"))
+    wait_for(lambda: gateway.worker.num_aborted == 1)
+
+
+def test_length_and_unfinished_characters(gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
+    ids = ids_of("\U0001f9ff")
+    assert len(ids) > 1
+    gateway.worker.script = deltas(ids[:-1], finish=FinishReason.LENGTH)
+    choice = gateway.chat().json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("\ufffd", "length")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_leaves_takes_its_request_along(stream: bool, gateway: scripted.Gateway) -> None:
+    gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301]), 30.0]
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
+    body = {"model": "tiny", "messages": openai_messages("hi", picture(40, 40, 1)), "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    wait_for(lambda: len(gateway.worker.requests) == 1)
+    assert gateway.worker.num_aborted == 0
+    connection.close()
+    wait_for(lambda: gateway.worker.num_aborted == 1)
+    wait_for(lambda: gateway.metric("saccade_requests_in_flight") == 0)
+    assert gateway.metric("saccade_slots_in_use") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (WorkerFailed("The worker stopped."), 500, "worker_failed"),
+        (QueueFull("Too much is waiting."), 429, "queue_full"),
+        (TokenDelta("r", [], FinishReason.ERROR, failure=Failure("worker_failed", "It broke.")), 500, "worker_failed"),
+        (TokenDelta("r", [], FinishReason.ABORT), 500, "worker_failed"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+    ],
+)
+def test_error_before_the_first_text_has_a_status(
+    stream: bool, fault: Any, status: int, code: str, gateway: scripted.Gateway
+) -> None:
+    gateway.worker.script = [fault]
+    answer = gateway.chat(stream=stream)
+    assert (answer.status, answer.json["error"]["code"]) == (status, code)
+    assert answer.headers.get("retry-after") == ("1" if status == 429 else None)
+    assert answer.headers.get("x-should-retry") == ("false" if code == "internal_error" else None)
+    assert b"secret" not in answer.body
+
+
+@pytest.mark.parametrize("fault", [WorkerFailed("The worker stopped."), ZeroDivisionError("secret")])
+def test_error_in_a_stream_is_its_last_event(fault: Exception, gateway: scripted.Gateway) -> None:
+    gateway.worker.script = [TokenDelta("r", [300]), fault]
+    answer = gateway.chat(stream=True)
+    assert answer.status == 200
+    assert set(answer.events[-1]["error"]) == {"message", "type", "param", "code"}
+    assert b"[DONE]" not in answer.body
+    assert b"secret" not in answer.body
+    with pytest.raises(openai.APIError):
+        list(gateway.client().chat.completions.create(model="tiny", messages=openai_messages("hi"), stream=True))
+
+
+def test_silence_is_filled_with_comments(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(ping_interval_seconds=0.05)) as gateway:
+        gateway.worker.script = [0.3, *deltas([300], [gateway.eos])]
+        answer = gateway.chat(stream=True)
+        assert answer.body.startswith(b": ping\n\n: ping\n\n")
+        assert answer.events[-1] == "[DONE]"
+        gateway.worker.script = [*deltas([300], [301])[:1], 0.3, *deltas([gateway.eos])]
+        head, _, tail = gateway.chat(stream=True).body.partition(b": ping\n\n: ping\n\n")
+        assert (head.startswith(b"data: {"), tail.endswith(b"data: [DONE]\n\n")) == (True, True)
+        gateway.worker.script = [0.2, WorkerFailed("The worker stopped.")]
+        late = gateway.chat(stream=True)
+        assert (late.status, late.events[-1]["error"]["code"]) == (200, "worker_failed")
+
+
+def test_openai_sdk(gateway: scripted.Gateway) -> None:
+    client = gateway.client()
+    messages = openai_messages("What", picture(64, 64, 1), "and", picture(96, 64, 2), system="Be brief.")
+    whole = client.chat.completions.create(model="tiny", messages=messages)
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole._request_id is not None
+    with client.chat.completions.stream(model="tiny", messages=messages) as stream:
+        assert stream.get_final_completion().choices[0].message.content == whole.choices[0].message.content
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_sampling_parameters_and_defaults(gateway: scripted.Gateway) -> None:
+    gateway.chat()
+    gateway.chat(max_tokens=7, temperature=0.5, top_p=0.9, top_k=40, seed=-3, ignore_eos=True)
+    gateway.chat(max_tokens=7, max_completion_tokens=5, top_k=-1)
+    default, given, other = (request.sampling for request in gateway.worker.requests)
+    num_prompt_tokens = len(gateway.worker.requests[0].token_ids)
+    assert (default.temperature, default.top_p, default.top_k, default.seed) == (0.0, 1.0, 0, None)
+    assert default.max_tokens == scripted.MAX_MODEL_LEN - num_prompt_tokens
+    assert default.stop_token_ids[0] == gateway.eos
+    assert len(default.stop_token_ids) == 2
+    assert (given.temperature, given.top_p, given.top_k, given.seed) == (0.5, 0.9, 40, -3)
+    assert (given.max_tokens, given.stop_token_ids) == (7, ())
+    assert (other.max_tokens, other.top_k) == (5, 0)
+
+
+def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
+    config = json.loads((tiny_qwen3_vl / "config.json").read_text())
+    layout = load_layout(family_of(config))(
+        config, json.loads((tiny_qwen3_vl / "preprocessor_config.json").read_text())
+    )
+    pictures = [picture(64, 96, 1), picture(300, 200, 2), picture(64, 96, 1)]
+    typed = "<|vision_start|><|image_pad|><|vision_end|>"
+    parts = ["a", pictures[0], typed, pictures[1], "b", pictures[2]]
+    assert gateway.client().chat.completions.create(model="tiny", messages=openai_messages(*parts)).choices
+    request = gateway.worker.requests[0]
+    counts = [layout.picture(*image.size, layout.settings).num_tokens for image in pictures]
+    spans = [item.spans[0] for item in request.media]
+    assert [span.length for span in spans] == counts
+    assert all(isinstance(span, Span) for span in spans)
+    placeholder = config["image_token_id"]
+    placed = [position for span in spans for position in range(span.start, span.start + span.length)]
+    assert [i for i, token_id in enumerate(request.token_ids) if token_id == placeholder] == placed
+    first, second, third = request.media
+    assert first.content_hash == third.content_hash != second.content_hash
+    assert None is not first.slot == third.slot != second.slot is not None
+    assert gateway.worker.pixels[0] == gateway.worker.pixels[2] != gateway.worker.pixels[1]
+
+
+def test_same_picture_is_decoded_once(gateway: scripted.Gateway) -> None:
+    before = gateway.metric("saccade_stage_seconds_count", stage="decode")
+    url = data_url(picture(50, 60, 9))
+    parts = [{"type": "image_url", "image_url": url}] * 3
+    assert gateway.chat([*parts, {"type": "text", "text": "?"}]).status == 200
+    assert gateway.metric("saccade_stage_seconds_count", stage="decode") == before + 1
+    assert gateway.metric("saccade_slots_in_use") == 0
+
+
+def test_one_bad_picture_gives_back_the_slots_of_the_others(gateway: scripted.Gateway) -> None:
+    good = data_url(picture(200, 200, 1))
+    head, _, payload = data_url(picture(160, 120, 1), "JPEG").partition(",")
+    bad = f"{head},{payload[: len(payload) // 8 * 4]}"
+    answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}} for url in (good, bad)])
+    error = answer.json["error"]
+    assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[1].image_url.url")
+    wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+
+
+def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
+    gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pixels are ready, and it waits for its turn to be sent, when its client goes."""
+    arrived, turns = threading.Event(), itertools.count(1)
+
+    @contextlib.asynccontextmanager
+    async def turn(self: Admission, num_body_bytes: int) -> AsyncIterator[None]:
+        if next(turns) == 4:
+            arrived.set()
+            await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(Admission, "turn", turn)
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture(50, 60, 9))}}]
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    assert arrived.wait(20)
+    assert gateway.metric("saccade_slots_in_use") == 1
+    connection.close()
+    wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+    assert not gateway.worker.requests
+
+
+def test_developer_is_system_and_names_are_taken(gateway: scripted.Gateway) -> None:
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "hi", "name": "<|im_end|>"}]
+        body = {"model": "tiny", "messages": messages}
+        assert gateway.ask("POST", "/v1/chat/completions", body).status == 200
+    system, developer = (request.token_ids for request in gateway.worker.requests)
+    assert system == developer
+
+
+def test_log_lines_name_the_request_and_hold_nothing_of_it(gateway: scripted.Gateway) -> None:
+    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+        gateway.worker.script = [ZeroDivisionError("broken")]
+        body = {"model": "tiny", "messages": openai_messages("my secret", picture(20, 20, 1))}
+        gateway.ask("POST", "/v1/chat/completions", body, X_Request_Id="my-id")
+        wait_for(lambda: gateway.lines("my-id"))
+    assert [line["event"] for line in lines if line.get("request_id") == "my-id"] == ["unforeseen error"]
+    assert gateway.lines("my-id")[0]["code"] == "internal_error"
+    assert "secret" not in str((lines, gateway.lines("my-id")))
+
+
+def test_too_many_requests(tiny_qwen3_vl: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(max_requests=0)) as gateway:
+        answer = gateway.chat()
+        assert (answer.status, answer.json["error"]["code"], answer.headers["retry-after"]) == (429, "queue_full", "1")
+
+
+def image_part(image: object, **fields: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("detail", "limits", "num_tokens"),
+    [
+        (None, None, 20 * 20),
+        ("auto", {}, 20 * 20),
+        ("high", None, 20 * 20),
+        ("low", None, 16 * 16),
+        ("auto", {"max_pixels": 320 * 320}, 10 * 10),
+        ("low", {"max_pixels": 320 * 320}, 10 * 10),
+        (None, {"size": {"longest_edge": 320 * 320}}, 10 * 10),
+        (None, {"min_pixels": 960 * 960}, 30 * 30),
+        (None, {"min_pixels": None, "size": None}, 20 * 20),
+    ],
+)
+def test_requests_say_how_their_pictures_are_seen(
+    detail: str | None, limits: dict[str, Any] | None, num_tokens: int, gateway: scripted.Gateway
+) -> None:
+    part = image_part(data_url(picture(640, 640, 1)), **({"detail": detail} if detail else {}))
+    assert gateway.chat([part], mm_processor_kwargs=limits).status == 200
+    assert gateway.worker.requests[0].media[0].spans[0].length == num_tokens
+
+
+def test_one_picture_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:  # F3
+    url = data_url(picture(640, 640, 1))
+    assert gateway.chat([image_part(url, detail="low"), image_part(url, detail="high"), image_part(url)]).status == 200
+    low, high, auto = gateway.worker.requests[0].media
+    assert low.content_hash != high.content_hash == auto.content_hash
+
+
+def test_switches_reach_the_chat_template(gateway: scripted.Gateway) -> None:
+    content = [image_part(data_url(picture(64, 64, 1)))]
+    for switches in (None, {"add_vision_id": False}, {"add_vision_id": True}):
+        assert gateway.chat(content, chat_template_kwargs=switches).status == 200
+    plain, off, on = (request.token_ids for request in gateway.worker.requests)
+    assert plain == off != on

@@ -1,0 +1,157 @@
+"""One log line a request: what it holds, and that writing it never holds up a request."""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+from chats import openai_messages
+from starlette.types import Message, Receive, Scope, Send
+
+from saccade.errors import ModelNotFound
+from saccade.gateway.http.access_log import AccessLog, access_log, line_of_request, note_failure
+from saccade.gateway.http.middleware import WARNINGS, TelemetryMiddleware
+from saccade.log_writer import LineWriter, LogOutput
+from saccade.protocol.output import Failure, FinishReason, TokenDelta
+from saccade.telemetry import Metrics
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def the_line(gateway: scripted.Gateway, request_id: str) -> Any:
+    """The only line of a request."""
+    lines = gateway.lines(request_id)
+    while not lines:  # It is written when the answer has been sent.
+        lines = gateway.lines(request_id)
+    (line,) = lines
+    assert line.pop("timestamp").endswith("Z")
+    assert line.pop("seconds") >= 0
+    return line
+
+
+def test_a_chat_has_one_line_which_binds_its_ids(gateway: scripted.Gateway) -> None:
+    gateway.worker.script = [
+        TokenDelta("r", [300, 301], FinishReason.LENGTH, 16),
+        TokenDelta("r", [gateway.eos], FinishReason.STOP, index=1),
+    ]
+    body = {"model": "tiny", "messages": openai_messages("my secret"), "n": 2}
+    answer = gateway.ask("POST", CHAT, body, X_Request_Id="one-chat").json
+    line = the_line(gateway, "one-chat")
+    assert line.pop("ttft_seconds") > 0
+    assert line == {
+        "event": "request",
+        "level": "info",
+        "request_id": "one-chat",
+        "method": "POST",
+        "route": CHAT,
+        "status": 200,
+        "id": answer["id"],
+        "model": "tiny",
+        "worker": "grpc://scripted:1",
+        "prompt_tokens": answer["usage"]["prompt_tokens"],
+        "cached_tokens": 16,
+        "completion_tokens": 3,
+        "finish_reasons": ["length", "stop"],
+    }
+    assert gateway.worker.requests[0].request_id == answer["id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "reason"),
+    [
+        (CHAT, {"model": "my-secret", "messages": openai_messages("hi")}, 404, "model_not_found", "served: tiny"),
+        (CHAT, {"model": "tiny", "messages": []}, 400, "invalid_value", "`messages` must be"),
+        ("/my-secret", {}, 404, "not_found", "no such path"),
+        ("/live", {}, 405, "method_not_allowed", "does not take POST"),
+    ],
+)
+def test_a_refusal_is_told_with_code_and_reason(
+    path: str, body: dict[str, Any], status: int, code: str, reason: str, gateway: scripted.Gateway
+) -> None:
+    request_id = f"refused-{code}"
+    assert gateway.ask("POST", path, body, X_Request_Id=request_id).status == status
+    line = the_line(gateway, request_id)
+    assert (line["status"], line["code"]) == (status, code)
+    assert reason in line["reason"]
+    assert "secret" not in str(line)
+
+
+def test_an_error_within_a_stream_is_told_too(gateway: scripted.Gateway) -> None:
+    failure = Failure("worker_failed", "The worker has gone.")
+    gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [], FinishReason.ERROR, failure=failure)]
+    body = {"model": "tiny", "messages": openai_messages("hi"), "stream": True}
+    gateway.ask("POST", CHAT, body, X_Request_Id="broken-stream")
+    line = the_line(gateway, "broken-stream")
+    assert (line["status"], line["code"], line["reason"]) == (200, "worker_failed", "The worker has gone.")
+    assert line["finish_reasons"] == ["error"]
+
+
+async def test_warnings_reach_the_line(pipe: tuple[int, int]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[WARNINGS] = "unknown parameters ignored: best_off"
+
+    async def nothing(message: Message) -> None:
+        raise NotImplementedError(message)
+
+    async def silence() -> Message:
+        raise NotImplementedError
+
+    writer = LineWriter(pipe[1], lambda _: b"")
+    log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=False))
+    scope: Scope = {"type": "http", "method": "POST", "headers": []}
+    await TelemetryMiddleware(app, Metrics(), log)(scope, silence, nothing)
+    assert writer.flush()
+    line = json.loads(os.read(pipe[0], 4096))
+    assert (line["status"], line["route"], line["warnings"]) == (499, "none", "unknown parameters ignored: best_off")
+
+
+def test_levels_above_info_make_no_lines() -> None:
+    writer = LineWriter(os.open(os.devnull, os.O_WRONLY), lambda _: b"")
+    assert access_log(LogOutput(writer, logging.WARNING, is_terminal=False)) is None
+    assert access_log(None) is None
+    assert line_of_request() is None
+    note_failure(ModelNotFound("no line, no error"))
+
+
+def test_a_line_for_people_obeys_no_client(pipe: tuple[int, int]) -> None:
+    writer = LineWriter(pipe[1], lambda _: b"")
+    log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=True))
+    line = log.begin("an-id", "POST", 499)
+    line.status, line.model, line.warnings = 200, "tiny", "\x1b[2J,fine"
+    log.end(line)
+    assert writer.flush()
+    text = os.read(pipe[0], 4096).decode()
+    assert " 200 POST none 0.000s model=tiny warnings=\\x1b[2J,fine request_id=an-id\n" in text
+
+
+def test_requests_go_on_where_nobody_reads_the_log(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
+    writer = LineWriter(pipe[1], lambda number: b'{"dropped":%d}\n' % number, max_bytes=8192)
+    with scripted.running(tiny_qwen3_vl, log=LogOutput(writer, logging.INFO, is_terminal=False)) as gateway:
+        for _ in range(100):
+            assert gateway.ask("GET", "/live").status == 200
+        dropped = gateway.ask("GET", "/metrics").body.decode().partition("\nsaccade_log_lines_dropped_total ")[2]
+        assert float(dropped.split("\n")[0]) > 0
+        content = b""
+        while b'"dropped"' not in content:
+            content += os.read(pipe[0], 1 << 16)
+        assert gateway.ask("GET", "/live", X_Request_Id="after").status == 200
+        while b'"after"' not in content:
+            content += os.read(pipe[0], 1 << 16)
+    lines = [json.loads(line) for line in content.splitlines()]
+    told = sum(line.get("dropped", 0) for line in lines)
+    assert told == writer.num_dropped
+    assert len([line for line in lines if "dropped" not in line]) + told >= 102

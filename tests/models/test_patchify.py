@@ -1,0 +1,67 @@
+"""Patches by rows of blocks, against the plain form of the same."""
+
+from typing import Any
+
+import numpy as np
+import pictures
+import pytest
+
+from saccade.media import rgbx
+from saccade.models.preprocessing import normalisation, patchify
+from saccade.protocol.media import NUMPY_DTYPE
+
+ALIKE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+UNLIKE = {"image_mean": [0.1, 0.5, 0.7], "image_std": [0.2, 0.3, 0.2]}
+
+
+@pytest.mark.parametrize(("patch", "merge", "frames"), [(16, 2, 2), (14, 2, 2), (8, 3, 1), (12, 1, 3), (5, 2, 2)])
+@pytest.mark.parametrize("dtype", NUMPY_DTYPE)
+@pytest.mark.parametrize("statistics", [ALIKE, UNLIKE])
+@pytest.mark.parametrize("padded", [True, False])
+def test_equals_the_plain_form(
+    patch: int, merge: int, frames: int, dtype: str, statistics: dict[str, Any], padded: bool
+) -> None:
+    side = patch * merge
+    settings = {"patch_size": patch, "merge_size": merge, "temporal_patch_size": frames, **statistics}
+    drawn = pictures.draw(5 * side, 3 * side)
+    planes = np.ascontiguousarray(drawn.transpose(2, 0, 1))
+    expected = patchify.plain(planes, settings, dtype)
+    memory = rgbx.empty(3 * side, 5 * side)
+    memory[..., :3] = drawn
+    bands = patchify.bands_of_words(memory, side) if padded else patchify.bands_of_planes(planes, side)
+    out = np.full(expected.shape, 7, NUMPY_DTYPE[dtype])
+    if dtype == "uint8":
+        patchify.write_patches(bands, settings, out, 5)
+    else:
+        patchify.write_normalised(bands, settings, dtype, out, 5)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_memory_of_any_alignment_is_written() -> None:
+    settings = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, **ALIKE}
+    planes = np.ascontiguousarray(pictures.draw(64, 32).transpose(2, 0, 1))
+    for dtype, size in (("uint8", 1), ("bfloat16", 2)):
+        expected = patchify.plain(planes, settings, dtype)
+        out = np.frombuffer(bytearray(expected.nbytes + size), expected.dtype, offset=size).reshape(expected.shape)
+        bands = patchify.bands_of_planes(planes, 32)
+        if dtype == "uint8":
+            patchify.write_patches(bands, settings, out, 2)
+        else:
+            patchify.write_normalised(bands, settings, dtype, out, 2)
+        np.testing.assert_array_equal(out, expected)
+
+
+def test_pairs_are_looked_up_by_their_bytes() -> None:
+    pixels = np.arange(256, dtype=np.uint8).repeat(2)[1:-1]
+    for dtype in ("bfloat16", "float32"):
+        singles = normalisation.tables(UNLIKE["image_mean"], UNLIKE["image_std"], dtype)
+        for pairs, table in zip(
+            normalisation.pair_tables(UNLIKE["image_mean"], UNLIKE["image_std"], dtype), singles, strict=True
+        ):
+            np.testing.assert_array_equal(pairs[pixels.view("<u2")].view(table.dtype), table[pixels])
+
+
+def test_channels_alike_share_a_table() -> None:
+    first, second, third = normalisation.pair_tables([0.5, 0.5, 0.4], [0.5] * 3, "bfloat16")
+    assert first is second
+    assert first is not third

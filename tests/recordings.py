@@ -1,0 +1,58 @@
+"""Recordings for tests: engines that make them, executors that replay them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import engines
+import msgspec
+import torch
+
+from saccade.engine.loop import Engine
+from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, open_recording
+from saccade.engine.replay import Outcome, Replay, check_pictures, fresh_executor
+from saccade.transport.framing import framed
+
+
+@contextmanager
+def recording_engine(model: Path, folder: Path, **settings: Any) -> Iterator[Engine]:
+    """An engine on two threads that records, pixels too unless told otherwise; at the end all is written."""
+    before = torch.get_num_threads()
+    wanted = {"threads": 2, "record_steps": str(folder), "record_pixels": True, **settings}
+    subject = engines.engine(model, **wanted)
+    try:
+        yield subject
+    finally:
+        subject.close()
+        torch.set_num_threads(before)
+
+
+def recorder(engine: Engine) -> Recorder:
+    """The engine's recorder."""
+    assert engine.recorder is not None
+    return engine.recorder
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a recording, the oldest first."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def replayed(file: Path, **changes: str) -> Outcome:
+    """What a fresh executor makes of *file*."""
+    before = torch.get_num_threads()
+    recording = open_recording(file)
+    check_pictures(recording)
+    executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
+    outcome = Replay(executor, is_exact=machine == recording.header.machine).run(recording.records())
+    torch.set_num_threads(before)
+    return outcome
+
+
+def rewrite(file: Path, change: Callable[[Record], Record] = lambda record: record, **header: Any) -> None:
+    """Write *file* again with every record, and fields of its header, changed."""
+    recording: Recording = open_recording(file)
+    head: Header = msgspec.structs.replace(recording.header, **header)
+    values = [head, *(change(record) for record in recording.records())]
+    file.write_bytes(b"".join(framed(msgspec.msgpack.encode(value)) for value in values))
