@@ -21,10 +21,18 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
 
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 GELU: Activation = functional.gelu
 GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
 SILU: Activation = functional.silu
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "silu": SILU})
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "quick_gelu": quick_gelu, "silu": SILU}
+)
 """Activations by their names in config.json."""
 
 
