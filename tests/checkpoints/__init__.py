@@ -23,6 +23,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "llava": llava.write_llava_network,
     "llava_next": llava.write_llava_next_network,
     "qwen3_vl": write_qwen3_vl,
+    "phi3_v": phi3_v.write_network,
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 

@@ -181,6 +181,13 @@ def test_names_of_old_and_new_releases(
     assert (found and found[:2]) == target
 
 
+def test_the_placeholder_is_that_of_the_gateway() -> None:  # E2: config.json, else the tokenizer's, else the default
+    config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
+    assert Facts.read(config).placeholder_token_ids == (32000,)
+    assert Facts.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
+    assert Facts.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
+
+
 def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> None:
     folder = network_folder("llava")
     config = config_of(folder)

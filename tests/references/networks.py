@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from references.phi3_v_network import Phi3VOracle
+
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
 
@@ -100,5 +102,6 @@ ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "llava": LlavaOracle,
     "llava_next": LlavaOracle,
     "qwen3_vl": QwenOracle,
+    "phi3_v": Phi3VOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

@@ -10,6 +10,9 @@ import numpy.typing as npt
 Grid = tuple[int, int, int]
 Size = tuple[int, int]
 
+MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID = "max_model_len", "placeholder_token_id"
+"""Keys that models.files.engine_config adds to config.json."""
+
 
 class MediaShape(NamedTuple):
     """A media item's grid, and (height, width) of the picture before resizing if the wire carries them."""
