@@ -53,9 +53,7 @@ def load(config: TextConfig, model: Any, folder: Path) -> TextDecoder:
     network = torch.nn.Module()
     network.decoder = TextDecoder(config)
     network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "decoder")
-    save_file(
-        {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
-    )
+    save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors")
     load_weights(network, [folder / "all.safetensors"], lambda *_: None)
     network.decoder.finish()
     return network.decoder
