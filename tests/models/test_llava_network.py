@@ -91,6 +91,19 @@ def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_
     assert facts.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[str], Path]) -> None:
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        subject = engines.engine(network_folder(name), dtype=dtype)
+        logits = engines.record_logits(subject)
+        engines.drain(subject, engines.request(network_folder(name), [5, ((192, 128), 1), 9], max_tokens=1))
+        rows.append(logits["a"][0])
+    differences = (rows[0] - rows[1]).abs() / rows[0].std()
+    assert differences.mean() < 0.02
+    assert differences.max() < 0.1
+
+
 @pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
     facts = Facts.read(config_of(network_folder("llava_next")))
