@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {
     "vocab_size": 101, "hidden_size": 60, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 6,
     "num_key_value_heads": 2, "max_position_embeddings": 96, "rms_norm_eps": 1e-3,
 }  # fmt: skip
-LONGROPE = {"type": "su", "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0]}
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0]}
 SUBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
