@@ -1,5 +1,6 @@
 """The decoder of Llama, Mistral and Phi-3 against transformers."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def load(config: TextConfig, model: Any, folder: Path) -> TextDecoder:
     network = torch.nn.Module()
     network.decoder = TextDecoder(config)
     network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "decoder")
-    save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors")
+    save_file(
+        {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
+    )
     load_weights(network, [folder / "all.safetensors"], lambda *_: None)
     network.decoder.finish()
     return network.decoder
@@ -93,7 +96,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     steps = [0, 20, 43, 44, NUM_TOKENS]  # a fresh chunk, one behind it, and two single tokens
     rows = [
         decoder.logits(decoder(decoder.embed(ids[start:stop]), context(start, stop, caches)))
-        for start, stop in zip(steps, steps[1:], strict=False)
+        for start, stop in itertools.pairwise(steps)
     ]
     torch.testing.assert_close(torch.cat(rows), model(ids.unsqueeze(0)).logits[0], atol=1e-4, rtol=0)
 
