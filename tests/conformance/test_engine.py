@@ -108,7 +108,8 @@ def test_retracted(checkpoint: Path, oracle: Oracle) -> None:  # B5, [eng] 4: ag
 
     def retract() -> None:
         if subject.load().steps_total % 11 == 0:
-            for sequence in list(subject.scheduler.running):
+            # Prompts that take longer to compute than the time between retractions would never end otherwise.
+            for sequence in [one for one in subject.scheduler.running if retracted.count(one.request_id) < 4]:
                 subject.scheduler.retract(sequence)
                 retracted.append(sequence.request_id)
 
