@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.loader import choose_dtype, fingerprint, load_model, weight_files
+from saccade.engine.executor.loader import choose_dtype, load_model
+from saccade.engine.executor.weight_files import fingerprint, weight_files
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files
 

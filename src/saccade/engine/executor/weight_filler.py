@@ -90,11 +90,9 @@ def _holder(
     experts = () if place.experts is None else (len(place.own_experts),)
     region = place.region(cut)
     if not filling.is_quantised or format is None:
-        return parameter.new_empty(*experts, region.num_rows, region.num_columns)
+        return parameter.new_empty((*experts, region.num_rows, region.num_columns))
     fields = {
-        end: torch.empty(
-            *experts, *format.fields[end].shape(region), dtype=STORED_DTYPES[stored.dtype], device=parameter.device
-        )
+        end: parameter.new_empty((*experts, *format.fields[end].shape(region)), dtype=STORED_DTYPES[stored.dtype])
         for end, stored in filling.fields.items()
     }
     return QuantisedWeight(format, fields, region)

@@ -55,7 +55,7 @@ class _Faults:
     unexpected: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
-    def check(self) -> None:
+    def check(self, quantisation: Quantisation | None) -> None:
         """Raise StartupError if there is a fault."""
         kinds = (
             ("lacks {} tensors", self.missing),
@@ -63,6 +63,8 @@ class _Faults:
             ("has {} tensors that cannot be used", self.unusable),
         )
         sentences = [f"The checkpoint {words.format(len(found))}: {listed(found)}." for words, found in kinds if found]
+        if sentences and quantisation is not None:
+            sentences.append(f"Weights are read as {quantisation.format.name}, from {quantisation.source}.")
         if sentences:
             raise StartupError(" ".join(sentences))
 
@@ -81,11 +83,11 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
             faults.unexpected.extend(f"{stored.name} ({stored.file})" for stored in filling.fields.values())
             continue
         faults.unusable.extend(_wrong(place, filling, plan.format))
-        faults.missing.extend(_missing_fields(filling, plan.format, checkpoint))
+        faults.missing.extend(_missing_fields(filling, plan.format))
         plan.fillings[place.name].append(filling)
     for place in places.values():
         _check_slots(place, plan.fillings[place.name], faults)
-    faults.check()
+    faults.check(quantisation)
     return plan
 
 
@@ -136,12 +138,13 @@ def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, st
         plan.kv_scales[int(layer[1]), match["which"]] = stored
 
 
-def _missing_fields(filling: Filling, format: WeightFormat | None, checkpoint: Checkpoint) -> list[str]:
+def _missing_fields(filling: Filling, format: WeightFormat | None) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
     if not filling.is_quantised or format is None:
         return []
     (module,) = {stored.name.rpartition(".")[0] for stored in filling.fields.values()}
-    return [f"{module}.{end}" for end in format.fields if end not in filling.fields]
+    absent = ((end, field) for end, field in format.fields.items() if end not in filling.fields)
+    return [f"{module}.{end} ({' or '.join(field.dtypes)})" for end, field in absent]
 
 
 def _wrong(place: Place, filling: Filling, format: WeightFormat | None) -> list[str]:
