@@ -43,7 +43,9 @@ def quantise(folder: Path, name: str, ignore: list[str], into: Path) -> tuple[Pa
 
 
 @pytest.fixture(scope="module", params=REFERENCES)
-def pair(request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair(
+    request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """A quantised checkpoint, and its twin with plain weights."""
     return quantise(tiny_qwen3_vl, request.param, ["model.visual.blocks.1"], tmp_path_factory.mktemp(request.param))
 

@@ -100,7 +100,9 @@ def test_int4_equals_compressed_tensors(dtype: torch.dtype) -> None:
 def parts(seed: int) -> tuple[list[Part], torch.Tensor]:
     """A part of each format and a plain one, all different, and the weight that they are."""
     stored = {name: tensors(name, 10 + number, 64, seed + number) for number, name in enumerate(FORMATS)}
-    made: list[Part] = [held(name, fields, Region(0, len(read(name, fields)), 0, 64)) for name, fields in stored.items()]
+    made: list[Part] = [
+        held(name, fields, Region(0, len(read(name, fields)), 0, 64)) for name, fields in stored.items()
+    ]
     plain = torch.randn(4, 64)
     return [*made, plain], torch.cat([*(read(name, fields) for name, fields in stored.items()), plain])
 
@@ -132,7 +134,10 @@ def test_only_chosen_experts_are_dequantised(name: str, monkeypatch: pytest.Monk
         whole = torch.stack([torch.cat([read(name, stored[part][number]) for part in (0, 1)]) for number in range(6)])
         return QuantisedExperts(stacked, num_experts, torch.float32), whole
 
-    (gate_up, plain_gate_up), (down, plain_down) = experts(intermediate, hidden, 0), experts(hidden // 2, intermediate, 50)
+    (gate_up, plain_gate_up), (down, plain_down) = (
+        experts(intermediate, hidden, 0),
+        experts(hidden // 2, intermediate, 50),
+    )
     asked: list[int] = []
     expert = QuantisedWeight.expert
     monkeypatch.setattr(QuantisedWeight, "expert", lambda self, index: asked.append(index) or expert(self, index))

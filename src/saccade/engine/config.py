@@ -16,7 +16,8 @@ class EngineConfig:
     """All settings of an engine; sent to the engine's process as JSON.
 
     *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
-    *kv_cache_dtype* auto is the network's; fp8 is e4m3. *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
+    *kv_cache_dtype* auto is the network's; fp8 is e4m3.
+    *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
     *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
     one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many pictures at once takes as long as encoding

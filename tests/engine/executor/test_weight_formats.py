@@ -28,7 +28,12 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
     ("config", "own_file", "name", "ignored"),
     [
         ({"quantization_config": {**COMPRESSED, "ignore": ["lm_head"]}}, None, "compressed-tensors", "lm_head"),
-        ({"text_config": {"quantization_config": {**COMPRESSED, "ignore": ["re:.*gate"]}}}, None, "compressed", "a.gate"),
+        (
+            {"text_config": {"quantization_config": {**COMPRESSED, "ignore": ["re:.*gate"]}}},
+            None,
+            "compressed",
+            "a.gate",
+        ),
         ({"quantization_config": {**FP8, "modules_to_not_convert": ["a.b"]}}, None, "fp8", "a.b"),
         ({"quantization_config": FP8}, None, "fp8", None),
         ({}, {"quantization": {**NVFP4, "exclude_modules": ["a.b*"]}}, "NVFP4", "a.bc"),
@@ -45,7 +50,10 @@ def test_places(tmp_path: Path, config: dict[str, Any], own_file: object, name: 
 
 
 def without(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"config_groups": {"g": {"weights": {**GROUP, **changes}}}, **{k: v for k, v in config.items() if k != "config_groups"}}
+    return {
+        "config_groups": {"g": {"weights": {**GROUP, **changes}}},
+        **{k: v for k, v in config.items() if k != "config_groups"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,9 @@ def test_damaged_own_file(tmp_path: Path, content: str) -> None:
 
 def test_ignore_lists() -> None:
     """Names as the releases write them: of modules, of what contains them, with wildcards, as regular expressions."""
-    names = IgnoreList.of(["lm_head", "model.visual", "layers.0.mlp.gate", "model.layers.*.self_attn*", "re:.*mlp\\.(up|down)_proj.*"])
+    names = IgnoreList.of(
+        ["lm_head", "model.visual", "layers.0.mlp.gate", "model.layers.*.self_attn*", "re:.*mlp\\.(up|down)_proj.*"]
+    )
     ignored = ["lm_head", "language_model.lm_head", "model.visual", "model.visual.blocks.3.attn.qkv",
                "model.layers.0.mlp.gate", "model.layers.7.self_attn.q_proj", "a.mlp.up_proj", "mlp.down_proj"]  # fmt: skip
     kept = ["model.lm_heads", "model.visuals.blocks", "model.layers.0.mlp.gate_proj", "model.layers.10.mlp.gate",

@@ -30,7 +30,7 @@ class CacheSizes:
 class Caches:
     """One cache per layer, initially zero. Steps define the contents.
 
-    Blocks have *dtype*: the network's, or float8_e4m3fn with the checkpoint's scales for keys and values in *scales*, by
+    Blocks have *dtype*: the network's, or float8_e4m3fn with the checkpoint's scales of keys and values, *scales*, by
     layer. Recurrent states have the dtypes of their specs.
     """
 

@@ -1,6 +1,6 @@
 """Load the model that a config names: its network, with this rank's part of a checkpoint's weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,13 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
 
 
 def _kv_scales(plan: Plan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
-    """Return the scales of cached keys and values by layer; one that the checkpoint lacks is 1."""
-    found = {key: checkpoint.read(stored.name).float().item() for key, stored in plan.kv_scales.items()}
+    """Return the scales of cached keys and values by layer; one that the checkpoint lacks is 1. Raises StartupError."""
+    found = {}
+    for key, stored in plan.kv_scales.items():
+        scale = checkpoint.read(stored.name)
+        if scale.numel() != 1 or not 0 < scale.item() < float("inf"):
+            raise StartupError(f"{stored.file}: the tensor {stored.name} must be one positive number.")
+        found[key] = scale.item()
     return {layer: (found.get((layer, "k"), 1.0), found.get((layer, "v"), 1.0)) for layer, _ in found}
 
 

@@ -83,9 +83,7 @@ def _holders(place: Place, plan: Plan, parameter: torch.Tensor) -> tuple[Part, .
     return tuple(holder for _, holder in sorted(holders.items()))
 
 
-def _holder(
-    place: Place, cut: Cut, filling: Filling, format: WeightFormat | None, parameter: torch.Tensor
-) -> Part:
+def _holder(place: Place, cut: Cut, filling: Filling, format: WeightFormat | None, parameter: torch.Tensor) -> Part:
     """Return unfilled tensors for one part."""
     experts = () if place.experts is None else (len(place.own_experts),)
     region = place.region(cut)
@@ -109,7 +107,9 @@ def _read(filling: Filling, place: Place, parts: tuple[Part, ...], checkpoint: C
             if isinstance(part, QuantisedWeight):
                 for end, values in part.fields.items():
                     slices = part.format.fields[end].slices(part.region)
-                    _copy(values if expert is None else values[index], checkpoint.read(filling.fields[end].name, slices))
+                    _copy(
+                        values if expert is None else values[index], checkpoint.read(filling.fields[end].name, slices)
+                    )
             else:
                 source = checkpoint.read(filling.fields[PLAIN].name, place.slices(cut, target, expert))
                 source = source.transpose(-1, -2) if target.transposed else source

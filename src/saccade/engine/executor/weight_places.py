@@ -64,6 +64,13 @@ class Place(NamedTuple):
         """What the checkpoint must fill."""
         return self._slots(range(len(self.sharding.parts)), self.own_experts)
 
+    def takes(self, target: Target) -> bool:
+        """Return whether the parameter has the part and the expert of *target*, on whatever rank."""
+        num_experts = 0 if self.experts is None else sum(self.experts.parts)
+        return (target.partition or 0) < len(self.sharding.parts) and (
+            target.expert is None or target.expert < num_experts
+        )
+
     def filled(self, target: Target) -> list[Slot]:
         """Return the slots of this rank that a tensor with *target* fills."""
         parts = range(len(self.sharding.parts)) if target.partition is None else [target.partition]

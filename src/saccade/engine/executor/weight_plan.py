@@ -79,7 +79,7 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     faults = _Faults()
     for filling in _fillings(network, checkpoint, quantisation, plan):
         place = places.get(filling.target.parameter)
-        if place is None:
+        if place is None or not place.takes(filling.target):
             faults.unexpected.extend(f"{stored.name} ({stored.file})" for stored in filling.fields.values())
             continue
         faults.unusable.extend(_wrong(place, filling, plan.format))
@@ -91,9 +91,7 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     return plan
 
 
-def _fillings(
-    network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: Plan
-) -> Iterator[Filling]:
+def _fillings(network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: Plan) -> Iterator[Filling]:
     """Yield all fillings, those of unknown parameters too. Note the scales of caches in *plan*."""
     unused = () if quantisation is None else quantisation.format.unused
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
@@ -181,7 +179,9 @@ def _check_slots(place: Place, fillings: list[Filling], faults: _Faults) -> None
     faults.missing.extend(_described(place, slot) for slot in place.slots if slot not in filled)
     stored: dict[int | None, set[tuple[str, ...]]] = defaultdict(set)
     for (part, _), filling in filled.items():
-        kinds = sorted(f"{end} {one.dtype}" for end, one in filling.fields.items()) if filling.is_quantised else ["plain"]
+        kinds = (
+            sorted(f"{end} {one.dtype}" for end, one in filling.fields.items()) if filling.is_quantised else ["plain"]
+        )
         stored[part].add(tuple(kinds))
     if any(len(kinds) > 1 for kinds in stored.values()):
         faults.unusable.append(f"the experts of {place.name} have several formats")

@@ -208,9 +208,7 @@ def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValu
     return k, k if values is keys else values.read(slots, dtype)
 
 
-def _decode(
-    q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...], scoring: Scoring
-) -> torch.Tensor:
+def _decode(q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a row; return [S, Q * W]."""
     if groups[0].rows is None:
         return _decode_rows(q_SQD, cached, groups[0], scoring)

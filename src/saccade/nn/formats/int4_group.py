@@ -16,7 +16,7 @@ FLOATS = ("BF16", "F16", "F32")
 
 
 class Int4Group:
-    """Eight columns a word, the first in the lowest bits, each stored as value + 8; a scale for *group_size* columns."""
+    """Eight columns a word, the first in the lowest bits, stored as value + 8; a scale for *group_size* columns."""
 
     name = "compressed-tensors pack-quantized, 4 bits"
     unused = ("weight_shape",)

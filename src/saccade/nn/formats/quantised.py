@@ -1,9 +1,9 @@
 """Weights that stay quantised in memory and are dequantised where they are used.
 
-A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight: eight
-columns of one row, a block of 128 x 128, the whole weight. A rank's shard of a weight is a region of it; the rank holds
-every cell that the region touches, so a region may begin and end inside a cell. All products are computed in float32
-and rounded once, to the network's dtype.
+A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight:
+eight columns of one row, a block of 128 x 128, the whole weight. A rank's shard of a weight is a region of it; the rank
+holds every cell that the region touches, so a region may begin and end inside a cell. All products are computed in
+float32 and rounded once, to the network's dtype.
 
 Shapes: O rows and I columns of a weight, N tokens, E experts of this rank.
 """
@@ -51,7 +51,7 @@ class Field(NamedTuple):
         )
 
     def shape(self, region: Region) -> tuple[int, ...]:
-        """Return the shape of the part that *region* touches; of the whole tensor for the region of the whole weight."""
+        """Return the shape of the part that *region* touches."""
         return tuple(part.stop - part.start for part in self.slices(region))
 
 
@@ -160,9 +160,7 @@ def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
     return plain[0] if len(plain) == 1 else torch.cat(plain)
 
 
-def scaled(
-    values_OI: torch.Tensor, scales: torch.Tensor, cell: tuple[int, int], region: Region
-) -> torch.Tensor:
+def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: tuple[int, int], region: Region) -> torch.Tensor:
     """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32."""
     rows, columns = cell
     row = torch.arange(region.row, region.row + region.num_rows, device=scales.device)
@@ -171,5 +169,5 @@ def scaled(
     before = region.column % columns
     after = -(region.column + region.num_columns) % columns
     whole = functional.pad(values_OI, (before, after)) if before or after else values_OI
-    product = (whole.unflatten(-1, (-1, columns)) * scales_OC.unsqueeze(-1)).flatten(-2)
+    product: torch.Tensor = (whole.unflatten(-1, (-1, columns)) * scales_OC.unsqueeze(-1)).flatten(-2)
     return product.narrow(-1, before, region.num_columns)
