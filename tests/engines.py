@@ -2,7 +2,8 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -29,6 +30,18 @@ def engine(folder: Path, **settings: Any) -> Engine:
     """A warm engine on the CPU; float32 and small pools unless told otherwise."""
     defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
+
+
+@contextmanager
+def on_ranks(folder: Path, size: int = 2, **settings: Any) -> Iterator[Engine]:
+    """A warm engine whose network is computed by *size* processes; rank 0 is this one. One at a time."""
+    before = torch.get_num_threads()
+    subject = engine(folder, tensor_parallel_size=size, **settings)
+    try:
+        yield subject
+    finally:
+        subject.close()
+        torch.set_num_threads(before)
 
 
 def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:

@@ -187,7 +187,9 @@ class EngineFlags:
     ] = "auto"
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
     threads: Count | None = ENGINE.threads
-    "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
+    "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
+    tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
+    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
@@ -231,6 +233,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         attention_backend=flags.attention_backend,
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
         threads=flags.threads,
+        tensor_parallel_size=flags.tensor_parallel_size,
         enable_prefix_caching=flags.enable_prefix_caching,
         record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),
         record_steps_bytes=flags.record_steps_bytes,

@@ -76,6 +76,12 @@ SERVED = (
     _served("--kv-cache-memory-bytes", "A whole number of bytes."),
     _served("--num-gpu-blocks-override", "Use `--kv-cache-memory-bytes`.", "--kv-cache-memory-bytes"),
     _served("--block-size", SAME_NAME),
+    VllmFlag(
+        ("--tensor-parallel-size", "-tp"),
+        Support.SERVED,
+        "Same name, same meaning, on the GPUs of one machine.",
+        ours="--tensor-parallel-size",
+    ),
     _served("--enable-prefix-caching", "On by default; `--no-enable-prefix-caching` turns it off.", takes="nothing"),
     _served("--dtype", "Auto is the checkpoint's own, but float32 on a CPU without bfloat16."),
     _served("--attention-backend", "Same name, other values: `saccade serve --help` lists them."),
@@ -137,7 +143,6 @@ NO_EFFECT = (
     _no_effect("--h11-max-incomplete-event-size --h11-max-header-count", "A request's head may have 64 KiB.", "one"),
 )
 NOT_YET = (
-    _not_yet("--tensor-parallel-size -tp", ONE_DEVICE, "1"),
     _not_yet("--pipeline-parallel-size -pp", ONE_DEVICE, "1"),
     _not_yet("--data-parallel-size -dp", "Start one `saccade worker` per copy behind one `saccade gateway`.", "1"),
     _not_yet("--enable-expert-parallel -ep", ONE_DEVICE, takes="nothing"),

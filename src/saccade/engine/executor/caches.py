@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -12,6 +12,7 @@ from saccade.engine.core.step import StateMove, StepInput
 from saccade.engine.executor.batch import transfer
 from saccade.models.facts import KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
+from saccade.nn.parallel import Ranks
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,14 @@ class CacheSizes:
     block_size: int
     num_rows: int
     num_snapshots: int
+
+
+def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
+    """Return what each layer keeps on one of *ranks*, where *specs* is what it keeps without ranks."""
+    return tuple(
+        replace(spec, num_kv_heads=ranks.share(spec.num_kv_heads)) if isinstance(spec, Paged) else spec
+        for spec in specs
+    )
 
 
 class Caches:

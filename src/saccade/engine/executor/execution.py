@@ -9,6 +9,7 @@ from saccade.nn.backends import load_backend, load_vision_backend
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
+from saccade.nn.parallel import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Execution:
     backend: AttentionBackend
     vision_backend: VisionAttentionBackend
     threads: Threads
+    ranks: Ranks = ALONE
 
 
 def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
@@ -26,4 +28,5 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     backend = load_backend(config.attention_backend)
     vision_backend = load_vision_backend(config.mm_encoder_attn_backend, network.device, network.dtype)
     use_operations(model.module, resolve(network.device.type, network.dtype))
-    return Execution(backend, vision_backend, choose_threads(config.threads, model.num_parameters))
+    threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
+    return Execution(backend, vision_backend, threads, model.ranks)

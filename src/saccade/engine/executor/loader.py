@@ -33,13 +33,17 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded network on its device, also as a torch *module*, with its names and fingerprint."""
+    """A loaded network on its device, also as a torch *module*, with its names and fingerprint.
+
+    With more than one of *ranks*, the network holds this rank's part of the weights.
+    """
 
     network: Network
     module: nn.Module
     files: ModelFiles
     fingerprint: bytes
     num_parameters: int
+    ranks: Ranks = ALONE
 
 
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
@@ -51,7 +55,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     facts = models.load_facts(family, parsed)
     build = models.load_network(family)
     processor = image_processor(files, models.families()[family])
-    device = choose_device(config.device)
+    device = choose_device(config.device, ranks)
     _check_length(config, facts.max_position_embeddings)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     with torch.device("meta"):
@@ -62,7 +66,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     load_weights(network, weights, progress, ranks)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     network.finish()
-    return LoadedModel(network.eval(), network, files, fingerprint(files, weights), num_parameters)
+    return LoadedModel(network.eval(), network, files, fingerprint(files, weights), num_parameters, ranks)
 
 
 def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:
@@ -112,12 +116,22 @@ def fingerprint(files: ModelFiles, weights: list[Path]) -> bytes:
     return hasher.digest()
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device for *name* (auto, cpu, cuda). Raises StartupError."""
+def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """Return this rank's device for *name* (auto, cpu, cuda): the GPU with the rank's number. Raises StartupError."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise StartupError("device is cuda, but torch finds no CUDA device.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    if ranks.size == 1:
+        return torch.device("cuda")
+    if ranks.size > torch.cuda.device_count():
+        raise StartupError(
+            f"--tensor-parallel-size is {ranks.size}, but torch finds {torch.cuda.device_count()} CUDA devices."
+        )
+    # A process has a context on each device that it touches: this makes it touch no other.
+    torch.cuda.set_device(ranks.rank)
+    return torch.device("cuda", ranks.rank)
 
 
 def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:

@@ -1,10 +1,12 @@
-"""Compute the size of the KV pool."""
+"""Compute the size of the KV pool, and allocate the caches."""
 
 from collections.abc import Sequence as Ordered
 
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
+from saccade.engine.executor.caches import Caches, CacheSizes, specs_of_rank
+from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
 
@@ -40,6 +42,23 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
             "Lower max_num_batched_tokens or encode_budget_patches, or raise gpu_memory_utilization or kv_cache_bytes."
         )
     return blocks
+
+
+def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
+    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
+    network = model.network
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    bytes_per_block = block_bytes(specs, config.block_size, network.dtype)
+    wanted = config.max_model_len or network.facts.max_position_embeddings
+    return num_blocks(config, bytes_per_block, wanted, network.device)
+
+
+def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
+    """Return this rank's caches of *model*."""
+    network = model.network
+    num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots)
+    return Caches(specs_of_rank(network.facts.kv_specs, model.ranks), sizes, network.dtype, network.device)
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:
