@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from saccade.errors import StartupError
 
 DEVICES = ("auto", "cpu", "cuda")
-ENCODER_TP_MODES = ("data",)
+ENCODER_TP_MODES = ("data", "weights")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MIB = 1 << 20
 GIB = 1 << 30
@@ -23,7 +23,7 @@ class EngineConfig:
     them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
     the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes compute the network
     together, each with its part of the weights on a device of its own; *threads* is the number of each.
-    *mm_encoder_tp_mode* data has each of them encode whole pictures. For a model with recurrent layers,
+    *mm_encoder_tp_mode* data has each of them encode whole pictures; weights cuts the vision encoder as well. For a model with recurrent layers,
     *num_state_snapshots* states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the
     end of prompts. With *kv_events_token_ids*, block events contain the token ids and media from which their blocks'
     keys were computed. *aliases* are names in addition to *model*. *record_steps* is the folder for recordings of

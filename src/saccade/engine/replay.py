@@ -17,7 +17,7 @@ from saccade.engine.executor.loader import Progress, fingerprint, load_model, we
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.protocol import Executor
-from saccade.engine.executor.ranks.peers import Peers, closed_on_failure
+from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.recording import (
     Header,
     JobsTaken,
@@ -33,7 +33,6 @@ from saccade.engine.self_description import describe_machine
 from saccade.engine.startup import allocate
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files
-from saccade.nn.parallel import Ranks
 from saccade.protocol.output import TokenLogprob
 
 JOB_SECONDS = 600.0
@@ -186,7 +185,7 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
     if fingerprint(read_model_files(folder), weight_files(folder)) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
-    with closed_on_failure(Peers(Ranks(0, config.tensor_parallel_size))) as peers:
+    with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         execution = prepare(config, model)

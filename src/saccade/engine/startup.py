@@ -17,11 +17,10 @@ from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, Progress, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
-from saccade.engine.executor.ranks.peers import Peers, closed_on_failure
+from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine
-from saccade.nn.parallel import Ranks
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -30,7 +29,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     if config.record_steps is not None:
         recording_folder(config)
     progress("reading the model's files", 0, 0)
-    with closed_on_failure(Peers(Ranks(0, config.tensor_parallel_size))) as peers:
+    with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         execution = prepare(config, model)

@@ -20,10 +20,19 @@ Split = Literal["outputs", "inputs"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's *rank* among *size* processes, which must have called `join` before any of them communicates."""
+    """This process's *rank* among *size* processes, which must have called `join` before any of them communicates.
+
+    With *cuts_encoder*, the matrices of the vision encoder are cut too; otherwise each rank holds all of them.
+    """
 
     rank: int = 0
     size: int = 1
+    cuts_encoder: bool = False
+
+    @property
+    def encoder(self) -> "Ranks":
+        """The ranks that the layers of the vision encoder are cut over."""
+        return self if self.cuts_encoder else ALONE
 
     def share(self, count: int, what: str = "heads") -> int:
         """Return how many of *count* units one rank holds; with fewer units than ranks, neighbours hold copies of one.

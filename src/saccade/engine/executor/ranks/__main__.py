@@ -12,7 +12,6 @@ import structlog
 from saccade.engine.executor.ranks.arena import PixelArena
 from saccade.engine.executor.ranks.member import Member
 from saccade.engine.executor.ranks.messages import Link
-from saccade.nn.parallel import Ranks
 from saccade.telemetry import configure_logging
 from saccade.transport.framing import ChannelClosed
 
@@ -23,7 +22,6 @@ def main() -> int:
     """Serve rank 0; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m saccade.engine.executor.ranks", description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--fd", type=int, required=True, help="this rank's end of a Unix stream socket pair")
     parser.add_argument("--arena", type=int, required=True, help="the descriptor of the pixels' memory")
     parser.add_argument("--rendezvous", type=int, required=True, help="the descriptor of the file where ranks meet")
@@ -36,9 +34,8 @@ def main() -> int:
     arena = PixelArena(arguments.arena)
     os.close(arguments.arena)
     link = Link(socket.socket(fileno=arguments.fd))
-    ranks = Ranks(arguments.rank, arguments.size)
     try:
-        return Member(ranks, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run()
+        return Member(arguments.rank, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run()
     except ChannelClosed:
         logger.info("rank 0 is gone; this rank ends")
         return 0

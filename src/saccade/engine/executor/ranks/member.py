@@ -10,14 +10,15 @@ from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.model_runner import Forwarded, ModelRunner
 from saccade.engine.executor.ranks import messages
 from saccade.engine.executor.ranks.arena import PixelArena
+from saccade.engine.executor.ranks.peers import ranks_of
 from saccade.errors import StartupError
-from saccade.nn.parallel import Ranks, join, leave
+from saccade.nn.parallel import join, leave
 
 class Member:
     """One rank. A failure of a step is not handled: the other ranks may be in the middle of a collective."""
 
-    def __init__(self, ranks: Ranks, link: messages.Link, arena: PixelArena, rendezvous: str) -> None:
-        self._ranks = ranks
+    def __init__(self, rank: int, link: messages.Link, arena: PixelArena, rendezvous: str) -> None:
+        self._rank = rank
         self._link = link
         self._arena = arena
         self._rendezvous = rendezvous
@@ -31,7 +32,7 @@ class Member:
             case other:
                 raise ValueError(f"the first command is {other}")
         try:
-            model = load_model(config, lambda *_: None, self._ranks)
+            model = load_model(config, lambda *_: None, ranks_of(config, self._rank))
             execution = prepare(config, model)
         except StartupError as error:
             self._link.send(messages.encode(messages.Failed(error.message)))
@@ -47,18 +48,18 @@ class Member:
         return 0
 
     def _serve(self, config: EngineConfig, model: LoadedModel, execution: Execution) -> None:
-        caches = memory.allocate(config, model, 1)
-        runner = ModelRunner(model.network, execution, caches)
+        runner = ModelRunner(model.network, execution, memory.allocate(config, model, 1))
         while True:
             match self._link.command():
                 case messages.Join():
-                    join(self._ranks, self._rendezvous, model.network.device)
+                    join(model.ranks, self._rendezvous, model.network.device)
                 case messages.Measure():
                     self._measure(config, model)
                 case messages.Allocate(num_blocks):
-                    caches = memory.allocate(config, model, num_blocks)
+                    del runner  # Its caches are freed before the new ones are made.
+                    runner = ModelRunner(model.network, execution, memory.allocate(config, model, num_blocks))
                 case messages.Renew():
-                    runner = ModelRunner(model.network, execution, caches)
+                    runner = ModelRunner(model.network, execution, runner.caches)
                 case messages.Submit(step, places):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)

@@ -89,9 +89,12 @@ class Peers:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = {
-                "rank": number, "size": self.ranks.size, "fd": theirs.fileno(), "arena": arena,
-                "rendezvous": self._rendezvous, "log-level": logging.getLevelName(logging.getLogger().level),
-            }  # fmt: skip
+                "rank": number,
+                "fd": theirs.fileno(),
+                "arena": arena,
+                "rendezvous": self._rendezvous,
+                "log-level": logging.getLevelName(logging.getLogger().level),
+            }
             command = [sys.executable, "-m", "saccade.engine.executor.ranks"]
             command += [f"--{name}={value}" for name, value in arguments.items()]
             process = subprocess.Popen(
@@ -174,6 +177,12 @@ class Peers:
         code = other.process.wait()
         if not self._is_closing:
             self._on_death(f"Rank {other.number} {ending(code)}.")
+
+
+def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
+    """Return the place of *rank* among those that *config* asks for."""
+    size = config.tensor_parallel_size
+    return Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
 
 
 @contextmanager
