@@ -136,7 +136,7 @@ def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup
 def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -> DecodeGroup:
     device = layout.slot_mapping.device
     whole = len(members) == layout.num_decodes
-    rows = None if whole else torch.tensor(members, device=device)
+    rows = None if whole else torch.tensor(members).to(device, non_blocking=True)
     tables = layout.block_tables[: layout.num_decodes] if rows is None else layout.block_tables[rows]
     lengths = layout.context_lengths[: layout.num_decodes] if rows is None else layout.context_lengths[rows]
     host = [layout.host_context_lengths[row] for row in members]
