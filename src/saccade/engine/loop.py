@@ -67,7 +67,6 @@ class Engine:
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
-        self._must_tell = False
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
         self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
@@ -75,7 +74,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute or to send."""
-        return self.scheduler.has_work or bool(self._frames) or self._pixel_requests.overdue or self._must_tell
+        has_news = bool(self._frames) or self._encoder_cache.has_dropped
+        return self.scheduler.has_work or has_news or self._pixel_requests.overdue
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -118,7 +118,6 @@ class Engine:
             self.scheduler.block_manager.clear()
         if media:
             self._encoder_cache.clear()
-            self._must_tell = self._encoder_cache.has_dropped
 
     def hangup(self, connection: int) -> None:
         """End all requests of a closed connection, and discard its output."""
@@ -129,9 +128,9 @@ class Engine:
         self._num_steps += 1
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
-            if self.recorder is not None and self.recorder.is_due and self.scheduler.can_start_over:
-                self._begin_segment(self.recorder)
             self._take_encodings()
+            if self.recorder is not None:
+                self._begin_segment_if_due(self.recorder)
             schedule = self.scheduler.schedule()
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
@@ -180,11 +179,14 @@ class Engine:
         for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
             schedule.chunks.pop(ended, None)
 
-    def _begin_segment(self, recorder: Recorder) -> None:
-        """Start a recording with empty rows and caches; the running sequences are computed again."""
-        while self.scheduler.encodings.jobs:
-            self._take_encodings(PATIENCE_SECONDS)
-        if recorder.begin():
+    def _begin_segment_if_due(self, recorder: Recorder) -> None:
+        """Start a recording with empty rows and caches; the running sequences are computed again.
+
+        Jobs beside the steps end first. Until then, no further job begins.
+        """
+        encodings = self.scheduler.encodings
+        encodings.begins_no_jobs = recorder.is_due and self.scheduler.can_start_over
+        if encodings.begins_no_jobs and not encodings.jobs and recorder.begin():
             self.scheduler.start_over()
             self.reset_caches(prefix=True, media=True)
 
@@ -230,7 +232,6 @@ class Engine:
         for job in planned.step.jobs:
             if job.beside:
                 self.scheduler.encodings.jobs[job.job_id] = frozenset(schedule.aside)
-        self._must_tell = False
         return planned
 
     def _execute(self, schedule: Schedule, planned: PlannedStep) -> StepOutput:

@@ -94,7 +94,7 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" or 0 in shape:
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy gets zero pages from the system, which use memory only when written to; torch would write all of them.
     return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -9,17 +9,17 @@ import torch
 
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.async_encoder import AsyncEncoder
-from saccade.engine.executor.model_runner import Drawn, Forwarded, ModelRunner
+from saccade.engine.executor.model_runner import Forwarded, Launched, ModelRunner, collect
 from saccade.engine.executor.ranks.peers import Peers
 
 logger = structlog.get_logger(__name__)
 
 
 class _Sampled(NamedTuple):
-    """A step with sampled tokens."""
+    """A step whose sampling was launched."""
 
     forwarded: Forwarded
-    drawn: Drawn
+    launched: Launched
     seconds: float
 
 
@@ -50,17 +50,23 @@ class LocalExecutor:
         self._num_ended += 1
 
     def sample(self, sampling: SamplingInput) -> None:
-        """Sample from the oldest hidden states."""
+        """Launch the sampling from the oldest hidden states; on a CPU, run it. Raises ValueError for another step."""
+        if sampling.number != self._forwarded[0].step.number:
+            raise ValueError(f"step {self._forwarded[0].step.number} is to be sampled next, not {sampling.number}")
         self._num_begun += 1
         forwarded = self._forwarded.popleft()
         began = time.perf_counter()
         self.peers.sample()
-        drawn = self.runner.draw(forwarded, sampling)
-        self._sampled.append(_Sampled(forwarded, drawn, time.perf_counter() - began))
+        launched = self.runner.draw(forwarded, sampling)
+        self._sampled.append(_Sampled(forwarded, launched, time.perf_counter() - began))
         self._num_ended += 1
 
     def collect(self) -> StepOutput:
-        forwarded, drawn, seconds = self._sampled.popleft()
+        """Wait for the oldest sampled step."""
+        forwarded, launched, seconds = self._sampled.popleft()
+        began = time.perf_counter()
+        drawn = collect(launched)
+        seconds += time.perf_counter() - began
         return StepOutput(
             forwarded.step.number,
             drawn.token_ids,

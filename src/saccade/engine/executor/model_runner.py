@@ -32,15 +32,23 @@ class Forwarded(NamedTuple):
     failed_encodings: tuple[int, ...] = ()
 
 
+class Launched(NamedTuple):
+    """Token ids and log probabilities that are being computed and copied to the host; *copy* is None without any.
+
+    *scored* are the drawn tokens whose log probabilities are requested, as indices.
+    """
+
+    copy: logprobs.HostCopy | None
+    sampling: SamplingInput
+    scored: tuple[int, ...]
+
+
 class Drawn(NamedTuple):
     """Tokens of the chunks that draw, and log probabilities, in the form of StepOutput."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
     prompt_logprobs: list[list[TokenLogprob]]
-
-
-NOTHING_DRAWN = Drawn([], [], [])
 
 
 class ModelRunner:
@@ -107,25 +115,28 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawn:
-        """Sample from a step's hidden states, and compute the requested log probabilities."""
+    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:
+        """Sample from a step's hidden states, compute the requested log probabilities, and wait for neither."""
         batch, hidden = forwarded.batch, forwarded.hidden
+        scored = tuple(index for index, num_top in enumerate(sampling.num_top) if num_top is not None)
         if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
-            return NOTHING_DRAWN
+            return Launched(None, sampling, scored)
         params = [self.rows.sampling(row) for row in batch.drawing]
-        scored = [index for index, num_top in enumerate(sampling.num_top) if num_top is not None]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
-        raw = logits[scored] if scored else None
+        (scored_on_device,) = transfer([np.array(scored, np.int64)], self.device) if scored else (None,)
+        raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
         ids = self.sampler(logits, batch.drawing, params, sampling)
         if batch.drawing:
             self.ranks.broadcast(ids, 0)
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
-        if raw is None and not sampling.prompt_scores:
-            return Drawn(ids.tolist(), [], [])
+        found = [ids.double()]
+        if raw is not None and scored_on_device is not None:
+            num_top = max(sampling.num_top[index] or 0 for index in scored)
+            found.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
         starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
-        prompts = [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
-        return _scored(sampling, ids, raw, scored, prompts)
+        found += [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
+        return Launched(logprobs.begin_copy(found), sampling, scored)
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded) -> None:
@@ -154,20 +165,22 @@ class ModelRunner:
         )
 
 
-def _scored(
-    sampling: SamplingInput, ids: torch.Tensor, raw: torch.Tensor | None, scored: list[int], prompts: list[torch.Tensor]
-) -> Drawn:
-    """Fetch drawn *ids*, log probabilities of *scored* rows with logits *raw*, and log probabilities of *prompts*."""
-    num_tops = [sampling.num_top[index] for index in scored]
-    scores = [] if raw is None else [logprobs.score(raw, ids[scored], max(top or 0 for top in num_tops))]
-    token_ids, *host = logprobs.fetch([ids.double(), *scores, *prompts])
-    found = dict(zip(scored, logprobs.unpack(host.pop(0), num_tops), strict=True)) if scores else {}
-    prompt_logprobs = [
-        logprobs.unpack(one, [wanted.num_top] * len(one))
-        for wanted, one in zip(sampling.prompt_scores, host, strict=True)
-    ]
+def collect(launched: Launched) -> Drawn:
+    """Wait for what `draw` launched."""
+    if launched.copy is None:
+        return Drawn([], [], [])
+    sampling, scored = launched.sampling, launched.scored
+    ids, *scores = launched.copy.wait()
+    token_ids = [int(token_id) for token_id in ids]
+    found: dict[int, TokenLogprob] = {}
+    if scored:
+        num_tops = [sampling.num_top[index] for index in scored]
+        found = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
     return Drawn(
-        [int(token_id) for token_id in token_ids],
-        [found.get(index) for index in range(len(token_ids))],
-        prompt_logprobs,
+        token_ids,
+        [found.get(index) for index in range(len(token_ids))] if scored else [],
+        [
+            logprobs.unpack(one, [wanted.num_top] * len(one))
+            for wanted, one in zip(sampling.prompt_scores, scores, strict=True)
+        ],
     )

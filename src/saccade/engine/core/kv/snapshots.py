@@ -31,7 +31,8 @@ class RecurrentSnapshots:
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._snapshot_of: OrderedDict[bytes, int] = OrderedDict()
         self._resumed: dict[Sequence, bytes] = {}
-        self._saving: dict[Sequence, tuple[bytes, int]] = {}
+        self._saving: dict[bytes, int] = {}
+        self._saved_by: dict[Sequence, bytes] = {}
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
         """Return the number of blocks in the longest prefix that has a snapshot."""
@@ -79,20 +80,20 @@ class RecurrentSnapshots:
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Store the snapshot that the step saved under *key*, if it is the one after block *index*."""
-        saved, snapshot = self._saving.get(sequence, (b"", 0))
-        if saved == key:
-            del self._saving[sequence]
-            self._snapshot_of[key] = snapshot
+        if self._saved_by.get(sequence) == key:
+            del self._saved_by[sequence]
+            self._snapshot_of[key] = self._saving.pop(key)
 
     def release(self, sequence: Sequence) -> None:
         """Drop the snapshots of *sequence* that are not restored or committed yet."""
         self._resumed.pop(sequence, None)
-        if sequence in self._saving:
-            self._free.append(self._saving.pop(sequence)[1])
+        if (key := self._saved_by.pop(sequence, None)) is not None:
+            self._free.append(self._saving.pop(key))
 
     def clear(self) -> None:
         """Drop every snapshot that no sequence waits for."""
-        for key in [key for key in self._snapshot_of if key not in self._resumed.values()]:
+        resumed = set(self._resumed.values())
+        for key in [key for key in self._snapshot_of if key not in resumed]:
             self._free.append(self._snapshot_of.pop(key))
 
     def _last_boundary(self, sequence: Sequence) -> int:
@@ -110,11 +111,11 @@ class RecurrentSnapshots:
         if key in self._snapshot_of:
             self._snapshot_of.move_to_end(key)
             return None
-        if any(key == saved for saved, _ in self._saving.values()):
+        if key in self._saving:
             return None
         snapshot = self._free.pop() if self._free else self._evict(restored)
         if snapshot is not None:
-            self._saving[sequence] = key, snapshot
+            self._saving[key], self._saved_by[sequence] = snapshot, key
         return snapshot
 
     def _evict(self, restored: Set[int]) -> int | None:
