@@ -52,7 +52,7 @@ def other_rank(engine: Engine) -> psutil.Process:
     return process
 
 
-def test_two_ranks_answer_as_one(subject: Engine, alone: Engine, tiny_qwen3_vl: Path) -> None:
+def test_two_ranks_answer_as_one(subject: Engine, alone: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 37
     logits = [engines.record_logits(engine) for engine in (subject, alone)]
     told, expected = (engines.drain(engine, *asked(tiny_qwen3_vl)).answers for engine in (subject, alone))
     assert told.keys() == expected.keys() == {"0", "1", "2", "3", "3#1", "3#2"}
