@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from saccade.nn.delta_rule import causal_conv, delta_rule
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
@@ -69,8 +71,11 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-    return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    A weight in float32 has the whole computed in float32, and rounded once.
+    """
+    return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
 
 def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -79,10 +84,18 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
 
 
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
-    """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + D / 2)."""
-    normed_NHD = functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD
-    cos_N1D, sin_N1D = cos_sin
-    return torch.addcmul(normed_NHD * cos_N1D, normed_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+    """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + C).
+
+    The first 2C channels are rotated, for cosines and sines [N, 1, 2C]; the other channels are not. A weight in float32
+    has the norm computed in float32, and rounded once.
+    """
+    normed_NHD = functional.rms_norm(x_NHD.to(weight_HD.dtype), x_NHD.shape[-1:], None, eps) * weight_HD
+    normed_NHD = normed_NHD.to(x_NHD.dtype)
+    cos, sin = cos_sin
+    width = cos.shape[-1]
+    turned, rest = normed_NHD[..., :width], normed_NHD[..., width:]
+    turned = torch.addcmul(turned * cos, turned.roll(width // 2, -1), sin)
+    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
@@ -151,6 +164,22 @@ class Operations:
     experts: Callable[
         [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor], torch.Tensor
     ] = experts
+    causal_conv: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
+    ] = causal_conv
+    delta_rule: Callable[
+        [
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            tuple[int, ...],
+        ],
+        torch.Tensor,
+    ] = delta_rule
 
 
 PLAIN = Operations()
