@@ -21,10 +21,18 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
 
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 GELU: Activation = functional.gelu
 GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
 SILU: Activation = functional.silu
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "silu": SILU})
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "quick_gelu": quick_gelu, "silu": SILU}
+)
 """Activations by their names in config.json."""
 
 
@@ -78,11 +86,15 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
     return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
 
 
+def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    """Rotate the channel pairs (i, i + D / 2) of each head."""
+    cos_N1D, sin_N1D = cos_sin
+    return torch.addcmul(x_NHD * cos_N1D, x_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+
+
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
     """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + D / 2)."""
-    normed_NHD = functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD
-    cos_N1D, sin_N1D = cos_sin
-    return torch.addcmul(normed_NHD * cos_N1D, normed_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+    return rotary(functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD, cos_sin)
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
@@ -144,6 +156,7 @@ class Operations:
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
+    rotary: Callable[[torch.Tensor, CosSin], torch.Tensor] = rotary
     norm_rotary: Callable[[torch.Tensor, torch.Tensor, float, CosSin], torch.Tensor] = norm_rotary
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation

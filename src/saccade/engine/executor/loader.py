@@ -43,7 +43,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
-    """Return the network that *config* names, with the part of its weights that this rank holds. Raises StartupError."""
+    """Return the network that *config* names, with this rank's part of the weights. Raises StartupError."""
     folder = Path(config.model_dir)
     files = read_model_files(folder)
     parsed = parse_json(files, CONFIG)
