@@ -45,6 +45,15 @@ def bilinear_taps(
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
 
 
+@lru_cache(maxsize=32)
+def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
+    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
+
+    Successive pictures often have one size.
+    """
+    return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
+
+
 class FramePlaces(NamedTuple):
     """Where the patches of one frame are, in merge-block order. The arrays are cached: do not write to them.
 
