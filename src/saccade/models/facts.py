@@ -10,6 +10,8 @@ import numpy.typing as npt
 Grid = tuple[int, int, int]
 Size = tuple[int, int]
 
+NETWORK_DTYPE = "network"
+
 
 class MediaShape(NamedTuple):
     """A media item's grid, and (height, width) of the picture before resizing if the wire carries them."""
@@ -47,7 +49,10 @@ class Latent:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name."""
+    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name.
+
+    The dtype NETWORK_DTYPE is that of the network.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]

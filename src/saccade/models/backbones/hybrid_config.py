@@ -7,6 +7,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.qwen_config import TextConfig
+from saccade.models.facts import NETWORK_DTYPE, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
 FULL_ATTENTION_INTERVAL = 4
@@ -48,6 +49,12 @@ class DeltaNetConfig:
         """Number of channels of queries, keys and values."""
         keys = self.num_key_heads * self.key_width
         return keys, keys, self.num_value_heads * self.value_width
+
+    @property
+    def state(self) -> Recurrent:
+        """What a layer keeps of a sequence: the state of the delta rule, and the last inputs of the convolution."""
+        rule = (self.num_value_heads, self.key_width, self.value_width)
+        return Recurrent((rule, (self.num_taps - 1, sum(self.widths))), ("float32", NETWORK_DTYPE))
 
 
 @dataclass(frozen=True, kw_only=True)

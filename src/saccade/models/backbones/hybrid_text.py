@@ -2,7 +2,7 @@
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5Attention, Qwen3_5RMSNorm, Qwen3_5DecoderLayer) and
 modeling_qwen3_5_moe.py (Qwen3_5MoeSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value heads,
-D head size, V vocabulary, C experts of a token.
+D head size, V vocabulary.
 """
 
 import torch
@@ -11,9 +11,8 @@ from torch import nn
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.hybrid_config import HybridConfig
 from saccade.models.backbones.qwen_config import ExpertsConfig
-from saccade.models.backbones.qwen_text import Mlp
+from saccade.models.backbones.qwen_text import MixtureOfExperts, Mlp
 from saccade.nn.context import ForwardContext
-from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
@@ -81,23 +80,18 @@ class GatedAttention(Layer):
         return self.o_proj.add_to(residual_NE, attended * gate_NQD.flatten(1).sigmoid())
 
 
-class SharedExpertMixture(nn.Module):
+class SharedExpertMixture(MixtureOfExperts):
     """A mixture of experts, and beside it an MLP for all tokens, weighted by a sigmoid gate for each token."""
 
     def __init__(self, config: HybridConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.num_chosen = experts.num_chosen
-        self.gate = Linear(config.hidden_size, experts.num_experts, bias=False)
-        self.experts = Experts(experts.num_experts, config.hidden_size, experts.intermediate_size, ranks)
+        super().__init__(config, experts, ranks)
         self.shared_expert = Mlp(config, ranks)
         self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the results of the chosen experts and of the shared one for *x_NE*."""
-        ids_NC, weights_NC = softmax_top_k(self.gate(x_NE), self.num_chosen, renormalise=True)
-        sum_NE = residual_NE + self.experts(x_NE, ids_NC, weights_NC)
         share_N1 = self.shared_expert_gate(x_NE).sigmoid()
-        return sum_NE.addcmul_(share_N1, self.shared_expert(x_NE))  # type: ignore[no-any-return]
+        return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)
 
 
 class DecoderLayer(nn.Module):

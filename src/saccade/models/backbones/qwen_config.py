@@ -68,7 +68,10 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases."""
+    """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases.
+
+    *rotary_dim* is the number of channels of a head that are rotated, the first ones.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -81,6 +84,7 @@ class TextConfig:
     norm_eps: float
     attention_bias: bool
     rope_theta: float
+    rotary_dim: int
     mrope_section: tuple[int, int, int]
     style: TextStyle = TextStyle()
     experts: ExpertsConfig | None = None
@@ -95,6 +99,7 @@ class TextConfig:
         rope = section(text, "rope_parameters" if "rope_parameters" in text else "rope_scaling")
         theta = rope if "rope_theta" in rope else text
         num_heads = integer(text, "num_attention_heads")
+        head_dim = integer(text, "head_dim") if style.normed_heads else _even_share(text, num_heads)
         config = cls(
             vocab_size=integer(text, "vocab_size"),
             hidden_size=integer(text, "hidden_size"),
@@ -102,21 +107,22 @@ class TextConfig:
             num_layers=integer(text, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=integer(text, "num_key_value_heads"),
-            head_dim=integer(text, "head_dim") if style.normed_heads else _even_share(text, num_heads),
+            head_dim=head_dim,
             max_position_embeddings=integer(text, "max_position_embeddings"),
             norm_eps=number(text, "rms_norm_eps"),
             attention_bias=bool(text.get("attention_bias", False)),
             rope_theta=number(theta, "rope_theta"),
+            rotary_dim=int(head_dim * number({"partial_rotary_factor": 1.0, **rope}, "partial_rotary_factor")),
             mrope_section=_mrope_section(rope, style.interleaved_axes),
             style=style,
             experts=ExpertsConfig.read(text),
         )
         if config.num_heads % config.num_kv_heads:
             raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
-        if 2 * sum(config.mrope_section) != config.head_dim:
+        if 2 * sum(config.mrope_section) != config.rotary_dim:
             raise StartupError(
-                f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of `head_dim` "
-                f"({config.head_dim // 2}), not {sum(config.mrope_section)}."
+                f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of the rotated "
+                f"channels of `head_dim` ({config.rotary_dim // 2}), not {sum(config.mrope_section)}."
             )
         return config
 

@@ -5,7 +5,7 @@ U tokens of pictures in the step, W = E * number of features of a token.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -36,10 +36,32 @@ class Tower(Protocol):
         """Map normalised patches [P, C] to features [U, W], without a device sync."""
 
 
+class Decoder(Protocol):
+    """A text decoder, a torch module."""
+
+    @property
+    def embedding_VE(self) -> torch.Tensor:
+        """The embedding table."""
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights and on their device."""
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Map ids int64 [N] to [N, E]."""
+
+    def __call__(self, x_NE: torch.Tensor, context: ForwardContext, *added: Any) -> torch.Tensor:
+        """Return normalised hidden states [N, E]. *added* are the rows and features of deepstack, if there are any."""
+
+
 class QwenNetwork(Layer):
-    """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them."""
+    """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them.
+
+    *decoder* is the class of the text decoder, made from the facts' text and the ranks.
+    """
 
     visual: Tower
+    language_model: Decoder
+    decoder: ClassVar[type[Any]] = TextDecoder
 
     def __init__(
         self, facts: QwenFacts[Any], visual: nn.Module, settings: Mapping[str, Any], *, tied: bool, ranks: Ranks
@@ -50,7 +72,7 @@ class QwenNetwork(Layer):
         self.facts = facts
         self.tied = tied
         self.visual = visual  # type: ignore[assignment]
-        self.language_model = TextDecoder(text, ranks)
+        self.language_model = self.decoder(text, ranks)
         self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, bias=False)
         _check_channels(vision)
         self.mean_std = [settings["image_mean"], settings["image_std"]]
@@ -92,10 +114,11 @@ class QwenNetwork(Layer):
         """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
         x_NE = self.language_model.embed(input_ids)
         if media_rows is None or media_UW is None:
-            return self.language_model(x_NE, context)  # type: ignore[no-any-return]
+            return self.language_model(x_NE, context)
         main, *deep = media_UW.chunk(self.facts.vision.num_features, dim=1)
         x_NE.index_copy_(0, media_rows, main)
-        return self.language_model(x_NE, context, media_rows, deep)  # type: ignore[no-any-return]
+        added = (media_rows, deep) if deep else ()
+        return self.language_model(x_NE, context, *added)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32."""

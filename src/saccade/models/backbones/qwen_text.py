@@ -71,9 +71,16 @@ class Mlp(Layer):
         self.gate_up_proj = Linear(config.hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
         self.down_proj = Linear(width, config.hidden_size, bias=False, split="inputs", ranks=ranks)
 
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        return self.down_proj(self._gated(x_NE))  # type: ignore[no-any-return]
+
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the MLP of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
+        return self.down_proj.add_to(residual_NE, self._gated(x_NE))
+
+    def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
+        return self.ops.gated_activation(self.gate_up_proj(x_NE), SILU)
 
 
 class MixtureOfExperts(nn.Module):
@@ -131,7 +138,7 @@ class TextDecoder(nn.Module):
         device = self.embedding_VE.device
         axes = interleaved_axes if self.config.style.interleaved_axes else chunked_axes
         self.axes = torch.tensor(axes(self.config.mrope_section), device=device)
-        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.head_dim, device)
+        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)
         for layer in self.layers:
             layer.self_attn.join()  # type: ignore[union-attr,operator]
 
