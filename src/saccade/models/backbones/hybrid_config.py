@@ -7,7 +7,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.qwen_config import TextConfig
-from saccade.models.facts import NETWORK_DTYPE, Recurrent
+from saccade.models.facts import NETWORK_DTYPE, HeadCut, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
 FULL_ATTENTION_INTERVAL = 4
@@ -54,7 +54,10 @@ class DeltaNetConfig:
     def state(self) -> Recurrent:
         """What a layer keeps of a sequence: the state of the delta rule, and the last inputs of the convolution."""
         rule = (self.num_value_heads, self.key_width, self.value_width)
-        return Recurrent((rule, (self.num_taps - 1, sum(self.widths))), ("float32", NETWORK_DTYPE))
+        inputs = (self.num_taps - 1, sum(self.widths))
+        parts = tuple((heads, width // heads) for heads, width in zip(self.heads, self.widths, strict=True))
+        cuts = (HeadCut(0, ((self.num_value_heads, 1),)), HeadCut(1, parts))
+        return Recurrent((rule, inputs), ("float32", NETWORK_DTYPE), cuts)
 
 
 @dataclass(frozen=True, kw_only=True)
