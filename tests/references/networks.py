@@ -66,6 +66,9 @@ class QwenOracle:
 
 
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
+    "qwen2_vl": QwenOracle,
+    "qwen2_5_vl": QwenOracle,
     "qwen3_vl": QwenOracle,
+    "qwen3_vl_moe": QwenOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

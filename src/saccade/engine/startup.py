@@ -124,5 +124,6 @@ def _header(config: EngineConfig, model: LoadedModel, execution: Execution, cach
         dtype=machine.dtype,
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
+        num_state_snapshots=caches.sizes.num_snapshots,
     )
     return Header(machine=machine, config=resolved)

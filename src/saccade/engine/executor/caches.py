@@ -10,7 +10,7 @@ import torch
 
 from saccade.engine.core.step import StateMove, StepInput
 from saccade.engine.executor.batch import transfer
-from saccade.models.facts import KvSpec, Latent, Paged, Recurrent
+from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
 
@@ -27,10 +27,17 @@ class CacheSizes:
 
 def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
     """Return what each layer keeps on one of *ranks*, where *specs* is what it keeps without ranks."""
-    return tuple(
-        replace(spec, num_kv_heads=ranks.share(spec.num_kv_heads)) if isinstance(spec, Paged) else spec
-        for spec in specs
-    )
+
+    def of_rank(spec: KvSpec) -> KvSpec:
+        match spec:
+            case Paged():
+                return replace(spec, num_kv_heads=ranks.share(spec.num_kv_heads))
+            case Recurrent():
+                return spec.of_rank(ranks.share)
+            case Latent():
+                return spec
+
+    return tuple(of_rank(spec) for spec in specs)
 
 
 class Caches:
@@ -72,6 +79,12 @@ def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
     return [move.row for move in moves], [move.snapshot for move in moves]
 
 
+def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor of Recurrent in a network of dtype *network*."""
+    dtype: torch.dtype = network if name == NETWORK_DTYPE else getattr(torch, name)
+    return dtype
+
+
 def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
     blocks = (sizes.num_blocks, sizes.block_size)
     match spec:
@@ -85,7 +98,7 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
         case Recurrent():
             live, snapshots = (
                 tuple(
-                    _zeros((count, *shape), getattr(torch, name), device)
+                    _zeros((count, *shape), state_dtype(name, dtype), device)
                     for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
                 )
                 for count in (sizes.num_rows, sizes.num_snapshots)

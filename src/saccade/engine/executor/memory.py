@@ -1,20 +1,51 @@
-"""Compute the size of the KV pool, and allocate the caches."""
+"""Compute the size of the KV pool and the number of snapshots of recurrent states, and allocate the caches."""
 
 from collections.abc import Sequence as Ordered
+from math import prod
 
+import structlog
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
-from saccade.engine.executor.caches import Caches, CacheSizes, specs_of_rank
+from saccade.engine.executor.caches import Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
+
+logger = structlog.get_logger(__name__)
 
 
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size in bytes of one block over all layers that have blocks."""
     values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
     return values * block_size * dtype.itemsize
+
+
+def state_bytes(specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return the size in bytes of one sequence's recurrent states, over all layers that have them."""
+    return sum(
+        prod(shape) * state_dtype(name, dtype).itemsize
+        for spec in specs
+        if isinstance(spec, Recurrent)
+        for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+
+
+def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return how many snapshots of recurrent states to keep; 0 for a model that has no such state."""
+    size = state_bytes(specs, dtype)
+    if not (size and config.enable_prefix_caching):
+        return 0
+    if config.num_state_snapshots is not None:
+        return config.num_state_snapshots
+    count = config.state_snapshot_bytes // size
+    if config.state_snapshot_bytes and not count:
+        logger.warning(
+            "prefixes are not reused: state_snapshot_bytes is less than one snapshot",
+            state_snapshot_bytes=config.state_snapshot_bytes,
+            snapshot_bytes=size,
+        )
+    return count
 
 
 def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device) -> int:
@@ -56,9 +87,10 @@ def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
     """Return this rank's caches of *model*."""
     network = model.network
-    num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots)
-    return Caches(specs_of_rank(network.facts.kv_specs, model.ranks), sizes, network.dtype, network.device)
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    snapshots = num_snapshots(config, specs, network.dtype)
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots)
+    return Caches(specs, sizes, network.dtype, network.device)
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:
