@@ -101,11 +101,16 @@ class LocalExecutor:
 
         After a call that failed, the other ranks may be waiting in a collective, and no later step could succeed.
         """
-        if self.peers.ranks.size > 1 and self._num_ended < self._num_begun:
+        if self.peers.ranks.size > 1 and self._is_in_step:
             raise RuntimeError("A step failed on rank 0 while the other ranks computed it.")
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
 
     def close(self) -> None:
         """End the other ranks."""
-        self.peers.close()
+        self.peers.close(is_in_step=self._is_in_step)
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether a call has begun and not ended; after it, whether a call has failed."""
+        return self._num_ended < self._num_begun

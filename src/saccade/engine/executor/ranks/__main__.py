@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from types import TracebackType
 
 import structlog
 
@@ -16,6 +17,10 @@ from saccade.telemetry import configure_logging
 from saccade.transport.framing import ChannelClosed
 
 logger = structlog.get_logger(__name__)
+
+
+def _log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logger.error("a rank has failed", exc_info=(kind, error, trace))
 
 
 def main() -> int:
@@ -29,6 +34,8 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_logging(logging.getLevelNamesMapping()[arguments.log_level])
     structlog.contextvars.bind_contextvars(rank=arguments.rank)
+    # Python would write to stderr itself, and wait where nobody reads it, while the other ranks wait for this one.
+    sys.excepthook = _log
     # Ctrl-C signals every process of the terminal; the front decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     arena = PixelArena(arguments.arena)

@@ -61,6 +61,7 @@ class Peers:
         self._watches: list[threading.Thread] = []
         self._arena: PixelArena | None = None
         self._rendezvous = -1
+        self._device = torch.device("cpu")
 
     def __enter__(self) -> "Peers":
         return self
@@ -114,6 +115,7 @@ class Peers:
             watch = threading.Thread(target=self._watch, args=(other,), name=f"rank {other.number}", daemon=True)
             watch.start()
             self._watches.append(watch)
+        self._device = device
         self._send(messages.Join())
         join(self.ranks, f"/proc/self/fd/{self._rendezvous}", device)
 
@@ -145,8 +147,8 @@ class Peers:
         """Have the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
         self._send(messages.Sample())
 
-    def close(self) -> None:
-        """End the processes; kill those that do not end in time."""
+    def close(self, *, is_in_step: bool = False) -> None:
+        """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
         self._is_closing = True
         if not self._others:
             return
@@ -154,7 +156,9 @@ class Peers:
             self._send(messages.Leave())
         for other in self._others:
             other.link.close()
-        leave()
+        # NCCL would wait for a collective that does not end; the process that failed ends after this.
+        if not (is_in_step and self._device.type == "cuda"):
+            leave()
         for other in self._others:
             try:
                 other.process.wait(EXIT_SECONDS)
