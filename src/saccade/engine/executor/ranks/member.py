@@ -14,6 +14,7 @@ from saccade.engine.executor.ranks.peers import ranks_of
 from saccade.errors import StartupError
 from saccade.nn.parallel import join, leave
 
+
 class Member:
     """One rank. A failure of a step is not handled: the other ranks may be in the middle of a collective."""
 

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from signal import SIGKILL
-from types import TracebackType
 from typing import NamedTuple
 
 import structlog
@@ -49,27 +48,17 @@ class _Rank(NamedTuple):
 class Peers:
     """The ranks beside rank 0; without any, every method does nothing.
 
-    *on_death* is called on another thread, with a sentence, when a rank ends by itself after `join`. By default it ends
-    this process: a collective that waits for a dead rank cannot be interrupted.
+    When a rank ends by itself after `join`, this process ends: a collective that waits for it cannot be interrupted.
     """
 
-    def __init__(self, ranks: Ranks = ALONE, on_death: Callable[[str], None] | None = None) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
-        self._on_death = on_death or _end_process
         self._others: list[_Rank] = []
         self._is_closing = False
         self._watches: list[threading.Thread] = []
         self._arena: PixelArena | None = None
         self._rendezvous = -1
         self._device = torch.device("cpu")
-
-    def __enter__(self) -> "Peers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self, config: EngineConfig) -> None:
         """Start the processes, and have them load their weights."""
@@ -180,7 +169,7 @@ class Peers:
     def _watch(self, other: _Rank) -> None:
         code = other.process.wait()
         if not self._is_closing:
-            self._on_death(f"Rank {other.number} {ending(code)}.")
+            _end_process(f"Rank {other.number} {ending(code)}.")
 
 
 def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
@@ -193,7 +182,7 @@ def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
 def closed_on_failure(peers: Peers) -> Iterator[Peers]:
     """Close *peers* if the block raises."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(peers)
+        stack.callback(peers.close)
         yield peers
         stack.pop_all()
 
