@@ -50,6 +50,7 @@ def test_a_rank_that_dies_takes_the_engine_with_it_though_nobody_reads_the_log(t
     os.close(writer)
 
 
+@pytest.mark.conformance
 def test_ranks_end_with_their_engine(tiny_qwen3_vl: Path) -> None:
     front = front_of(tiny_qwen3_vl)
     front.until(EngineReady)
@@ -60,6 +61,7 @@ def test_ranks_end_with_their_engine(tiny_qwen3_vl: Path) -> None:
     front.socket.close()
 
 
+@pytest.mark.conformance
 def test_a_step_that_fails_on_rank_0_ends_the_engine(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank waits in a collective then: no later step could succeed."""
 
@@ -75,12 +77,14 @@ def test_a_step_that_fails_on_rank_0_ends_the_engine(tiny_qwen3_vl: Path, monkey
     assert not rank.is_running()
 
 
+@pytest.mark.conformance
 def test_what_ranks_cannot_share_is_refused_and_nothing_stays(tiny_qwen3_vl: Path) -> None:
     with pytest.raises(StartupError, match="--tensor-parallel-size is 3, but the model has 4 heads"):
         engines.engine(tiny_qwen3_vl, tensor_parallel_size=3)
     assert not [child for child in psutil.Process().children() if "--rank=1" in child.cmdline()]
 
 
+@pytest.mark.conformance
 def test_a_recording_of_two_ranks_is_replayed_by_two(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, tensor_parallel_size=2, threads=1) as subject:
         asked = [engines.request(tiny_qwen3_vl, [seed, (SMALL, seed), 3], str(seed), num_logprobs=1) for seed in (1, 2)]

@@ -122,7 +122,9 @@ NO_EFFECT = (
     _no_effect("--disable-cascade-attn", "There is no cascade attention."),
     _no_effect("--prefix-caching-hash-algo", "Block keys are BLAKE3 hashes of the blocks' content.", "one"),
     _no_effect("--distributed-executor-backend", "Each rank is a process of this machine.", "one"),
-    _no_effect("--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "Ranks communicate by torch.distributed."),
+    _no_effect(
+        "--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "Ranks communicate by torch.distributed."
+    ),
     _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always separate processes."),
     _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
     _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),

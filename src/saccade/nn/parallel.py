@@ -81,7 +81,7 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
     is_cuda = device.type == "cuda"
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-        store=distributed.FileStore(rendezvous, ranks.size),
+        store=distributed.FileStore(rendezvous, ranks.size),  # type: ignore[attr-defined]
         rank=ranks.rank,
         world_size=ranks.size,
         device_id=device if is_cuda else None,

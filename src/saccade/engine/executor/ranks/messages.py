@@ -1,7 +1,7 @@
 """What rank 0 sends to the other ranks and what they answer, as length-framed msgpack over a Unix socket pair."""
 
 import socket
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -111,17 +111,19 @@ class Link:
 
     def command(self) -> Command:
         """Return the next command of rank 0."""
-        return self._receive(Command)
+        command: Command = msgspec.msgpack.decode(self._receive(), type=Command)
+        return command
 
     def answer(self) -> Answer:
         """Return the next answer of the other rank."""
-        return self._receive(Answer)
+        answer: Answer = msgspec.msgpack.decode(self._receive(), type=Answer)
+        return answer
 
     def close(self) -> None:
         """Close this end."""
         self._connection.close()
 
-    def _receive(self, kind: Any) -> Any:
+    def _receive(self) -> bytearray:
         try:
             prefix = framing.receive(self._connection, PREFIX_BYTES)
             payload = framing.receive(self._connection, framing.length(prefix))
@@ -129,4 +131,4 @@ class Link:
             raise ChannelClosed from error
         if len(prefix) < PREFIX_BYTES or len(payload) < framing.length(prefix):
             raise ChannelClosed
-        return msgspec.msgpack.decode(payload, type=kind)
+        return payload

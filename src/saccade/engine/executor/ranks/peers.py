@@ -109,7 +109,7 @@ class Peers:
         join(self.ranks, f"/proc/self/fd/{self._rendezvous}", device)
 
     def least_blocks(self, num_blocks: int) -> int:
-        """Return the least of *num_blocks*, which fit on rank 0, and of what fits on the others. Raises StartupError."""
+        """Return the least of *num_blocks*, which fit on rank 0, and those that fit elsewhere. Raises StartupError."""
         self._send(messages.Measure())
         for other in self._others:
             match _answer(other):
