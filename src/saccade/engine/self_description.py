@@ -36,6 +36,7 @@ def describe(
         version=_version("saccade") or "unknown",
         attention_backend=execution.backend.name,
         mm_encoder_attn_backend=execution.vision_backend.name,
+        backend_reasons=execution.reasons,
         takes_resets=True,
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,

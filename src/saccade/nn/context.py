@@ -25,6 +25,11 @@ class KvCache(NamedTuple):
     keys: torch.Tensor
     values: torch.Tensor
 
+    def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
+        """Write the keys and values of tokens to their slots."""
+        self.keys.flatten(0, 1).index_copy_(0, slot_mapping, k_NKD)
+        self.values.flatten(0, 1).index_copy_(0, slot_mapping, v_NKW)
+
 
 class LatentCache(NamedTuple):
     """One layer's paged latents [num_blocks, block_size, width + rope_width]."""

@@ -108,6 +108,7 @@ class PackedSelfAttention(Layer):
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
         self.qkv = Linear(hidden_size, 3 * hidden_size)
         self.proj = Linear(hidden_size, hidden_size)
 

@@ -38,3 +38,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     attention_backend: str = ""
     mm_encoder_attn_backend: str = ""
+    backend_reasons: tuple[str, ...] = ()

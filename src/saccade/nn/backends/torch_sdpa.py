@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from saccade.nn.backends.workload import Workload
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -112,12 +113,20 @@ class AttentionBackend:
         output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
         return output.view(q_NQC.shape)[..., :value_width]
 
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
+
 
 class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
     metadata = ("max_seqlen", "sequence_lengths")
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
 
     def packed(
         self,
@@ -133,10 +142,6 @@ class VisionAttentionBackend:
             return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
         sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
         return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
-
-
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return None: these backends compute anywhere."""
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
