@@ -100,11 +100,11 @@ def test_auto_takes_the_last_that_can_compute() -> None:
 
 def test_a_start_says_why() -> None:
     assert why(PLAIN, load_backend(PLAIN), Workload()) == "as asked"
-    plain = load_backend(AUTO)
-    assert why(AUTO, plain, Workload()) == "not triton: it computes on a GPU; not flashinfer: it computes on a GPU"
+    assert why(AUTO, load_backend(AUTO), Workload()) == "auto for float32 on cpu"
     if has_amx():
-        assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "the first choice here"
-    assert "not amx: it computes in bfloat16" in why(AUTO, load_vision_backend(AUTO), Workload())
+        assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "auto for bfloat16 on cpu"
+    reason = "not amx: it computes in bfloat16 on a CPU, not in float32 on cpu"
+    assert why(AUTO, load_vision_backend(AUTO), Workload()) == f"auto for float32 on cpu; {reason}"
 
 
 def test_nothing_of_another_device_is_imported_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:

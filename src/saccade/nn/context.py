@@ -85,11 +85,13 @@ class PackedLayout:
 class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
-    *metadata* names the fields of PagedLayout that the backend reads.
+    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if decodes launch the
+    same work whatever the lengths on the host say, so that a CUDA graph can repeat it.
     """
 
     name: str
     metadata: tuple[str, ...]
+    captures_decodes: bool
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""

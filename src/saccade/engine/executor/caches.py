@@ -16,12 +16,16 @@ from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """*rows* live states and *snapshots* for each recurrent layer, *num_blocks* blocks for each other layer."""
+    """*rows* live states and *snapshots* for each recurrent layer, *num_blocks* blocks for each other layer.
+
+    *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
+    """
 
     num_blocks: int
     block_size: int
     num_rows: int
     num_snapshots: int
+    num_padding: int = 0
 
 
 class Caches:
@@ -64,7 +68,7 @@ def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
 
 
 def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    blocks = (sizes.num_blocks, sizes.block_size)
+    blocks = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
     match spec:
         case Paged():
             heads = (*blocks, spec.num_kv_heads)
@@ -79,7 +83,7 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
                     _zeros((count, *shape), getattr(torch, name), device)
                     for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
                 )
-                for count in (sizes.num_rows, sizes.num_snapshots)
+                for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
             )
             return RecurrentState(live, snapshots)
 

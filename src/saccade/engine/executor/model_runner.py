@@ -11,6 +11,7 @@ from saccade.engine.executor import logprobs
 from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.batch import Batch, build_batch, transfer
 from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
@@ -66,6 +67,7 @@ class ModelRunner:
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
         self.encodings: dict[int, torch.Tensor] = {}
         self.caches = caches
+        self.graphs: DecodeGraphs | None = None
 
     def update(self, step: StepInput) -> None:
         """Prepare a step: drop encodings, end and start rows, change block tables, restore states."""
@@ -142,6 +144,8 @@ class ModelRunner:
         return Launched(logprobs.begin_copy(found), sampling, scored)
 
     def _forward(self, batch: Batch) -> torch.Tensor:
+        if self.graphs is not None and (hidden := self.graphs.run(batch)) is not None:
+            return hidden
         plan = self.backend.plan(batch.layout, self.dtype)
         context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
         if batch.media_rows is None:

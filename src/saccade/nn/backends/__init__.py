@@ -73,13 +73,18 @@ def load_vision_backend(name: str, workload: Workload = Workload()) -> VisionAtt
 
 
 def why(asked: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
-    """Return why *backend* was loaded where *asked* was asked for, for the summary of a start."""
+    """Return why *backend* was loaded where *asked* was asked for, for the summary of a start.
+
+    Backends for other devices go without saying.
+    """
     if asked != AUTO:
         return "as asked"
     entries = BACKENDS if hasattr(backend, "paged") else VISION_BACKENDS
-    before = list(entries)[list(entries).index(backend.name) + 1 :]
-    reasons = _reasons(entries, type(backend).__name__, workload, before)
-    return "; ".join(f"not {name}: {reason}" for name, reason in reasons.items()) or "the first choice here"
+    preferred = list(entries)[list(entries).index(backend.name) + 1 :]
+    here = [name for name in preferred if entries[name].device_type == workload.device.type]
+    reasons = _reasons(entries, type(backend).__name__, workload, reversed(here))
+    chosen = f"auto for {str(workload.dtype).removeprefix('torch.')} on {workload.device.type}"
+    return "; ".join([chosen, *(f"not {name}: {reason}" for name, reason in reasons.items())])
 
 
 def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, workload: Workload) -> Any:

@@ -54,6 +54,7 @@ class AttentionBackend:
 
     name = "flashinfer"
     metadata = ("slot_mapping", "block_tables", "query_lengths", "host_context_lengths")
+    captures_decodes = False
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None

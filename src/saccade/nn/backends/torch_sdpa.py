@@ -72,6 +72,7 @@ class AttentionBackend:
 
     name = "torch_sdpa"
     metadata = ("slot_mapping", "block_tables", "context_lengths", "query_lengths", "host_context_lengths")
+    captures_decodes = False
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""

@@ -176,6 +176,7 @@ class AttentionBackend:
 
     name = "triton"
     metadata = torch_sdpa.AttentionBackend.metadata
+    captures_decodes = True
 
     def __init__(self) -> None:
         self._plain = torch_sdpa.AttentionBackend()
