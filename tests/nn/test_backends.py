@@ -21,7 +21,6 @@ from saccade.nn.backends import (
 )
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout, VisionAttentionBackend, check_metadata
 
-BOTH = [torch.float32, torch.bfloat16]
 TRITON = "triton"
 BFLOAT16 = Workload(dtype=torch.bfloat16)
 ON_GPU = Workload(torch.device("cuda"), torch.bfloat16)
@@ -37,14 +36,17 @@ def has_amx() -> bool:
 
 
 needs_amx = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
+WITH_DTYPES = [
+    *((PLAIN, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+    *((TRITON, dtype) for dtype in (torch.float32, torch.float16)),
+]
 VISION_WITH_DTYPES = [
-    *((name, dtype) for name in (PLAIN, TRITON) for dtype in BOTH),
+    *WITH_DTYPES,
     pytest.param(AMX, torch.bfloat16, marks=needs_amx),
 ]
 
 
-@pytest.mark.parametrize("name", [PLAIN, TRITON])
-@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize(("name", "dtype"), WITH_DTYPES)
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
 def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype, name: str) -> None:  # [eng] 41
     output, expected = attend(load_backend(name, Workload(dtype=dtype)), queries, contexts, dtype)

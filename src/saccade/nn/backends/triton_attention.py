@@ -123,9 +123,12 @@ def decode_kernel(
 
 
 def _reason(workload: Workload) -> str | None:
-    is_interpreted = triton.knobs.runtime.interpret and workload.device.type == "cpu"
-    reason = None if is_interpreted else not_on_gpu(workload)
-    return reason or not_in(workload, (torch.float32, *HALF)) or not_for_sizes(workload, 1, 256)
+    if workload.device.type == "cpu" and triton.knobs.runtime.interpret:
+        # The interpreter's products take the bits of bfloat16 for integers.
+        reason = not_in(workload, (torch.float32, torch.float16))
+    else:
+        reason = not_on_gpu(workload) or not_in(workload, (torch.float32, *HALF))
+    return reason or not_for_sizes(workload, 1, 256)
 
 
 class VisionAttentionBackend:
