@@ -179,7 +179,7 @@ def cudnn_batch_prefill_with_kv_cache(
     count = len(actual_seq_lens_q)
     for lengths in (actual_seq_lens_q, actual_seq_lens_kv):
         has_form(lengths, (count, 1, 1, 1), torch.int32)
-        assert 0 <= lengths.min()
+        assert lengths.min() >= 0
         assert lengths.max() <= max_token_per_sequence
     assert not causal
     assert not return_lse

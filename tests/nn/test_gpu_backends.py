@@ -70,7 +70,9 @@ def test_cudnn_rounds_lengths_up_and_keeps_metadata_while_a_tower_runs(monkeypat
         calls.append(kwargs)
         return args[0], None
 
-    monkeypatch.setattr(sys.modules["saccade.nn.backends.flashinfer_cudnn"], "cudnn_batch_prefill_with_kv_cache", record)
+    monkeypatch.setattr(
+        sys.modules["saccade.nn.backends.flashinfer_cudnn"], "cudnn_batch_prefill_with_kv_cache", record
+    )
     q = torch.zeros(5000, 2, 8, dtype=torch.bfloat16)
     layouts = [PackedLayout(torch.tensor([0, *borders], dtype=torch.int32), longest, (1,) * len(borders))
                for borders, longest in (((4000, 5000), 4000), (range(50, 5001, 50), 50), ((5000,), 5000))]  # fmt: skip
@@ -120,7 +122,7 @@ def test_a_tower_that_a_backend_cannot_compute(name: str, workload: Workload, re
 
 def test_an_old_gpu_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
-    with pytest.raises(StartupError, match="compute capability 8.0"):
+    with pytest.raises(StartupError, match=r"compute capability 8\.0"):
         load_vision_backend(VARLEN, TOWER)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(StartupError, match="torch finds no CUDA device"):
@@ -137,5 +139,3 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StartupError, match="pip install flashinfer-python` installs it"):
         load_backend(FLASHINFER, DECODER)
     assert load_backend(AUTO, DECODER).name == "triton"
-
-

@@ -4,7 +4,6 @@ The stand-in calls the captured function again at each replay. The network is a 
 interpreter, the one backend whose decodes may be captured.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,14 @@ class Addressed:
 
     def __call__(self, input_ids: torch.Tensor, context: Any) -> torch.Tensor:
         layout = context.layout
-        inputs = (input_ids, context.positions, layout.slot_mapping, layout.block_tables, layout.context_lengths, layout.rows)
+        inputs = (
+            input_ids,
+            context.positions,
+            layout.slot_mapping,
+            layout.block_tables,
+            layout.context_lengths,
+            layout.rows,
+        )
         addresses = tuple(tensor.data_ptr() for tensor in inputs)
         assert self._addresses.setdefault(len(input_ids), addresses) == addresses
         return self._network(input_ids, context)  # type: ignore[no-any-return]
@@ -101,7 +107,7 @@ def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) 
 
 
 @pytest.fixture
-def three_rows(subject: Engine) -> Iterator[tuple[ModelRunner, Again, StepInput]]:
+def three_rows(subject: Engine) -> tuple[ModelRunner, Again, StepInput]:
     """A runner with three decoding rows, and the step that follows."""
     runner, again = with_graphs(subject)
     params = SamplingParams(max_tokens=9, temperature=0)
@@ -111,7 +117,7 @@ def three_rows(subject: Engine) -> Iterator[tuple[ModelRunner, Again, StepInput]
     first = StepInput(1, started=starts, tables=tables, chunks=chunks)
     runner.update(first)
     runner.forward(first, beside_pictures=False)
-    yield runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
+    return runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
 
 
 def test_added_rows_write_nothing_of_a_sequence(three_rows: tuple[ModelRunner, Again, StepInput]) -> None:

@@ -1,9 +1,9 @@
 """Replay decodes as CUDA graphs: one graph for each of a few numbers of rows, over buffers that never move.
 
 A graph repeats the kernels of one call with the addresses and sizes that they had. So a step's input is copied into the
-graph's buffers, rows are added up to the graph's number, and the attention backend must read lengths and block tables on
-the device alone (AttentionBackend.captures_decodes). An added row reads and writes the padding block and the padding row
-of the caches, which belong to no sequence. A step with other chunks runs without a graph.
+graph's buffers, rows are added up to the graph's number, and the attention backend must read lengths and block tables
+on the device alone (AttentionBackend.captures_decodes). An added row reads and writes the padding block and the padding
+row of the caches, which belong to no sequence. A step with other chunks runs without a graph.
 
 CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: n rows of a
 step, B of a graph, M blocks of the longest table, E hidden size.

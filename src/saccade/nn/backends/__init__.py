@@ -12,6 +12,7 @@ from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 __all__ = ["AUTO", "BACKENDS", "PLAIN", "VISION_BACKENDS", "Workload", "load_backend", "load_vision_backend", "why"]
 
 AUTO, PLAIN, AMX = "auto", "torch_sdpa", "amx"
+PLAIN_WORKLOAD = Workload()
 
 
 class Entry(NamedTuple):
@@ -34,8 +35,8 @@ BACKENDS: Mapping[str, Entry] = MappingProxyType(
 )
 """Backends for decoders, the last that auto takes first. The module has a class AttentionBackend.
 
-Such a class has a static method `unavailable(workload)` that returns why it cannot compute a Workload, or None. A module
-whose import fails is not installed.
+Such a class has a static method `unavailable(workload)` that returns why it cannot compute a Workload, or None. A
+module whose import fails is not installed.
 """
 
 VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
@@ -52,7 +53,7 @@ VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
 """Backends for vision towers, in the same order. The module has a class VisionAttentionBackend, as above."""
 
 
-def load_backend(name: str, workload: Workload = Workload()) -> AttentionBackend:  # noqa: B008 - immutable
+def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBackend:
     """Return a new backend for decoders; auto is the first that can compute *workload*.
 
     Raises StartupError for an unknown name, and for a backend that cannot.
@@ -61,7 +62,7 @@ def load_backend(name: str, workload: Workload = Workload()) -> AttentionBackend
     return backend
 
 
-def load_vision_backend(name: str, workload: Workload = Workload()) -> VisionAttentionBackend:  # noqa: B008
+def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> VisionAttentionBackend:
     """Return a new backend for vision towers; auto is the first that can compute *workload*.
 
     Raises StartupError for an unknown name, and for a backend that cannot.
@@ -91,7 +92,7 @@ def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, 
     if asked != AUTO and asked not in entries:
         names = ", ".join((AUTO, *entries))
         raise StartupError(f"{flag} must be one of {names}, not {asked!r}. {_here(entries, class_name, workload)}")
-    for name in reversed(entries) if asked == AUTO else [asked]:
+    for name in reversed(list(entries)) if asked == AUTO else [asked]:
         is_other_device = entries[name].device_type not in (None, workload.device.type)
         if asked == AUTO and is_other_device:
             continue
@@ -108,9 +109,7 @@ def _here(entries: Mapping[str, Entry], class_name: str, workload: Workload) -> 
     return " ".join([f"Here {can} can compute.", *(f"Not {name}: {reason}." for name, reason in reasons.items())])
 
 
-def _reasons(
-    entries: Mapping[str, Entry], class_name: str, workload: Workload, names: Iterable[str]
-) -> dict[str, str]:
+def _reasons(entries: Mapping[str, Entry], class_name: str, workload: Workload, names: Iterable[str]) -> dict[str, str]:
     """Return the reasons against those of *names* that cannot compute *workload*."""
     found = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Attention of vision towers on a GPU by PyTorch's variable-length attention (FlashAttention): torch.nn.attention.varlen.
+"""Attention of vision towers on a GPU by PyTorch's attention of variable length: FlashAttention.
 
 It has never run on a GPU here: tests compare its arguments with the published signature.
 """

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -16,7 +17,7 @@ class Workload:
     a key, width of a value) of all heads; empty if they are not known.
     """
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     head_sizes: frozenset[tuple[int, int]] = frozenset()
