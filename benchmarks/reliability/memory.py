@@ -43,6 +43,4 @@ def memory(pid: int, proc: Path = PROC) -> Memory:
 def _mib(file: Path) -> Mapping[str, float]:
     """Return the fields of *file* that are in kB, in MiB."""
     pairs = (line.partition(":") for line in file.read_text().splitlines())
-    return {
-        name: int(value.split()[0]) * 1024 / MIB for name, _, value in pairs if value.endswith(" kB")
-    }
+    return {name: int(value.split()[0]) * 1024 / MIB for name, _, value in pairs if value.endswith(" kB")}

@@ -24,7 +24,7 @@ MUST_BE_ZERO = (
 
 
 class Watch:
-    """Within its block: `peaks` are the highest MiB without pages of files of the gateway's roles, of its tree together,
+    """Within its block: `peaks` are the highest MiB without pages of files of the gateway's roles, of its tree together
     and of the gateway without shared memory; and the highest proportional set size of the tree. `cores` is how many
     cores each role of the server kept busy, once the block has ended.
     """

@@ -82,9 +82,7 @@ def _allowed(held_mib: float) -> float:
     return MEMORY_PART * held_mib + MEMORY_MIB
 
 
-def _row(
-    name: str, looks: Sequence[Holdings], value: Callable[[Holdings], float], allowed: float | None = None
-) -> str:
+def _row(name: str, looks: Sequence[Holdings], value: Callable[[Holdings], float], allowed: float | None = None) -> str:
     points = (*(value(looks[index]) for index in (0, len(looks) // 2, -1)), gain(looks, value))
     limit = "not limited" if allowed is None else f"{allowed:.1f}"
     return f"| {name} | " + " | ".join([*(f"{point:.1f}" for point in points), limit]) + " |"

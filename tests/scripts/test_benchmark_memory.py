@@ -44,7 +44,9 @@ def test_this_process_holds_what_it_allocates() -> None:
 
 def test_a_soak_fails_for_memory_of_the_processes_alone() -> None:
     def looks(own: float, pss: float) -> list[Holdings]:
-        return [Holdings(n, {"engine": 300 + own * n}, {"engine": 600 + pss * n}, {"engine": 9}, 1.0) for n in range(60)]
+        return [
+            Holdings(n, {"engine": 300 + own * n}, {"engine": 600 + pss * n}, {"engine": 9}, 1.0) for n in range(60)
+        ]
 
     metrics = dict.fromkeys(METRICS, 1.0)
     assert violations(metrics, {}, looks(own=0, pss=3)) == []

@@ -184,10 +184,11 @@ class EngineFlags:
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU if there is one."
-    attention_backend: Literal["auto", "torch_sdpa"] = "auto"
-    "What computes the language model's attention."
+    attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
+    "What computes the language model's attention; the summary of the start says why auto took what."
     mm_encoder_attn_backend: Annotated[
-        Literal["auto", "torch_sdpa", "amx"], Parameter(alias="--mm-attention-backend")
+        Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
     threads: Count | None = ENGINE.threads

@@ -37,6 +37,7 @@ def describe(
         version=_version("saccade") or "unknown",
         attention_backend=execution.backend.name,
         mm_encoder_attn_backend=execution.vision_backend.name,
+        backend_reasons=execution.reasons,
         takes_resets=True,
         resumes_at_states=any(isinstance(spec, Recurrent) for spec in model.network.facts.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,

@@ -17,12 +17,16 @@ from saccade.nn.parallel import Ranks
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """*rows* live states and *snapshots* for each recurrent layer, *num_blocks* blocks for each other layer."""
+    """*rows* live states and *snapshots* for each recurrent layer, *num_blocks* blocks for each other layer.
+
+    *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
+    """
 
     num_blocks: int
     block_size: int
     num_rows: int
     num_snapshots: int
+    num_padding: int = 0
 
 
 def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
@@ -86,7 +90,7 @@ def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
 
 
 def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    blocks = (sizes.num_blocks, sizes.block_size)
+    blocks = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
     match spec:
         case Paged():
             heads = (*blocks, spec.num_kv_heads)
@@ -101,7 +105,7 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
                     _zeros((count, *shape), state_dtype(name, dtype), device)
                     for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
                 )
-                for count in (sizes.num_rows, sizes.num_snapshots)
+                for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
             )
             return RecurrentState(live, snapshots)
 

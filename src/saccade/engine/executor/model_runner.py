@@ -10,6 +10,7 @@ from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import logprobs
 from saccade.engine.executor.batch import Batch, build_batch, transfer
 from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
@@ -67,6 +68,7 @@ class ModelRunner:
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
         self.encodings: dict[int, torch.Tensor] = {}
         self.caches = caches
+        self.graphs: DecodeGraphs | None = None
 
     def update(self, step: StepInput) -> None:
         """Prepare a step: drop encodings, end and start rows, change block tables, restore states."""
@@ -148,6 +150,8 @@ class ModelRunner:
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, self.ranks.broadcast(ids, 0))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
+        if self.graphs is not None and (hidden := self.graphs.run(batch)) is not None:
+            return hidden
         plan = self.backend.plan(batch.layout, self.dtype)
         context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
         if batch.media_rows is None:

@@ -188,7 +188,10 @@ def _events(template: answers.ChatCompletionChunk, chunk: Chunk) -> bytes:
 
 
 def _with_delta(
-    template: answers.ChatCompletionChunk, choice: GeneratedChoice, delta: answers.Delta, finish_reason: str | None = None
+    template: answers.ChatCompletionChunk,
+    choice: GeneratedChoice,
+    delta: answers.Delta,
+    finish_reason: str | None = None,
 ) -> answers.ChatCompletionChunk:
     if choice.record is None:
         wire = answers.ChunkChoice(delta, finish_reason, choice.index)

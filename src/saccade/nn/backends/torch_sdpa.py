@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from saccade.nn.backends.workload import Workload
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -71,7 +72,14 @@ class AttentionBackend:
     """nn.context.AttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("slot_mapping", "block_tables", "context_lengths", "query_lengths", "host_context_lengths")
+    metadata: tuple[str, ...] = (
+        "slot_mapping",
+        "block_tables",
+        "context_lengths",
+        "query_lengths",
+        "host_context_lengths",
+    )
+    captures_decodes = False
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
@@ -113,12 +121,20 @@ class AttentionBackend:
         output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
         return output.view(q_NQC.shape)[..., :value_width]
 
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
+
 
 class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
     metadata = ("sequence_lengths",)
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
 
     def packed(
         self,
@@ -134,10 +150,6 @@ class VisionAttentionBackend:
         parts = zip(*(tensor.split_with_sizes(sizes) for tensor in (q_NQD, k_NQD, v_NQD)), runs, strict=True)
         outputs = [_packed_equal(q, k, v, count, scale) for q, k, v, (_, count) in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return None: these backends compute anywhere."""
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -185,7 +197,9 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _attend_cached(q_NQD: torch.Tensor, own: KeysValues, cached: KeysValues, plan: Plan, scoring: Scoring) -> torch.Tensor:
+def _attend_cached(
+    q_NQD: torch.Tensor, own: KeysValues, cached: KeysValues, plan: Plan, scoring: Scoring
+) -> torch.Tensor:
     """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:
@@ -202,9 +216,7 @@ def _gather(cached: KeysValues, slots: torch.Tensor) -> KeysValues:
     return k, k if values is keys else values.index_select(0, slots)
 
 
-def _decode(
-    q_SQD: torch.Tensor, cached: KeysValues, groups: tuple[DecodeGroup, ...], scoring: Scoring
-) -> torch.Tensor:
+def _decode(q_SQD: torch.Tensor, cached: KeysValues, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a row; return [S, Q * W]."""
     if groups[0].rows is None:
         return _decode_rows(q_SQD, cached, groups[0], scoring)
@@ -217,9 +229,7 @@ def _decode(
 
 def _decode_rows(q_SQD: torch.Tensor, cached: KeysValues, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
     num_rows, num_kv_heads = len(group.lengths), cached[0].shape[1]
-    k_SKLD, v_SKLW = (
-        part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots)
-    )
+    k_SKLD, v_SKLW = (part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots))
     # With one query token a row, the query heads that share a key head can take the place of query tokens.
     q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
     mask = group.mask

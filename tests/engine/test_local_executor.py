@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import toy_network
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from saccade.engine.core.step import Chunk, PromptScores, RowCounts, RowStart, SamplingInput, StepInput, TableChange
 from saccade.engine.executor import logprobs
@@ -29,7 +29,7 @@ PARAMS = (
 
 def executor(device: torch.device) -> LocalExecutor:
     network = toy_network.Network(toy_network.Facts()).to(device)
-    execution = Execution(load_backend("torch_sdpa"), load_vision_backend("torch_sdpa", CPU, torch.float32), Threads(1, 0))
+    execution = Execution(load_backend("torch_sdpa"), load_vision_backend("torch_sdpa"), Threads(1, 0))
     caches = Caches(network.facts.kv_specs, CacheSizes(256, 16, 4, 2), torch.float32, device)
     return LocalExecutor(ModelRunner(network, execution, caches))
 
@@ -70,29 +70,36 @@ def sampling(number: int, *prompt_scores: PromptScores) -> SamplingInput:
     )
 
 
-class OnlyTransfers(TorchDispatchMode):
+class NoWaiting(TorchFunctionMode):
     """Refuses copies from the host for which the host waits. A meta tensor has no value that could be read."""
 
-    num_transfers = 0
+    num_copies = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() == "aten::_to_copy" and args[0].device.type != (kwargs or {}).get("device", args[0].device).type:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        found = func(*args, **kwargs)
+        if name in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(part, list) for part in index), "an index that is copied from the host"
+        elif name == "tensor":
+            assert found.device == CPU, "a tensor that is copied from the host"
+        elif name == "to" and args[0].device == CPU != found.device:
             assert kwargs.get("non_blocking"), "a copy from the host that waits for the device"
-            self.num_transfers += 1
-        return func(*args, **(kwargs or {}))
+            self.num_copies += 1
+        return found
 
 
 def test_a_step_is_launched_and_sampled_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
     monkeypatch.setattr(logprobs.HostCopy, "wait", lambda copy: waited.append(copy) or [])
     subject = executor(META)
-    with torch.no_grad(), OnlyTransfers() as mode:
+    with NoWaiting() as mode:
         for step, wanted in (prefill(), decode()):
             subject.submit(step)
             subject.sample(wanted)
-        with pytest.raises(AssertionError):  # the check itself works
+        with pytest.raises(AssertionError, match="an index"):  # the check itself works
             torch.zeros(9, device=META)[[1, 2]]
-    assert mode.num_transfers > 4
+    assert mode.num_copies > 4
     assert waited == []
 
 
