@@ -131,20 +131,18 @@ def _scan(
     # Tokens of padding have neither keys nor decay, so they change no state.
     q, k, v = (functional.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, block)) for x in (q_HLD, k_HLD, v_HLW))
     log_decay, beta = (functional.pad(x, (0, padding)).unflatten(1, (-1, block)) for x in (log_decay_HL, beta_HL))
-    from_start = log_decay.cumsum(-1)
-    between = from_start.unsqueeze(-1) - from_start.unsqueeze(-2)
-    later = torch.ones(block, block, dtype=torch.bool, device=q.device).triu_(1)
-    # A difference that looks ahead is positive and may overflow, so it is masked before exp.
-    decays = between.masked_fill_(later, float("-inf")).exp_()
+    # Sums between two tokens, made without differences of longer sums, which would lose their last digits.
+    between = log_decay.unsqueeze(-1).expand(*log_decay.shape, block).tril(-1).cumsum(-2)
+    decays = between.exp_().tril_()
     weighted_k = k * beta.unsqueeze(-1)
     system = (weighted_k @ k.transpose(-1, -2)).mul_(decays)
     scores = (q @ k.transpose(-1, -2)).mul_(decays)
-    decay_in = from_start.exp().unsqueeze(-1)
+    decay_in = log_decay.cumsum(-1).exp_().unsqueeze(-1)
     known = torch.cat((v * beta.unsqueeze(-1), weighted_k * decay_in), -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
     new_v, read_k = solved.split_with_sizes((v.shape[-1], k.shape[-1]), -1)
     q_in = q * decay_in
-    k_out = (k * (from_start[..., -1:] - from_start).exp().unsqueeze(-1)).transpose(-1, -2)
+    k_out = (k * decays[..., -1, :].unsqueeze(-1)).transpose(-1, -2)
     outputs = torch.empty_like(v)
     for index in range(q.shape[1]):
         correction = torch.baddbmm(new_v[:, index], read_k[:, index], state_HDW, alpha=-1)
