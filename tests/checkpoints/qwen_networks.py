@@ -101,7 +101,7 @@ def _qwen3_5_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     text = _qwen3_5_text(ids, [4, 3, 3], hidden_size=88, head_dim=80, num_key_value_heads=1) | {
         "model_type": "qwen3_5_moe_text", "full_attention_interval": 2, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
-        "linear_conv_kernel_dim": 5, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
+        "linear_conv_kernel_dim": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
         "shared_expert_intermediate_size": 44, "tie_word_embeddings": False,
     }  # fmt: skip
     vision = _qwen3_5_tower(
