@@ -62,7 +62,7 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(TextConfig):
-    """*full_attention* are the layers that attend to all tokens. With experts, *intermediate_size* is the shared one's."""
+    """*full_attention* are the layers that attend to all tokens; *intermediate_size* may be that of the shared expert."""
 
     delta_net: DeltaNetConfig
     full_attention: frozenset[int]
