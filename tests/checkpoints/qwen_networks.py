@@ -1,4 +1,4 @@
-"""Whole Qwen2-VL, Qwen2.5-VL and Qwen3-VL with experts: tiny, random, with the releases' names of tensors.
+"""Whole Qwen2-VL, Qwen2.5-VL, Qwen3-VL with experts and Qwen3.5: tiny, random, with the releases' names of tensors.
 
 Sizes differ, so that no two dimensions agree by chance.
 """
@@ -64,13 +64,69 @@ def _qwen3_vl_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
 
 
-CONFIGS = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl_moe": _qwen3_vl_moe}
+def _qwen3_5_text(ids: Mapping[str, int], section: list[int], **sizes: Any) -> dict[str, Any]:
+    rope = {
+        "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": section,
+        "mrope_interleaved": True,
+    }  # fmt: skip
+    return _text(ids, **sizes) | {
+        "attention_bias": False, "attn_output_gate": True, "mamba_ssm_dtype": "float32", "rope_parameters": rope,
+    }  # fmt: skip
+
+
+def _qwen3_5_tower(**sizes: int) -> dict[str, Any]:
+    return {
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
+        "hidden_act": "gelu_pytorch_tanh", **sizes,
+    }  # fmt: skip
+
+
+def _qwen3_5(ids: Mapping[str, int]) -> dict[str, Any]:
+    """Layers by name, three value heads for a key head, and no key for deepstack."""
+    linear, full = "linear_attention", "full_attention"
+    text = _qwen3_5_text(ids, [3, 2, 1], hidden_size=104, intermediate_size=136, head_dim=48, num_hidden_layers=5) | {
+        "model_type": "qwen3_5_text", "layer_types": [linear, full, linear, linear, full],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+        "linear_conv_kernel_dim": 4, "tie_word_embeddings": True,
+    }  # fmt: skip
+    vision = _qwen3_5_tower(
+        depth=3, hidden_size=40, num_heads=2, intermediate_size=72, out_hidden_size=104, num_position_embeddings=36
+    )
+    return {"text_config": text, "vision_config": {**vision, "model_type": "qwen3_5"}, "tie_word_embeddings": True}
+
+
+def _qwen3_5_moe(ids: Mapping[str, int]) -> dict[str, Any]:
+    """Layers by an interval, one key/value head, and a longer convolution."""
+    text = _qwen3_5_text(ids, [4, 3, 3], hidden_size=88, head_dim=80, num_key_value_heads=1) | {
+        "model_type": "qwen3_5_moe_text", "full_attention_interval": 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
+        "shared_expert_intermediate_size": 44, "tie_word_embeddings": False,
+    }  # fmt: skip
+    vision = _qwen3_5_tower(
+        depth=4, hidden_size=24, num_heads=3, intermediate_size=56, out_hidden_size=88, num_position_embeddings=49
+    )
+    vision |= {"model_type": "qwen3_5_moe", "deepstack_visual_indexes": []}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+
+
+CONFIGS = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
+}
+
+HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 
 
 def _released(name: str, key: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Return name and layout of a tensor as the release *name* stores it."""
     if name == "qwen3_vl_moe":
         return key, tensor.transpose(1, 2) if ".experts." in key else tensor
+    if name in HYBRIDS:
+        return key, tensor
     for theirs, released in (("model.language_model.", "model."), ("model.visual.", "visual.")):
         key = key.replace(theirs, released)
     return key, tensor
@@ -98,5 +154,7 @@ def write(folder: Path, name: str) -> Path:
     tensors = {key: tensor.contiguous() for key, tensor in stored}
     if config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
+    if name in HYBRIDS:  # a draft layer, which nobody loads
+        tensors["mtp.fc.weight"] = torch.zeros(3, 5)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -67,7 +67,7 @@ def test_paged_with_options(
 
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
-@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33)])
+@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
 def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
     output, expected = attend_packed(load_vision_backend(name, Workload(dtype=dtype)), lengths, dtype, scale)
     assert_close(output, expected, ulps=2)
