@@ -49,3 +49,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return checkpoints.CHECKPOINTS[name](tmp_path_factory.mktemp(name))
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def network_folder(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_vl: Path) -> Callable[[str], Path]:
+    """The folder of a whole tiny checkpoint, by its name in checkpoints.NETWORKS; made when first asked."""
+    import checkpoints
+
+    @cache
+    def folder(name: str) -> Path:
+        if name == "qwen3_vl":
+            return tiny_qwen3_vl
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers warns about its own deprecations at import
+            return checkpoints.NETWORKS[name](tmp_path_factory.mktemp("checkpoints") / name)
+
+    return folder

@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
+from saccade.models.files import image_processor, parse_json, read_model_files
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -42,21 +45,53 @@ def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:
     )
 
 
-def request(
-    folder: Path, parts: list[int | tuple[Grid, int]], request_id: str = "a", text_seed: int = 0, **sampling: Any
-) -> EngineRequest:
-    """A prompt of parts: a number of random text tokens, or a picture as (grid, seed). Greedy unless told otherwise."""
+def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> MediaItem:
+    """A picture of *size* (width, height) with random pixels, as the family's halves bring it to the wire; inline."""
+    files = read_model_files(folder)
+    config = parse_json(files, "config.json")
+    family = models.family_of(config)
+    layout = models.load_layout(family)(config, image_processor(files, models.families()[family]))
+    shape = layout.picture(*size, layout.settings)
+    rgb = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    patches = np.zeros(shape.pixel_shape, np.uint8)
+    models.load_pixels(family)(layout.settings).write(rgb, shape, patches)
+    pixels = patches.tobytes()
+    return MediaItem(
+        modality="image",
+        content_hash=blake2b(pixels, digest_size=32).digest(),
+        grid=shape.grid,
+        spans=(Span(start, shape.num_tokens),),
+        pixel_shape=shape.pixel_shape,
+        original_size=shape.original_size,
+        inline=pixels,
+    )
+
+
+def placeholder_id(folder: Path) -> int:
+    """The id of the placeholder token of pictures."""
     config = json.loads((folder / "config.json").read_text())
+    return models.load_facts(models.family_of(config), config).placeholder_of["image"]
+
+
+def request(
+    folder: Path, parts: list[Any], request_id: str = "a", text_seed: int = 0, **sampling: Any
+) -> EngineRequest:
+    """A prompt of parts: a number of random text tokens, or a picture as (grid, seed) or (size, seed).
+
+    Greedy unless told otherwise. A grid is of random patches of Qwen3-VL's; a size is (width, height).
+    """
+    placeholder = placeholder_id(folder)
     draw = np.random.default_rng(text_seed)
     token_ids: list[int] = []
     media = []
     for part in parts:
         if isinstance(part, int):
-            token_ids += draw.integers(0, min(500, config["image_token_id"]), part).tolist()
+            token_ids += draw.integers(0, min(500, placeholder), part).tolist()
         else:
-            item = picture(*part, start=len(token_ids))
+            make = picture if len(part[0]) == 3 else partial(photo, folder)
+            item = make(*part, start=len(token_ids))
             media.append(item)
-            token_ids += [config["image_token_id"]] * item.spans[0].length
+            token_ids += [placeholder] * item.spans[0].length
     params = SamplingParams(**{"max_tokens": 8, "temperature": 0, **sampling})
     return EngineRequest(request_id=request_id, token_ids=token_ids, sampling=params, media=tuple(media))
 
@@ -147,30 +182,3 @@ def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:
 
     runner.sampler = recording  # type: ignore[assignment]
     return found
-
-
-class Oracle:
-    """transformers' model, in float32, fed with the same tokens and patches."""
-
-    def __init__(self, folder: Path) -> None:
-        from transformers import Qwen3VLForConditionalGeneration
-
-        self.model: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-        self.placeholder = self.model.config.image_token_id
-
-    @torch.inference_mode()
-    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
-        """Return the logits [len(token_ids), vocab] from which each of *token_ids*, the answer, was chosen."""
-        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
-        inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == self.placeholder).int()}
-        if asked.media:
-            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
-            inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
-        self.model.model.rope_deltas = None
-        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
-
-    @staticmethod
-    def pixel_values(item: MediaItem) -> torch.Tensor:
-        patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(-1, 3, 1, 16, 16)
-        doubled = patches.expand(-1, -1, 2, -1, -1).float()
-        return ((doubled - 127.5) / 127.5).flatten(1)

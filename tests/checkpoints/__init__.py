@@ -1,6 +1,6 @@
 """Tiny checkpoints in hub layout, written the way the releases are: file names, file contents, 4.x config.json.
 
-CHECKPOINTS holds what a gateway reads of each release; write_qwen3_vl writes weights too.
+CHECKPOINTS holds what a gateway reads of each release; the writers in NETWORKS write weights too.
 """
 
 from collections.abc import Callable
@@ -19,4 +19,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
 
-__all__ = ["CHECKPOINTS", "write_qwen3_vl"]
+NETWORKS: dict[str, Callable[[Path], Path]] = {"qwen3_vl": write_qwen3_vl}
+"""Writers of whole checkpoints, tiny, random, float32, by the release's name."""
+
+__all__ = ["CHECKPOINTS", "NETWORKS", "write_qwen3_vl"]

@@ -16,7 +16,8 @@ from checkpoints import qwen
 from checkpoints.vocabulary import byte_level, write_json
 
 
-def _randomize(model: torch.nn.Module) -> None:
+def randomize(model: torch.nn.Module) -> None:
+    """Draw the weights of *model*."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -68,7 +69,7 @@ def write_qwen3_vl(folder: Path) -> Path:
     write_json(folder, "preprocessor_config.json", {**qwen.QWEN3_PROCESSOR, "size": size})
     torch.manual_seed(0)
     model = Qwen3VLForConditionalGeneration(Qwen3VLConfig.from_pretrained(folder)).float().eval()
-    _randomize(model)
+    randomize(model)
     tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

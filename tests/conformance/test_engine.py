@@ -1,4 +1,4 @@
-"""The engine's logits and greedy ids against transformers, for the same tokens and patches, float32. A10, [eng] 24"""
+"""The engine's logits and greedy ids against the oracles, for the same tokens and pixels, float32. A10, [eng] 24"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,46 +8,57 @@ from typing import Any
 import engines
 import pytest
 import torch
+from checkpoints import NETWORKS
+from references.networks import ORACLES, Oracle
 
 from saccade.cli.bundled import bundled
 from saccade.engine.loop import Engine
 from saccade.protocol.request import EngineRequest
 
-ATOL = 1e-4
 PROMPTS: dict[str, list[Any]] = {
     "text": [37],
-    "one picture": [5, ((1, 8, 12), 1), 9],
-    "two pictures": [3, ((1, 10, 6), 2), 6, ((1, 4, 20), 3), 8],
-    "picture first and last": [((1, 4, 4), 4), 7, ((1, 6, 6), 5)],
-    "picture twice": [2, ((1, 6, 10), 6), 3, ((1, 6, 10), 6), 4],
+    "one picture": [5, ((192, 128), 1), 9],
+    "two pictures": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
+    "picture first and last": [((64, 64), 4), 7, ((96, 96), 5)],
+    "picture twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
-CHUNKS = [7, 16, 64, 2048]
+CHUNKS = [pytest.param(7, marks=pytest.mark.conformance), 16, pytest.param(64, marks=pytest.mark.conformance), 2048]
+BUNDLED = "bundled"
 
 
-@pytest.fixture(scope="module", params=["random", "bundled"])
-def checkpoint(request: pytest.FixtureRequest, tiny_qwen3_vl: Path) -> Path:
-    """A checkpoint with random weights, untied, and the trained one that ships, tied."""
-    return tiny_qwen3_vl if request.param == "random" else bundled("model")
+@pytest.fixture(scope="module", params=[*NETWORKS, BUNDLED])
+def checkpoint_name(request: pytest.FixtureRequest) -> str:
+    """Checkpoints with random weights, and the trained one that ships, a Qwen3-VL with tied embeddings."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint: Path) -> engines.Oracle:
-    return engines.Oracle(checkpoint)
+def checkpoint(checkpoint_name: str, network_folder: Callable[[str], Path]) -> Path:
+    return bundled("model") if checkpoint_name == BUNDLED else network_folder(checkpoint_name)
 
 
-def check(oracle: engines.Oracle, asked: EngineRequest, token_ids: list[int], rows: list[torch.Tensor]) -> None:
-    """Every logit that may be sampled equals the reference's, and every id is the reference's greedy choice."""
+@pytest.fixture(scope="module")
+def oracle(checkpoint_name: str, checkpoint: Path) -> Oracle:
+    return ORACLES["qwen3_vl" if checkpoint_name == BUNDLED else checkpoint_name](checkpoint)
+
+
+def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list[torch.Tensor]) -> None:
+    """Every logit that may be sampled equals the reference's, and every id is the reference's greedy choice.
+
+    Where the reference's two best logits are closer than the tolerance allows for, either is right.
+    """
     assert len(token_ids) == asked.sampling.max_tokens == len(rows)
-    placeholders = torch.tensor([oracle.placeholder, oracle.model.config.video_token_id])
     both = (torch.stack(rows), oracle.logits(asked, token_ids))
+    placeholders = torch.tensor(oracle.placeholder_token_ids)
     ours, reference = (logits.index_fill(1, placeholders, float("-inf")) for logits in both)
-    torch.testing.assert_close(ours, reference, atol=ATOL, rtol=0)
-    assert reference.argmax(-1).tolist() == token_ids
+    torch.testing.assert_close(ours, reference, atol=oracle.atol, rtol=0)
+    chosen = reference.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
+    assert (reference.amax(1) - chosen <= 2 * oracle.atol).all()
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("name", PROMPTS)
-def test_chunks_fresh_and_cached(checkpoint: Path, oracle: engines.Oracle, name: str, chunk: int) -> None:
+def test_chunks_fresh_and_cached(checkpoint: Path, oracle: Oracle, name: str, chunk: int) -> None:
     subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     for request_id in ("fresh", "cached"):
@@ -58,7 +69,7 @@ def test_chunks_fresh_and_cached(checkpoint: Path, oracle: engines.Oracle, name:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) -> None:
+def test_batch_of_eight(checkpoint: Path, oracle: Oracle, chunk: int) -> None:
     subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     asked = [
@@ -70,7 +81,7 @@ def test_batch_of_eight(checkpoint: Path, oracle: engines.Oracle, chunk: int) ->
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
-def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [eng] 4: again and again
+def test_retracted(checkpoint: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
     subject = engines.engine(
         checkpoint,
         max_num_batched_tokens=8,
@@ -79,7 +90,7 @@ def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [en
     )
     logits = engines.record_logits(subject)
     asked = [
-        engines.request(checkpoint, [seed, ((1, 4, 6), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)
+        engines.request(checkpoint, [seed, ((96, 64), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)
     ]
     retracted = []
 
@@ -97,7 +108,7 @@ def test_retracted(checkpoint: Path, oracle: engines.Oracle) -> None:  # B5, [en
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", PROMPTS)
-def test_every_chunk_size(checkpoint: Path, oracle: engines.Oracle, name: str) -> None:  # [eng] 24
+def test_every_chunk_size(checkpoint: Path, oracle: Oracle, name: str) -> None:  # [eng] 24
     asked = engines.request(checkpoint, PROMPTS[name], max_tokens=4)
     for chunk in range(1, len(asked.token_ids) + 1):
         subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=1)
@@ -122,9 +133,7 @@ def retracting(subject: Engine) -> Callable[[], None]:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", ["text", "one picture", "two pictures"])
-def test_chunks_and_retraction_change_no_token(
-    checkpoint: Path, oracle: engines.Oracle, name: str
-) -> None:  # B5, [eng] 4, 24
+def test_chunks_and_retraction_change_no_token(checkpoint: Path, oracle: Oracle, name: str) -> None:  # B5, [eng] 4, 24
     subject = engines.engine(checkpoint, max_num_seqs=1, enable_prefix_caching=False, encoder_cache_bytes=0)
     logits = engines.record_logits(subject)
     asked = engines.request(checkpoint, PROMPTS[name], max_tokens=5)
@@ -137,5 +146,5 @@ def test_chunks_and_retraction_change_no_token(
             logits["a"].clear()
             answer = engines.drain(subject, asked, each_step=each_step).answers["a"]
             assert answer.token_ids == expected, chunk
-            torch.testing.assert_close(torch.stack(logits["a"]), whole, atol=ATOL, rtol=0)
+            torch.testing.assert_close(torch.stack(logits["a"]), whole, atol=oracle.atol, rtol=0)
     assert subject.load().preemptions_total == 64 * 2

@@ -1,5 +1,7 @@
 """Run a synthetic request, so that the first real request finds everything loaded and torch's buffers allocated."""
 
+from math import prod
+
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
 from saccade.identity.content import HASH_BYTES
@@ -32,14 +34,14 @@ def _requests(engine: Engine, num_text_tokens: int, grid: Grid | None) -> list[E
     grid = facts.square_grid(0) if grid is None else grid
     num_tokens = facts.item_tokens(grid)
     if num_tokens + 3 < limit:
-        rows, values = facts.pixel_shape(grid)
+        shape = facts.pixel_shape(grid)
         item = MediaItem(
             modality="image",
             content_hash=bytes(HASH_BYTES),
             grid=grid,
             spans=(Span(1, num_tokens),),
-            pixel_shape=(rows, values),
-            inline=bytes(rows * values),
+            pixel_shape=shape,
+            inline=bytes(prod(shape)),
         )
         token_ids = [text, *[facts.placeholder_of["image"]] * num_tokens, text]
         requests.append(EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=sampling, media=(item,)))

@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Grid = tuple[int, int, int]
 Size = tuple[int, int]
+
+
+class MediaShape(NamedTuple):
+    """A media item's grid, and (height, width) of the picture before resizing if the wire carries them."""
+
+    grid: Grid
+    original_size: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class ModelFacts(Protocol):
     """A model's facts, from its configuration. *kv_specs* has one entry for each layer.
 
     *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; original sizes are
-    (width, height) of the picture before resizing, if the wire carries them.
+    (height, width) of the picture before resizing, if the wire carries them.
     """
 
     @property
@@ -86,8 +93,8 @@ class ModelFacts(Protocol):
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
-        """Return the shape of the uint8 patches of a grid on the wire."""
+    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of the uint8 pixels of a grid on the wire, as the family's Layout gives it."""
 
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches that the vision encoder processes."""

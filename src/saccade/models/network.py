@@ -1,26 +1,29 @@
 """Network: the interface of the engine to a family's network. The model's facts are in models.facts, without torch."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from saccade.models.facts import Grid, ModelFacts
+from saccade.models.facts import MediaShape, ModelFacts
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 
 
-class Target(Protocol):
-    """A parameter's name, and the partition of its rows that a checkpoint tensor fills (None: all)."""
+class Target(NamedTuple):
+    """The place of a checkpoint tensor in the network.
 
-    @property
-    def parameter(self) -> str: ...
+    It fills *partition* of the parameter, or all partitions in order if that is None; with *expert*, the rows of that
+    expert alone. *transposed*: the checkpoint stores the last two dimensions in the other order.
+    """
 
-    @property
-    def partition(self) -> int | None: ...
+    parameter: str
+    partition: int | None = None
+    expert: int | None = None
+    transposed: bool = False
 
 
 class Network(Protocol):
-    """A torch module on one device. Shapes: N tokens, P patches, C values of a patch, U tokens of media, V vocabulary.
+    """A torch module on one device. Shapes: N tokens, B bytes of pixels, U tokens of media, V vocabulary.
 
     W is the width of features: the hidden size, times a factor of the family.
     """
@@ -42,11 +45,14 @@ class Network(Protocol):
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
 
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *grids* for `encode`, and each media item's token count. Runs on the host."""
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count. Runs on the host."""
 
-    def encode(self, pixels_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Map uint8 patches to features [U, W]. *metadata* comes from prepare(). The host does not wait."""
+    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Map the uint8 pixels of all items, one after the other, to features [U, W]; *metadata* is from prepare().
+
+        The host does not wait.
+        """
 
     def __call__(
         self,

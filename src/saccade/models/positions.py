@@ -1,4 +1,4 @@
-"""Positions of tokens on three axes, as used by the rotary embedding of Qwen's models (M-RoPE). No torch.
+"""Positions of tokens: plain, or on three axes as used by the rotary embedding of Qwen's models (M-RoPE). No torch.
 
 Source: transformers, modeling_qwen2_vl.py, get_rope_index.
 """
@@ -17,6 +17,16 @@ class _Media(NamedTuple):
     stop: int
     base: int
     grid: tuple[int, int, int]
+
+
+class PlainPositions:
+    """A token's position is its index, on all axes."""
+
+    delta = 0
+
+    def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the positions [3, stop - start] of tokens [start, stop)."""
+        return np.broadcast_to(np.arange(start, stop), (3, stop - start))
 
 
 class MultimodalPositions:

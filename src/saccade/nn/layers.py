@@ -4,6 +4,8 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -11,20 +13,53 @@ from torch import nn
 
 from saccade.nn.context import ForwardContext
 from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
+from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
 
 class Layer(nn.Module):
-    """A module that computes with the operations in *ops*."""
+    """A module that computes with the operations in *ops*.
+
+    The loader reads *shardings*, how parameters that consist of parts or are cut over ranks are laid out, by name, and
+    *experts*: how the first dimension of a parameter with one entry for each expert is cut. The sharding of such a
+    parameter is that of one entry.
+    """
 
     ops: Operations = PLAIN
+    shardings: Mapping[str, Sharding] = MappingProxyType({})
+    experts: Mapping[str, Sharding] = MappingProxyType({})
 
 
 class Linear(Layer):
-    """y = x W^T + b. Layers that read the same input can be one layer; *partitions* are their output widths."""
+    """y = x W^T + b. Layers that read the same input can be one layer; *partitions* are their output widths.
 
-    def __init__(self, in_features: int, partitions: int | tuple[int, ...], bias: bool = True) -> None:
+    With *split* "outputs", each partition's rows are cut over *ranks*: units[i] heads of partition i, by default as
+    many as there are ranks. With "inputs", the columns are cut, and the results are summed over the ranks.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        partitions: int | tuple[int, ...],
+        bias: bool = True,
+        *,
+        split: Split | None = None,
+        units: tuple[int, ...] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         super().__init__()
-        self.partitions = (partitions,) if isinstance(partitions, int) else partitions
+        widths = (partitions,) if isinstance(partitions, int) else partitions
+        outputs = Sharding(widths)
+        if split == "outputs":
+            outputs = Sharding(
+                widths, 0, tuple(shards_of(count, ranks) for count in units or (ranks.size,) * len(widths))
+            )
+        self.partitions = outputs.lengths()
+        self.summed_over = ranks if split == "inputs" and ranks.size > 1 else None
+        shardings = {"weight": outputs, "bias": outputs}
+        if self.summed_over is not None:
+            shardings["weight"] = Sharding((in_features,), 1, (ranks.size,))
+            in_features = ranks.share(in_features, "input channels")
+        self.shardings = shardings
         out_features = sum(self.partitions)
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
@@ -32,21 +67,31 @@ class Linear(Layer):
 
     def pack(self) -> None:
         """Pack the loaded weight, and drop the plain one if the packed layout differs."""
-        packed = self.ops.pack_linear(self.weight, self.bias)
+        packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
         if not isinstance(packed, PlainLinear):
             self.packed = packed
             self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
         """Map [N, in_features] to [N, out_features] and apply *activation*."""
-        return self._multiplied().apply(x, activation)
+        if self.summed_over is None:
+            return self._multiplied().apply(x, activation)
+        output = self._sum(x)
+        return output if activation is None else activation(output)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return *residual* [N, out_features] + forward(x)."""
-        return self._multiplied().add_to(residual, x)
+        return self._multiplied().add_to(residual, x) if self.summed_over is None else residual + self._sum(x)
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks, with the bias added once."""
+        output = self.summed_over.all_reduce(self._multiplied().apply(x, None))  # type: ignore[union-attr]
+        return output if self.bias is None else output + self.bias
 
     def _multiplied(self) -> PackedLinear:
-        return PlainLinear(self.weight, self.bias) if self.packed is None else self.packed
+        if self.packed is not None:
+            return self.packed
+        return PlainLinear(self.weight, None if self.summed_over else self.bias)
 
 
 class RMSNorm(Layer):

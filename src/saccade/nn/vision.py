@@ -4,7 +4,7 @@ Grids are (frames, rows, columns) in patches and live on the CPU. Patches come i
 (rows / m, columns / m, m, m). Shapes: P patches, Q heads, D head size, E hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ from saccade.nn.layers import Layer, Linear
 Grid = tuple[int, int, int]
 
 
-def grid_list(grids: torch.Tensor | Sequence[Sequence[int]]) -> list[Grid]:
-    """Return grids as host integers, from a CPU tensor [n, 3] or any sequence of triples."""
-    rows = grids.numpy() if isinstance(grids, torch.Tensor) else grids
-    return [(int(frames), int(height), int(width)) for frames, height, width in rows]
+def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
+    """Return grids as host integers, from triples or from the rows of a CPU tensor [n, 3]."""
+    return [(int(frames), int(height), int(width)) for frames, height, width in grids]
 
 
 def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

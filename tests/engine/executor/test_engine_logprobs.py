@@ -7,6 +7,7 @@ import engines
 import msgspec
 import pytest
 import torch
+from references.networks import QwenOracle
 
 from saccade.engine.executor import logprobs
 from saccade.engine.loop import Engine
@@ -22,8 +23,8 @@ def subject(tiny_qwen3_vl: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def oracle(tiny_qwen3_vl: Path) -> engines.Oracle:
-    return engines.Oracle(tiny_qwen3_vl)
+def oracle(tiny_qwen3_vl: Path) -> QwenOracle:
+    return QwenOracle(tiny_qwen3_vl)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def asked(tiny_qwen3_vl: Path) -> EngineRequest:
     )
 
 
-def expected(oracle: engines.Oracle, asked: EngineRequest, answer: list[int]) -> torch.Tensor:
+def expected(oracle: QwenOracle, asked: EngineRequest, answer: list[int]) -> torch.Tensor:
     """transformers' log probabilities for every token of prompt and answer but the first."""
     first = msgspec.structs.replace(asked, token_ids=asked.token_ids[:1])
     return oracle.logits(first, asked.token_ids[1:] + answer).log_softmax(-1)
@@ -53,7 +54,7 @@ def check(found: list[TokenLogprob], token_ids: list[int], reference: torch.Tens
 @pytest.mark.parametrize("chunk", [1, 3, 16, 512])
 @pytest.mark.parametrize("retracted_at", [None, 2, 4])
 def test_prompt_and_answer_equal_transformers(
-    tiny_qwen3_vl: Path, oracle: engines.Oracle, asked: EngineRequest, chunk: int, retracted_at: int | None
+    tiny_qwen3_vl: Path, oracle: QwenOracle, asked: EngineRequest, chunk: int, retracted_at: int | None
 ) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=chunk, max_num_seqs=1)
 
@@ -78,7 +79,7 @@ def test_a_cached_prompt_is_computed_again_for_its_log_probabilities(subject: En
 
 
 def test_sampling_changes_no_log_probability(
-    subject: Engine, oracle: engines.Oracle, asked: EngineRequest, tiny_qwen3_vl: Path
+    subject: Engine, oracle: QwenOracle, asked: EngineRequest, tiny_qwen3_vl: Path
 ) -> None:
     shaping: dict[str, Any] = {
         "temperature": 1.8, "seed": 5, "top_k": 40, "presence_penalty": 2.0, "logit_bias": {9: 50.0, 10: 50.0},

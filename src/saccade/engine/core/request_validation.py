@@ -96,8 +96,8 @@ class RequestValidator:
             )
         sizes = (None if item.inline is None else len(item.inline), None if item.slot is None else item.slot.nbytes)
         for size in sizes:
-            if size is not None and size != shape[0] * shape[1]:
-                raise InvalidValue(f"The picture has {size} bytes of pixels instead of {shape[0] * shape[1]}.", param)
+            if size is not None and size != math.prod(shape):
+                raise InvalidValue(f"The picture has {size} bytes of pixels instead of {math.prod(shape)}.", param)
 
     def _check_coverage(self, request: EngineRequest) -> None:
         spans = sorted((span.start, span.length) for item in request.media for span in item.spans)

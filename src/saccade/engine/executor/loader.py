@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -16,8 +16,9 @@ from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
 from saccade.models.files import image_processor, parse_json, read_model_files
-from saccade.models.network import Network
+from saccade.models.network import Network, Target
 from saccade.nn.cpu import multiplies_bfloat16
+from saccade.nn.parallel import ALONE, Ranks, Sharding
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 
@@ -41,8 +42,8 @@ class LoadedModel:
     num_parameters: int
 
 
-def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
-    """Return the network that *config* names, loaded. Raises StartupError."""
+def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
+    """Return the network that *config* names, with this rank's part of the weights. Raises StartupError."""
     folder = Path(config.model_dir)
     files = read_model_files(folder)
     parsed = parse_json(files, CONFIG)
@@ -54,11 +55,11 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     _check_length(config, facts.max_position_embeddings)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     with torch.device("meta"):
-        network = build(facts, parsed, processor)
+        network = build(facts, parsed, processor, ranks)
     network.to(choose_dtype(config.dtype, device, parsed))
     network.to_empty(device=device)
     weights = weight_files(folder)
-    load_weights(network, weights, progress)
+    load_weights(network, weights, progress, ranks)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     network.finish()
     return LoadedModel(network.eval(), network, files, fingerprint(files, weights), num_parameters)
@@ -137,42 +138,114 @@ def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> 
     return DTYPES[stated]
 
 
-def load_weights(network: nn.Module, weights: list[Path], progress: Progress) -> None:
+def load_weights(network: nn.Module, weights: list[Path], progress: Progress, ranks: Ranks = ALONE) -> None:
     """Fill *network*'s parameters. Raises StartupError for missing, unexpected and mis-shaped tensors."""
-    parameters = dict(network.named_parameters())
-    places = {name: network.get_submodule(name.rpartition(".")[0]) for name in parameters}
-    missing = {(name, part) for name in parameters for part in _partitions(places[name])}
+    places = {name: _Place.of(network, name, ranks) for name, _ in network.named_parameters()}
+    missing = {(name, part, expert) for name, place in places.items() for part, expert in place.owed()}
     for done, path in enumerate(weights):
         progress("loading weights", done, len(weights))
         for name, tensor in _tensors(path):
             target = network.locate(name)  # type: ignore[operator]
             if target is None:
                 continue
-            if target.parameter not in parameters:
+            if target.parameter not in places:
                 raise StartupError(f"{path.name}: the network has no parameter for the tensor {name}.")
-            destination = _destination(parameters[target.parameter], places[target.parameter], target.partition)
-            if destination.shape != tensor.shape:
-                shapes = f"{list(tensor.shape)}, but the network needs {list(destination.shape)}"
-                raise StartupError(f"{path.name}: the tensor {name} has shape {shapes}.")
-            destination.copy_(tensor)
-            missing.discard((target.parameter, target.partition))
+            try:
+                missing -= {(target.parameter, *filled) for filled in places[target.parameter].fill(target, tensor)}
+            except _WrongShape as wrong:
+                shapes = f"{list(tensor.shape)}, but the network needs {list(wrong.needed)}"
+                raise StartupError(f"{path.name}: the tensor {name} has shape {shapes}.") from wrong
     if missing:
-        name, part = min(missing, key=str)
-        where = name if part is None else f"{name} (part {part})"
+        name, part, expert = min(missing, key=str)
+        details = ", ".join(
+            f"{what} {which}" for what, which in (("part", part), ("expert", expert)) if which is not None
+        )
+        where = f"{name} ({details})" if details else name
         raise StartupError(f"The checkpoint lacks {len(missing)} tensors, the first for the parameter {where}.")
     progress("loading weights", len(weights), len(weights))
 
 
-def _partitions(module: nn.Module) -> list[int | None]:
-    count = len(getattr(module, "partitions", ()))
-    return list(range(count)) if count > 1 else [None]
+class _WrongShape(Exception):
+    """A checkpoint tensor has another shape than *needed*."""
+
+    def __init__(self, needed: tuple[int, ...]) -> None:
+        super().__init__(needed)
+        self.needed = needed
 
 
-def _destination(parameter: nn.Parameter, module: nn.Module, partition: int | None) -> torch.Tensor:
-    if partition is None:
-        return parameter.data
-    sizes: tuple[int, ...] = module.partitions  # type: ignore[assignment]
-    return parameter.data.narrow(0, sum(sizes[:partition]), sizes[partition])
+Filled = tuple[int | None, int | None]
+"""A partition and an expert, None where a parameter has only one."""
+
+
+class _Place(NamedTuple):
+    """A parameter of this rank. With *experts*, its first dimension has one entry for each of the rank's experts."""
+
+    parameter: torch.Tensor
+    sharding: Sharding
+    ranks: Ranks
+    experts: Sharding | None
+
+    @classmethod
+    def of(cls, network: nn.Module, name: str, ranks: Ranks) -> "_Place":
+        owner, _, own_name = name.rpartition(".")
+        module, parameter = network.get_submodule(owner), network.get_parameter(name).data
+        shardings: Mapping[str, Sharding] = getattr(module, "shardings", {})
+        experts: Mapping[str, Sharding] = getattr(module, "experts", {})
+        inner = parameter[0] if own_name in experts else parameter
+        whole = Sharding((inner.shape[0],)) if inner.ndim else Sharding((1,))
+        return cls(parameter, shardings.get(own_name, whole), ranks, experts.get(own_name))
+
+    def owed(self) -> list[Filled]:
+        """Return what the checkpoint must fill."""
+        parts = list(range(len(self.sharding.parts))) if len(self.sharding.parts) > 1 else [None]
+        return [(part, expert) for part in parts for expert in self._own_experts()]
+
+    def _own_experts(self) -> list[int | None]:
+        if self.experts is None:
+            return [None]
+        (piece,) = self.experts.pieces(self.ranks)
+        return list(range(piece.source, piece.source + piece.length))
+
+    def fill(self, target: Target, tensor: torch.Tensor) -> list[Filled]:
+        """Copy this rank's piece of *tensor*, and return what it filled. Raises _WrongShape."""
+        if target.transposed:
+            tensor = tensor.transpose(-1, -2)
+        own = self._own_experts()
+        if self.experts is None:
+            return [(part, None) for part in self._fill_parts(self.parameter, target.partition, tensor)]
+        if target.expert is not None:
+            if target.expert not in own:
+                return []
+            parts = self._fill_parts(self.parameter[own.index(target.expert)], target.partition, tensor)
+            return [(part, target.expert) for part in parts]
+        if len(tensor) != sum(self.experts.parts):
+            raise _WrongShape((*self.experts.parts, *self.parameter.shape[1:]))
+        return [
+            (part, expert)
+            for index, expert in enumerate(own)
+            for part in self._fill_parts(self.parameter[index], target.partition, tensor[expert or 0])
+        ]
+
+    def _fill_parts(self, parameter: torch.Tensor, only: int | None, tensor: torch.Tensor) -> list[int | None]:
+        """Copy the pieces of one part of the full tensor, or of all parts."""
+        if not parameter.ndim:
+            if tensor.numel() != 1:
+                raise _WrongShape(())
+            parameter.copy_(tensor.view(()))
+            return [None]
+        parts, dim = self.sharding.parts, self.sharding.dim
+        needed = list(parameter.shape)
+        needed[dim] = sum(parts) if only is None else parts[only]
+        if list(tensor.shape) != needed:
+            raise _WrongShape(tuple(needed))
+        for piece in self.sharding.pieces(self.ranks):
+            if only in (None, piece.part):
+                begin = sum(parts[: piece.part]) if only is None else 0
+                source = tensor.narrow(dim, begin + piece.source, piece.length)
+                parameter.narrow(dim, piece.start, piece.length).copy_(source)
+        if len(parts) == 1:
+            return [None]
+        return list(range(len(parts))) if only is None else [only]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

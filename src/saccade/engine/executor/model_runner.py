@@ -15,6 +15,7 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
+from saccade.models.facts import MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
 from saccade.protocol.output import TokenLogprob
@@ -102,9 +103,9 @@ class ModelRunner:
         # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
         joined = bytearray(b"").join(picture.pixels for picture in job.pictures)
         (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.device)
-        metadata, counts = self.network.prepare([picture.grid for picture in job.pictures], self.vision_backend)
-        num_patches = sum(self.network.facts.pixel_shape(picture.grid)[0] for picture in job.pictures)
-        features = self.network.encode(flat.view(num_patches, -1), metadata)
+        items = [MediaShape(picture.grid, picture.original_size) for picture in job.pictures]
+        metadata, counts = self.network.prepare(items, self.vision_backend)
+        features = self.network.encode(flat, metadata)
         # The parts are copies: a view would keep the whole batch's storage while one picture lives.
         parts = [part.clone() for part in features.split_with_sizes(counts)]
         ids = [picture.encoding_id for picture in job.pictures]

@@ -13,23 +13,26 @@ from saccade.models.backbones.qwen_config import TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin, interleaved_axes, inverse_frequencies
 
 
 class SelfAttention(Layer):
     """One matrix makes queries, keys and values; queries and keys are normalised and rotated per head."""
 
-    def __init__(self, config: TextConfig, layer: int) -> None:
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         head_dim, bias = config.head_dim, config.attention_bias
         self.norm_eps = config.norm_eps
         self.head_dim = head_dim
-        widths = (config.num_heads * head_dim, config.num_kv_heads * head_dim, config.num_kv_heads * head_dim)
-        self.qkv_proj = Linear(config.hidden_size, widths, bias)
-        self.o_proj = Linear(config.num_heads * head_dim, config.hidden_size, bias)
+        units = (num_heads, num_kv_heads, num_kv_heads)
+        widths = tuple(count * head_dim for count in units)
+        self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
+        self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = RMSNorm(head_dim, config.norm_eps)
         self.k_norm = RMSNorm(head_dim, config.norm_eps)
-        self.attention = Attention(layer, config.num_heads, config.num_kv_heads)
+        self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
         self.qk_weight_HD = torch.empty(0)
 
     def join(self) -> None:
@@ -54,10 +57,11 @@ class SelfAttention(Layer):
 class Mlp(Layer):
     """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size, config.intermediate_size), bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+        width = config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
+        self.down_proj = Linear(width, config.hidden_size, bias=False, split="inputs", ranks=ranks)
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the MLP of *x_NE*."""
@@ -67,12 +71,12 @@ class Mlp(Layer):
 class DecoderLayer(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: TextConfig, layer: int) -> None:
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = SelfAttention(config, layer)
+        self.self_attn = SelfAttention(config, layer, ranks)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config)
+        self.mlp = Mlp(config, ranks)
 
     def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
@@ -83,12 +87,12 @@ class DecoderLayer(nn.Module):
 class TextDecoder(nn.Module):
     """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Module()
         self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
 

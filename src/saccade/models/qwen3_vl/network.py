@@ -1,6 +1,6 @@
 """Vision tower, projector and text decoder.
 
-Shapes: N tokens, P patches, C values of a patch, E hidden size, R rows to predict from, V vocabulary, U tokens of
+Shapes: N tokens, B bytes of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of
 pictures in the step, W = E * (1 + number of deepstack features).
 """
 
@@ -14,26 +14,31 @@ from saccade.errors import StartupError
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.qwen_text import TextDecoder
 from saccade.models.backbones.qwen_vision import EncoderMetadata, VisionTower
+from saccade.models.facts import MediaShape
+from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.qwen3_vl.facts import Facts
 from saccade.models.qwen3_vl.layout import Layout
-from saccade.models.qwen3_vl.weights import Target, locate
+from saccade.models.qwen3_vl.weights import locate
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import grid_list
 
 
 class Network(Layer):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
-    def __init__(self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+    def __init__(
+        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
         super().__init__()
         text, vision = facts.text, facts.vision
         tied = section(config, "text_config").get("tie_word_embeddings", False)
         self.facts = facts
         self.tied = bool(config.get("tie_word_embeddings", tied))
         self.visual = VisionTower(vision)
-        self.language_model = TextDecoder(text)
+        self.language_model = TextDecoder(text, ranks)
         self.lm_head = None if self.tied else Linear(text.hidden_size, text.vocab_size, bias=False)
         if vision.channels != CHANNELS:
             raise StartupError(f"config.json: `in_channels` must be {CHANNELS}, not {vision.channels}.")
@@ -60,14 +65,15 @@ class Network(Layer):
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
 
     def prepare(
-        self, grids: torch.Tensor | Sequence[Sequence[int]], backend: VisionAttentionBackend
+        self, items: Sequence[MediaShape], backend: VisionAttentionBackend
     ) -> tuple[EncoderMetadata, list[int]]:
-        """Return the metadata of *grids* (on the CPU) for `encode`, and each picture's token count."""
-        host = grid_list(grids)
-        return self.visual.prepare(host, backend), [self.facts.item_tokens(grid) for grid in host]
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        return self.visual.prepare(grids, backend), [self.facts.item_tokens(grid) for grid in grids]
 
-    def encode(self, pixels_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
-        """Map uint8 patches [P, C] to features [U, W], picture after picture."""
+    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map uint8 patches to features [U, W], picture after picture."""
+        pixels_PC = pixels_B.view(-1, self.facts.vision.patch_values)
         mean, std = self.scaled_mean_std
         # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
         patches = self.ops.normalise_pixels(pixels_PC, mean, std, self.dtype)

@@ -1,14 +1,6 @@
 """Map names of checkpoint tensors to the network's parameters."""
 
-from typing import NamedTuple
-
-
-class Target(NamedTuple):
-    """A parameter's name, and the partition of its rows that a checkpoint tensor fills (None: all)."""
-
-    parameter: str
-    partition: int | None = None
-
+from saccade.models.network import Target
 
 PREFIXES = (
     ("model.language_model.", "language_model."),

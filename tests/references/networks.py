@@ -1,0 +1,71 @@
+"""Oracles: the releases' networks by transformers in float32, fed with the tokens and uint8 pixels that an engine gets.
+
+A new family adds its class to ORACLES and the writer of its tiny checkpoint to checkpoints.NETWORKS.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from saccade.protocol.media import MediaItem
+from saccade.protocol.request import EngineRequest
+
+
+class Oracle(Protocol):
+    """The reference for one checkpoint. Two logits closer than *atol* are equal."""
+
+    atol: float
+    placeholder_token_ids: tuple[int, ...]
+
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        """Return the logits [len(token_ids), vocab] from which each of *token_ids*, the answer, was chosen."""
+
+
+def image_text_model(folder: Path) -> Any:
+    """Return transformers' model of *folder*, float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers warns about its own deprecations
+        from transformers import AutoModelForImageTextToText
+
+        return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+class QwenOracle:
+    """A network with patches of frames that are doubled, and three axes of positions."""
+
+    atol = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.model = image_text_model(folder)
+        self.placeholder = self.model.config.image_token_id
+        self.placeholder_token_ids: tuple[int, ...] = (self.placeholder, self.model.config.video_token_id)
+        self._preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
+        inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == self.placeholder).int()}
+        if asked.media:
+            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
+            inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
+        self.model.model.rope_deltas = None
+        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def pixel_values(self, item: MediaItem) -> torch.Tensor:
+        """Return normalised patches [P, 3 * frames * patch * patch]."""
+        patch, frames = self._preprocessor["patch_size"], self._preprocessor["temporal_patch_size"]
+        patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(-1, 3, 1, patch, patch)
+        mean, std = (
+            torch.tensor(self._preprocessor[key]).view(3, 1, 1, 1) * 255 for key in ("image_mean", "image_std")
+        )
+        return ((patches.expand(-1, -1, frames, -1, -1).float() - mean) / std).flatten(1)
+
+
+ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
+    "qwen3_vl": QwenOracle,
+}
+"""The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""
