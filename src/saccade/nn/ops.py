@@ -4,7 +4,7 @@ The plain functions run anywhere and are the reference. `FASTER` names modules w
 type and dtype; such a function has the operation's name and signature, and returns None for shapes that it declines.
 `resolve` chooses once, when a model is loaded; layers call what it chose (saccade.nn.layers.Layer.ops).
 
-Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs.
+Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs, K experts of a token.
 """
 
 import dataclasses
@@ -52,6 +52,15 @@ class PlainLinear(NamedTuple):
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O]."""
         return residual_NO + functional.linear(x_NI, self.weight_OI, self.bias_O)
+
+
+class ExpertMatrices(Protocol):
+    """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only what is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, expert: int, /) -> torch.Tensor:
+        """Return the weight [O, I] of one expert."""
 
 
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedLinear:
@@ -102,6 +111,32 @@ def normalise_pixels(
     return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
 
 
+def experts(
+    x_NE: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    expert_ids_NK: torch.Tensor,
+    weights_NK: torch.Tensor,
+) -> torch.Tensor:
+    """Return for each token the sum of its experts' down(silu(gate(x)) * up(x)), weighted in float32: [N, E].
+
+    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not below
+    the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with the
+    experts that are chosen, not with all. The host waits for their number.
+    """
+    num_choices = expert_ids_NK.shape[1]
+    sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
+    chosen, counts = sorted_ids.unique_consecutive(return_counts=True)
+    share = weights_NK.flatten().float().unsqueeze(1)
+    sum_NE = torch.zeros(x_NE.shape, dtype=torch.float32, device=x_NE.device)
+    for expert, places in zip(chosen.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
+        if 0 <= expert < len(gate_up):
+            tokens = places // num_choices
+            gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), SILU)
+            sum_NE.index_add_(0, tokens, functional.linear(gated, down[expert]) * share.index_select(0, places))
+    return sum_NE.to(x_NE.dtype)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operations:
     """An implementation of each operation; the defaults are the plain ones."""
@@ -113,6 +148,9 @@ class Operations:
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
     normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
+    experts: Callable[
+        [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor], torch.Tensor
+    ] = experts
 
 
 PLAIN = Operations()
