@@ -19,7 +19,10 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
 
-NETWORKS: dict[str, Callable[[Path], Path]] = {"qwen3_vl": write_qwen3_vl}
+NETWORKS: dict[str, Callable[[Path], Path]] = {
+    "qwen3_vl": write_qwen3_vl,
+    "kimi_k25": kimi_k25.write_network,
+}
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 
 __all__ = ["CHECKPOINTS", "NETWORKS", "write_qwen3_vl"]
