@@ -11,7 +11,6 @@ E hidden size, D head size, U merged patches, X text width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +55,7 @@ class EncoderMetadata:
 
 
 class Places(NamedTuple):
-    """Where the patches of one picture are, in merge-block order. The arrays are cached: do not write to them.
+    """Where the patches of one picture are, in merge-block order.
 
     *places* float32 [P, 2] are column and row; the other fields are those of EncoderMetadata for this picture.
     """
@@ -67,9 +66,8 @@ class Places(NamedTuple):
     tap_weights: npt.NDArray[np.float32]
 
 
-@lru_cache(maxsize=32)
 def picture_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
-    """Return the places of a picture, for a table of (rows, columns). Successive pictures often have one size."""
+    """Return the places of a picture, for a *table* of (rows, columns)."""
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = bicubic_taps(row, grid[1], table[0])
     columns, column_weights = bicubic_taps(column, grid[2], table[1])
