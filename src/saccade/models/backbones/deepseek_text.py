@@ -152,7 +152,7 @@ class Router(Layer):
         return grouped_NGX.masked_fill(outside_NG.unsqueeze(-1), float("-inf")).flatten(1)
 
 
-class ExpertMlp(Layer):
+class ExpertMlp(nn.Module):
     """The token's routed experts, plus the shared experts, which are one MLP."""
 
     def __init__(self, hidden_size: int, config: ExpertConfig, ranks: Ranks) -> None:
