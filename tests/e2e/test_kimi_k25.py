@@ -53,6 +53,7 @@ def test_answer_equals_the_reference(server: Server, folder: Path, parts: tuple[
         model=server.model,
         messages=openai_messages(*parts),
         max_tokens=NUM_TOKENS,
+        temperature=0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
     prompt, token_ids = expected(folder, parts)

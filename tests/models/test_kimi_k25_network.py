@@ -142,7 +142,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "groups of experts": {"n_group": 4, "topk_group": 2, "norm_topk_prob": False},
     "no longer context": {"rope_scaling": None},
-    "other magnitudes": {"rope_scaling": {**TEXT["rope_scaling"], "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.3}},  # type: ignore[dict-item]
+    "other magnitudes": {
+        "rope_scaling": {**TEXT["rope_scaling"], "factor": 40.0, "mscale": 0.7, "mscale_all_dim": 1.3}
+    },  # type: ignore[dict-item]
     "dense alone": {"first_k_dense_replace": 4},
 }
 

@@ -18,8 +18,8 @@ from saccade.models.facts import Latent
 class Rope:
     """Rotary frequencies, and what a longer context than that of the training changes.
 
-    Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)). Cosine and sine are multiplied by *magnitude*,
-    attention scores by *score_factor*.
+    Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)). Cosine and sine are multiplied by
+    *magnitude*, attention scores by *score_factor*.
     """
 
     theta: float

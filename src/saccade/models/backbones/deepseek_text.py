@@ -115,8 +115,8 @@ class Mlp(Layer):
 class Router(Layer):
     """Chooses each token's experts, in float32.
 
-    *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437, section
-    2.1.2). Shapes: X experts, G groups, T experts of a token.
+    *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437,
+    section 2.1.2). Shapes: X experts, G groups, T experts of a token.
     """
 
     def __init__(self, hidden_size: int, config: ExpertConfig) -> None:
@@ -126,8 +126,8 @@ class Router(Layer):
         self.e_score_correction_bias = nn.Parameter(torch.empty(config.num_experts), requires_grad=False)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Router":
-        """Convert or move the parameters; the bias stays float32, as in the releases, where its differences are small."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        """Convert or move the parameters; the bias stays float32 as in the releases: it decides between near equals."""
+        super()._apply(fn, recurse)
         self.e_score_correction_bias.data = self.e_score_correction_bias.data.float()
         return self
 
@@ -142,11 +142,11 @@ class Router(Layer):
         return ids_NT, weights_NT * self.config.scaling
 
     def _within_groups(self, choice_NX: torch.Tensor) -> torch.Tensor:
-        """Exclude the experts outside of a token's best groups; a group is as good as the sum of its two best experts."""
+        """Exclude experts outside of a token's best groups; a group is as good as the sum of its two best experts."""
         config = self.config
         if config.num_groups == 1:
             return choice_NX
-        grouped_NGX = choice_NX.unflatten(1, (config.num_groups, -1))
+        grouped_NGX: torch.Tensor = choice_NX.unflatten(1, (config.num_groups, -1))
         best_NT = grouped_NGX.topk(2, dim=-1).values.sum(-1).topk(config.num_chosen_groups, dim=-1).indices
         outside_NG = torch.ones_like(grouped_NGX[..., 0], dtype=torch.bool).scatter_(1, best_NT, False)
         return grouped_NGX.masked_fill(outside_NG.unsqueeze(-1), float("-inf")).flatten(1)
@@ -168,7 +168,7 @@ class ExpertMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the MLP or the experts; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()

@@ -72,7 +72,8 @@ class Network(Layer):
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 patches in raster order to features [U, E], picture after picture."""
         pixels_PI = pixels_B.view(-1, self.patch_values).index_select(0, metadata.order)
-        patches_PI = self.ops.normalise_pixels(pixels_PI, *self.scaled_mean_std, self.dtype)
+        mean, std = self.scaled_mean_std
+        patches_PI = self.ops.normalise_pixels(pixels_PI, mean, std, self.dtype)
         return self.mm_projector(self.vision_tower(patches_PI, metadata))  # type: ignore[no-any-return]
 
     def forward(

@@ -184,7 +184,9 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _attend_cached(q_NQD: torch.Tensor, own: KeysValues, cached: KeysValues, plan: Plan, scoring: Scoring) -> torch.Tensor:
+def _attend_cached(
+    q_NQD: torch.Tensor, own: KeysValues, cached: KeysValues, plan: Plan, scoring: Scoring
+) -> torch.Tensor:
     """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:
@@ -201,9 +203,7 @@ def _gather(cached: KeysValues, slots: torch.Tensor) -> KeysValues:
     return k, k if values is keys else values.index_select(0, slots)
 
 
-def _decode(
-    q_SQD: torch.Tensor, cached: KeysValues, groups: tuple[DecodeGroup, ...], scoring: Scoring
-) -> torch.Tensor:
+def _decode(q_SQD: torch.Tensor, cached: KeysValues, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a row; return [S, Q * W]."""
     if groups[0].rows is None:
         return _decode_rows(q_SQD, cached, groups[0], scoring)
@@ -216,9 +216,7 @@ def _decode(
 
 def _decode_rows(q_SQD: torch.Tensor, cached: KeysValues, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
     num_rows, num_kv_heads = len(group.lengths), cached[0].shape[1]
-    k_SKLD, v_SKLW = (
-        part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots)
-    )
+    k_SKLD, v_SKLW = (part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots))
     # With one query token a row, the query heads that share a key head can take the place of query tokens.
     q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
     mask = group.mask
