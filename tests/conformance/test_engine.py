@@ -56,6 +56,8 @@ def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list
     assert (reference.amax(1) - chosen <= 2 * oracle.atol).all()
 
 
+@pytest.mark.aspect("logits")
+@pytest.mark.aspect("cache")
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("name", PROMPTS)
 def test_chunks_fresh_and_cached(checkpoint: Path, oracle: Oracle, name: str, chunk: int) -> None:
@@ -68,6 +70,7 @@ def test_chunks_fresh_and_cached(checkpoint: Path, oracle: Oracle, name: str, ch
     assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
 
 
+@pytest.mark.aspect("logits")
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_batch_of_eight(checkpoint: Path, oracle: Oracle, chunk: int) -> None:
     subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
@@ -106,6 +109,7 @@ def test_retracted(checkpoint: Path, oracle: Oracle) -> None:  # B5, [eng] 4: ag
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
+@pytest.mark.aspect("chunks")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", PROMPTS)
 def test_every_chunk_size(checkpoint: Path, oracle: Oracle, name: str) -> None:  # [eng] 24
@@ -131,6 +135,7 @@ def retracting(subject: Engine) -> Callable[[], None]:
     return retract
 
 
+@pytest.mark.aspect("chunks")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", ["text", "one picture", "two pictures"])
 def test_chunks_and_retraction_change_no_token(checkpoint: Path, oracle: Oracle, name: str) -> None:  # B5, [eng] 4, 24

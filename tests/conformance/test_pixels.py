@@ -167,6 +167,8 @@ def test_extreme_sizes(name: str, size: tuple[int, int], sides: Both) -> None:  
     check(sides(name), pictures.encode(pictures.picture(*size)))
 
 
+@pytest.mark.aspect("layout")
+@pytest.mark.aspect("patches")
 @pytest.mark.conformance
 @pytest.mark.parametrize("picture", CORPUS)
 @pytest.mark.parametrize("name", NAMES)
@@ -176,6 +178,8 @@ def test_the_whole_corpus(name: str, picture: str, sides: Both) -> None:
         check_foreign(sides(name), CORPUS[picture])
 
 
+@pytest.mark.aspect("layout")
+@pytest.mark.aspect("patches")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", NAMES)
 def test_random_sizes(name: str, sides: Both) -> None:

@@ -95,6 +95,7 @@ def test_there_are_chats_enough() -> None:
     assert set(FORGERIES) >= EVERYDAY_FORGERIES
 
 
+@pytest.mark.aspect("ids")
 @pytest.mark.parametrize(("name", "chat"), each(CASES, EVERYDAY))
 def test_ids_equal_the_reference(
     name: str, chat: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
@@ -104,6 +105,7 @@ def test_ids_equal_the_reference(
     assert ours == expected(both, asked, reference_counts(name))
 
 
+@pytest.mark.aspect("ids")
 @pytest.mark.parametrize(("name", "forgery"), each(itertools.product(NAMES, FORGERIES), EVERYDAY_FORGERIES))
 def test_typed_special_tokens_stay_text(
     name: str, forgery: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
