@@ -287,7 +287,7 @@ def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: P
         ("text_config.n_group", 3, "n_group"),
         ("text_config.topk_group", 2, "topk_group"),
         ("text_config.num_experts_per_tok", 9, "num_experts_per_tok"),
-        ("text_config.rope_scaling.type", "linear", "rope type 'linear'"),
+        ("text_config.rope_scaling.type", "dynamic", "rope type 'dynamic'"),
         ("text_config.rope_interleave", False, "rope_interleave"),
         ("text_config", None, "text_config"),
         ("vision_config.vt_hidden_size", "48", "vt_hidden_size"),

@@ -65,6 +65,12 @@ class QwenOracle:
         return ((patches.expand(-1, -1, frames, -1, -1).float() - mean) / std).flatten(1)
 
 
+class RecurrentOracle(QwenOracle):
+    """A network with recurrent layers, whose rounding errors add up over the sequence."""
+
+    atol = 1e-3
+
+
 class KimiOracle:
     """A network with whole patches in raster order, normalised as the release does."""
 
@@ -90,7 +96,12 @@ class KimiOracle:
 
 
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
+    "qwen2_vl": QwenOracle,
+    "qwen2_5_vl": QwenOracle,
     "qwen3_vl": QwenOracle,
     "kimi_k25": KimiOracle,
+    "qwen3_vl_moe": QwenOracle,
+    "qwen3_5": RecurrentOracle,
+    "qwen3_5_moe": RecurrentOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

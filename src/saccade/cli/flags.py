@@ -172,6 +172,10 @@ class EngineFlags:
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
     "Size of the cache of encoded pictures."
+    state_snapshot_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.state_snapshot_bytes
+    "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
+    state_snapshot_blocks: Count = ENGINE.state_snapshot_blocks
+    "Blocks of the KV cache between two such snapshots; one more is taken at the end of each prompt."
     encode_budget_patches: Count | None = ENGINE.encode_budget_patches
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = ENGINE.enable_prefix_caching
@@ -226,6 +230,8 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         block_size=flags.block_size,
         kv_cache_bytes=flags.kv_cache_memory_bytes,
         encoder_cache_bytes=flags.encoder_cache_bytes,
+        state_snapshot_bytes=flags.state_snapshot_bytes,
+        state_snapshot_blocks=flags.state_snapshot_blocks,
         encode_budget_patches=flags.encode_budget_patches,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,

@@ -20,11 +20,12 @@ class EngineConfig:
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
     one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many pictures at once takes as long as encoding
     them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
-    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, *num_state_snapshots*
-    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts. With
-    *kv_events_token_ids*, block events contain the token ids and media from which their blocks' keys were computed.
-    *aliases* are names in addition to *model*. *record_steps* is the folder for recordings of steps, of at most
-    *record_steps_bytes*, with pictures' pixels if *record_pixels* is set.
+    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, snapshots of their
+    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts:
+    *num_state_snapshots*, by default as many as *state_snapshot_bytes* hold. With *kv_events_token_ids*, block events
+    contain the token ids and media from which their blocks' keys were computed. *aliases* are names in addition to
+    *model*. *record_steps* is the folder for recordings of steps, of at most *record_steps_bytes*, with pictures'
+    pixels if *record_pixels* is set.
     """
 
     model_dir: str
@@ -45,7 +46,8 @@ class EngineConfig:
     mm_encoder_attn_backend: str = "auto"
     threads: int | None = None
     enable_prefix_caching: bool = True
-    num_state_snapshots: int = 64
+    num_state_snapshots: int | None = None
+    state_snapshot_bytes: int = GIB
     state_snapshot_blocks: int = 64
     kv_events_token_ids: bool = False
     aliases: tuple[str, ...] = ()
@@ -64,9 +66,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")
-        for name in ("encoder_cache_bytes", "num_state_snapshots"):
-            if getattr(self, name) < 0:
-                raise StartupError(f"{name} must not be negative, not {getattr(self, name)}.")
+        for name in ("encoder_cache_bytes", "num_state_snapshots", "state_snapshot_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise StartupError(f"{name} must not be negative, not {value}.")
         if self.record_pixels and self.record_steps is None:
             raise StartupError("record_pixels needs record_steps, the folder to record in.")
         if self.record_steps_bytes < MIB:

@@ -48,7 +48,7 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = 
         bytes_per_block = memory.block_bytes(specs, config.block_size, network.dtype)
         wanted = config.max_model_len or network.facts.max_position_embeddings
         num_blocks = memory.num_blocks(config, bytes_per_block, wanted, network.device)
-    num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
+    num_snapshots = memory.num_snapshots(config, specs, network.dtype)
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots)
     return Caches(specs, sizes, network.dtype, network.device)
 
@@ -113,5 +113,6 @@ def _header(config: EngineConfig, model: LoadedModel, execution: Execution, cach
         dtype=machine.dtype,
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
+        num_state_snapshots=caches.sizes.num_snapshots,
     )
     return Header(machine=machine, config=resolved)

@@ -189,3 +189,10 @@ class ForwardContext:
         if not isinstance(cache, LatentCache):
             raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a LatentCache.")
         return cache
+
+    def recurrent_state(self, layer: int) -> RecurrentState:
+        """Return the states of a recurrent layer. Raises TypeError for a layer of another kind."""
+        state = self.kv_caches[layer]
+        if not isinstance(state, RecurrentState):
+            raise TypeError(f"Layer {layer} has a {type(state).__name__}, not a RecurrentState.")
+        return state

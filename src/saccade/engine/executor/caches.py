@@ -10,7 +10,7 @@ import torch
 
 from saccade.engine.core.step import StateMove, StepInput
 from saccade.engine.executor.batch import transfer
-from saccade.models.facts import KvSpec, Latent, Paged, Recurrent
+from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 
 
@@ -63,6 +63,12 @@ def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
     return [move.row for move in moves], [move.snapshot for move in moves]
 
 
+def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor of Recurrent in a network of dtype *network*."""
+    dtype: torch.dtype = network if name == NETWORK_DTYPE else getattr(torch, name)
+    return dtype
+
+
 def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
     blocks = (sizes.num_blocks, sizes.block_size)
     match spec:
@@ -76,7 +82,7 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
         case Recurrent():
             live, snapshots = (
                 tuple(
-                    _zeros((count, *shape), getattr(torch, name), device)
+                    _zeros((count, *shape), state_dtype(name, dtype), device)
                     for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
                 )
                 for count in (sizes.num_rows, sizes.num_snapshots)

@@ -1,73 +1,13 @@
-"""The config.json of DeepSeek-V3's decoder, checked: what networks and facts are made from. No torch.
+"""The config.json of DeepSeek-V3's decoder, checked: what networks and facts are made from. No torch."""
 
-Formulas: transformers, modeling_rope_utils.py (_compute_yarn_parameters) and modeling_deepseek_v3.py
-(yarn_apply_mscale). YaRN: Peng et al. 2023, arXiv:2309.00071.
-"""
-
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import choice, integer, number, section
+from saccade.models.backbones.model_config import choice, integer, number
+from saccade.models.backbones.rope_scaling import Rope, read_rope
 from saccade.models.facts import Latent
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary frequencies, and what a longer context than that of the training changes.
-
-    Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)). Cosine and sine are multiplied by
-    *magnitude*, attention scores by *score_factor*.
-    """
-
-    theta: float
-    divisors: tuple[float, ...]
-    magnitude: float = 1.0
-    score_factor: float = 1.0
-
-    @classmethod
-    def read(cls, text: Mapping[str, Any], width: int) -> "Rope":
-        """Read the rotary settings for *width* rotated channels. Raises StartupError, naming the key."""
-        # Older releases have rope_scaling beside rope_theta; newer ones put both into rope_parameters.
-        key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
-        scaling: Mapping[str, Any] = section(text, key) if text.get(key) else {}
-        theta = number(scaling if "rope_theta" in scaling else text, "rope_theta")
-        if text.get("rope_interleave", True) is not True:
-            raise StartupError("config.json: `rope_interleave` must be true for this network.")
-        match scaling.get("rope_type", scaling.get("type", "default")):
-            case "default":
-                return cls(theta, (1.0,) * (width // 2))
-            case "yarn":
-                return _yarn(scaling, theta, width)
-            case kind:
-                raise StartupError(f"config.json: rope type {kind!r} is not served; known: default, yarn.")
-
-
-def _yarn(scaling: Mapping[str, Any], theta: float, width: int) -> Rope:
-    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both."""
-    factor, original = number(scaling, "factor"), integer(scaling, "original_max_position_embeddings")
-    fast, slow = _number_or(scaling, "beta_fast", 32.0), _number_or(scaling, "beta_slow", 1.0)
-    first, last = (width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
-    first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
-    span = max(last - first, 0.001)
-    stretched = (min(max((pair - first) / span, 0.0), 1.0) for pair in range(width // 2))
-    divisors = tuple(1 / (share / factor + 1 - share) for share in stretched)
-    whole = _magnitude(factor, _number_or(scaling, "mscale_all_dim", 0.0))
-    magnitude = _magnitude(factor, 1.0)
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        magnitude = _magnitude(factor, number(scaling, "mscale")) / whole
-    return Rope(theta, divisors, _number_or(scaling, "attention_factor", magnitude), whole**2)
-
-
-def _magnitude(factor: float, weight: float) -> float:
-    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
-
-
-def _number_or(config: Mapping[str, Any], key: str, otherwise: float) -> float:
-    """Return the positive number under *key*, *otherwise* if it is null, zero or missing."""
-    return number(config, key) if config.get(key) else otherwise
 
 
 @dataclass(frozen=True)
@@ -147,7 +87,9 @@ class TextConfig:
         """Read `text_config`. Raises StartupError, naming the key."""
         choice(text, "hidden_act", ("silu",))
         num_layers, num_dense = integer(text, "num_hidden_layers"), integer(text, "first_k_dense_replace", least=0)
-        rope_width = integer(text, "qk_rope_head_dim", least=2)
+        rope_width, max_positions = integer(text, "qk_rope_head_dim"), integer(text, "max_position_embeddings")
+        if text.get("rope_interleave", True) is not True:
+            raise StartupError("config.json: `rope_interleave` must be true for this network.")
         for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
             if integer(text, key) % 2:
                 raise StartupError(f"config.json: `{key}` must be even, not {text[key]}.")
@@ -164,10 +106,10 @@ class TextConfig:
             plain_width=integer(text, "qk_nope_head_dim"),
             rope_width=rope_width,
             value_width=integer(text, "v_head_dim"),
-            max_position_embeddings=integer(text, "max_position_embeddings"),
+            max_position_embeddings=max_positions,
             norm_eps=number(text, "rms_norm_eps"),
             attention_bias=bool(text.get("attention_bias", False)),
-            rope=Rope.read(text, rope_width),
+            rope=read_rope(text, rope_width, max_positions),
             experts=ExpertConfig.read(text) if num_dense < num_layers else None,
         )
 

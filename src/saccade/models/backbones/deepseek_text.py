@@ -6,8 +6,6 @@ arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.p
 Q query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -116,20 +114,17 @@ class Router(Layer):
     """Chooses each token's experts, in float32.
 
     *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437,
-    section 2.1.2). Shapes: X experts, G groups, T experts of a token.
+    section 2.1.2); it decides between near equals and stays float32, as in the releases. Shapes: X experts, G groups,
+    T experts of a token.
     """
+
+    float32 = ("e_score_correction_bias",)
 
     def __init__(self, hidden_size: int, config: ExpertConfig) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size), requires_grad=False)
         self.e_score_correction_bias = nn.Parameter(torch.empty(config.num_experts), requires_grad=False)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Router":
-        """Convert or move the parameters; the bias stays float32 as in the releases: it decides between near equals."""
-        super()._apply(fn, recurse)
-        self.e_score_correction_bias.data = self.e_score_correction_bias.data.float()
-        return self
 
     def forward(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids int64 [N, T] and weights float32 [N, T] of each token's experts."""
@@ -207,8 +202,7 @@ class TextDecoder(nn.Module):
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
         rope, device = self.config.rope, self.embedding_VE.device
-        frequencies = inverse_frequencies(rope.theta, self.config.rope_width, device)
-        self.frequencies = frequencies / torch.tensor(rope.divisors, dtype=torch.float32, device=device)
+        self.frequencies = inverse_frequencies(rope.theta, self.config.rope_width, device, rope.divisors)
         for layer in self.layers:
             layer.self_attn.absorb()  # type: ignore[union-attr,operator]
 
