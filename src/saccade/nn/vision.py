@@ -97,8 +97,8 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLa
 class PatchEmbedding(nn.Module):
     """A convolution whose kernel equals its stride, over patches of one frame, as one matrix.
 
-    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time gives
-    the same result from half the multiplications.
+    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time
+    gives the same result from half the multiplications.
     """
 
     def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
