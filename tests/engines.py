@@ -1,6 +1,5 @@
 """Engines, requests and answers for tests of the engine room; and the reference's logits for the same tokens."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
@@ -83,8 +82,10 @@ def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> Med
 
 def placeholder_id(folder: Path) -> int:
     """The id of the placeholder token of pictures."""
-    config = json.loads((folder / "config.json").read_text())
-    return models.load_facts(models.family_of(config), config).placeholder_of["image"]
+    files = read_model_files(folder)
+    family = models.family_of(parse_json(files, "config.json"))
+    config = engine_config(files, models.families()[family])
+    return models.load_facts(family, config).placeholder_of["image"]
 
 
 def request(

@@ -25,6 +25,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     **{name: partial(qwen_networks.write, name=name) for name in qwen_networks.CONFIGS},
     "llava": llava.write_llava_network,
     "llava_next": llava.write_llava_next_network,
+    "phi3_v": phi3_v.write_network,
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 

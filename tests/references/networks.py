@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from references.phi3_v_network import Phi3VOracle
+
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
 
@@ -136,5 +138,6 @@ ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "qwen3_vl_moe": QwenOracle,
     "qwen3_5": RecurrentOracle,
     "qwen3_5_moe": RecurrentOracle,
+    "phi3_v": Phi3VOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

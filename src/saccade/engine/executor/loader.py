@@ -15,7 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.models.network import Network, Target
 from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.parallel import ALONE, Ranks, Sharding
@@ -50,11 +50,12 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     """Return the network that *config* names, with this rank's part of the weights. Raises StartupError."""
     folder = Path(config.model_dir)
     files = read_model_files(folder)
-    parsed = parse_json(files, CONFIG)
-    family = models.family_of(parsed)
+    family = models.family_of(parse_json(files, CONFIG))
+    declaration = models.families()[family]
+    parsed = engine_config(files, declaration, config.max_model_len)
     facts = models.load_facts(family, parsed)
     build = models.load_network(family)
-    processor = image_processor(files, models.families()[family])
+    processor = image_processor(files, declaration)
     device = choose_device(config.device, ranks)
     _check_length(config, facts.max_position_embeddings)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
