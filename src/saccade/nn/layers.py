@@ -4,9 +4,9 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -23,11 +23,21 @@ class Layer(nn.Module):
     The loader reads *shardings*, how parameters that consist of parts or are cut over ranks are laid out, by name, and
     *experts*: how the first dimension of a parameter with one entry for each expert is cut. The sharding of such a
     parameter is that of one entry.
+    The parameters in *float32* keep that dtype in a network of any other.
     """
 
     ops: Operations = PLAIN
     shardings: Mapping[str, Sharding] = MappingProxyType({})
     experts: Mapping[str, Sharding] = MappingProxyType({})
+    float32: tuple[str, ...] = ()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move or convert the parameters."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name in self.float32:
+            parameter = self.get_parameter(name)
+            parameter.data = parameter.data.float()
+        return self
 
 
 class Linear(Layer):

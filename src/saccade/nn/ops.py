@@ -17,14 +17,24 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from saccade.nn.delta_rule import causal_conv, delta_rule
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
+"""Cosine and sine [N, 1, 2C] of each token's C angles, as saccade.nn.rope.cos_sin returns them."""
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 GELU: Activation = functional.gelu
 GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
 SILU: Activation = functional.silu
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "silu": SILU})
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "quick_gelu": quick_gelu, "silu": SILU}
+)
 """Activations by their names in config.json."""
 
 
@@ -69,8 +79,11 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-    return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    A weight in float32 has the whole computed in float32, and rounded once.
+    """
+    return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
 
 def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -78,11 +91,22 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
     return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
 
 
+def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; later channels are kept."""
+    cos, sin = cos_sin
+    width = cos.shape[-1]
+    rotated, kept = x_NHD[..., :width], x_NHD[..., width:]
+    rotated = torch.addcmul(rotated * cos, rotated.roll(width // 2, -1), sin)
+    return torch.cat((rotated, kept), -1) if kept.shape[-1] else rotated
+
+
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
-    """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + D / 2)."""
-    normed_NHD = functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD
-    cos_N1D, sin_N1D = cos_sin
-    return torch.addcmul(normed_NHD * cos_N1D, normed_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+    """Normalise each head by its RMS, scale it by its weight, and rotate it.
+
+    A weight in float32 has the norm computed in float32, and rounded once.
+    """
+    normed_NHD = functional.rms_norm(x_NHD.to(weight_HD.dtype), x_NHD.shape[-1:], None, eps) * weight_HD
+    return rotary(normed_NHD.to(x_NHD.dtype), cos_sin)
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
@@ -120,9 +144,9 @@ def experts(
 ) -> torch.Tensor:
     """Return for each token the sum of its experts' down(silu(gate(x)) * up(x)), weighted in float32: [N, E].
 
-    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not below
-    the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with the
-    experts that are chosen, not with all. The host waits for their number.
+    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not
+    below the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with
+    the experts that are chosen, not with all. The host waits for their number.
     """
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
@@ -144,6 +168,7 @@ class Operations:
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
+    rotary: Callable[[torch.Tensor, CosSin], torch.Tensor] = rotary
     norm_rotary: Callable[[torch.Tensor, torch.Tensor, float, CosSin], torch.Tensor] = norm_rotary
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
@@ -151,6 +176,22 @@ class Operations:
     experts: Callable[[torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor], torch.Tensor] = (
         experts
     )
+    causal_conv: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
+    ] = causal_conv
+    delta_rule: Callable[
+        [
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            tuple[int, ...],
+        ],
+        torch.Tensor,
+    ] = delta_rule
 
 
 PLAIN = Operations()

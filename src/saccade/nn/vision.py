@@ -15,8 +15,12 @@ from torch import nn
 
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear
+from saccade.nn.parallel import ALONE, Ranks
 
 Grid = tuple[int, int, int]
+
+IN_THE_ENCODER = "heads in its vision encoder (`--mm-encoder-tp-mode data` does not cut it)"
+"""What ranks share, for errors."""
 
 
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
@@ -45,6 +49,15 @@ def bilinear_taps(
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
 
 
+@lru_cache(maxsize=32)
+def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
+    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
+
+    Successive pictures often have one size.
+    """
+    return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
+
+
 class FramePlaces(NamedTuple):
     """Where the patches of one frame are, in merge-block order. The arrays are cached: do not write to them.
 
@@ -71,30 +84,35 @@ def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
     """Return the attention layout of concatenated pictures: each frame attends only to itself."""
-    lengths = tuple(height * width for frames, height, width in grids for _ in range(frames))
+    return packed_sequences(tuple(height * width for frames, height, width in grids for _ in range(frames)), device)
+
+
+def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLayout:
+    """Return the attention layout of concatenated sequences, copied to *device* without a sync."""
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
     return PackedLayout(torch.from_numpy(borders).to(device, non_blocking=True), max(lengths), lengths)
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose kernel equals its stride, over uint8 patches of one frame.
+    """A convolution whose kernel equals its stride, over patches of one frame, as one matrix.
 
-    The checkpoint's kernel spans two frames; a picture shows the same frame twice, so the kernel summed over time gives
-    the same result from half the multiplications.
+    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time
+    gives the same result from half the multiplications.
     """
 
-    def __init__(self, hidden_size: int, kernel: tuple[int, int, int, int]) -> None:
-        """*kernel* is (channels, frames, height, width)."""
+    def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
+        """*kernel* is (channels, height, width) or (channels, frames, height, width)."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if bias else None
         self.folded: Linear | None = None
 
     def fold(self) -> None:
-        """Sum the loaded kernel over time, in float32."""
-        folded_EC = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
-        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0])
+        """Make the matrix from the loaded kernel, which is summed over time in float32."""
+        kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
+        folded_EC = kernel.flatten(1)
+        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0], bias=False)
         self.folded.weight, self.folded.bias = nn.Parameter(folded_EC, requires_grad=False), self.bias
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
@@ -103,13 +121,15 @@ class PatchEmbedding(nn.Module):
 
 
 class PackedSelfAttention(Layer):
-    """Bidirectional attention within each packed sequence, with rotary positions and biases."""
+    """Bidirectional attention within each packed sequence, with rotary positions and biases; heads cut over *ranks*."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.proj = Linear(hidden_size, hidden_size)
+        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
+        self.head_dim = hidden_size // num_heads
+        widths, units = (hidden_size,) * 3, (num_heads,) * 3
+        self.qkv = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
+        self.proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
 
     def pair(self) -> None:
         """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.

@@ -19,7 +19,7 @@ from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.pictures import EncoderKey, RequestPicture, State, Until
 from saccade.engine.core.schedule import Left, Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.models.facts import Grid
+from saccade.models.facts import Grid, Size
 
 PATCHES_A_STEP = 80
 """Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""
@@ -31,20 +31,24 @@ NUM_JOBS = 2
 
 @dataclass(frozen=True)
 class EncodeCosts:
-    """The cost of encoding a media item of a grid: patches to compute, and bytes of features to keep."""
+    """The cost of encoding a media item of a grid and original size: patches to compute, bytes of features to keep."""
 
     patches: Callable[[Grid], int]
-    num_bytes: Callable[[Grid], int]
+    num_bytes: Callable[[Grid, Size | None], int]
 
 
 class EncoderScheduler:
-    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id."""
+    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id.
+
+    While *begins_no_jobs* is set, every picture is encoded within a step.
+    """
 
     def __init__(
         self, budget_patches: int, aside: bool, block_manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
     ) -> None:
         self.encoder_cache = cache
         self.jobs: dict[int, frozenset[EncoderKey]] = {}
+        self.begins_no_jobs = False
         self.num_hits = 0
         self.costs = costs
         self._is_beside = False
@@ -76,7 +80,7 @@ class EncoderScheduler:
 
     def begin(self, decodes: bool) -> None:
         """Start planning a step. *decodes* says whether a sequence decodes in the step."""
-        self._is_beside = self._aside and decodes
+        self._is_beside = self._aside and decodes and not self.begins_no_jobs
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
@@ -109,7 +113,7 @@ class EncoderScheduler:
 
     def _begin(self, sequence: Sequence, picture: RequestPicture, patches: int, step: Schedule) -> None:
         """Plan to encode a picture, in this step or aside."""
-        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid))
+        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid, picture.key.original_size))
         step.encode[picture.key] = [(sequence, picture)]
         if self._is_beside and len(self.jobs) < NUM_JOBS:
             step.aside.add(picture.key)

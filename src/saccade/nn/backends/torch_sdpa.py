@@ -8,11 +8,13 @@ latent, G = Q / K query heads per key/value head.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from saccade.nn.backends.workload import Workload
 from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
@@ -74,7 +76,14 @@ class AttentionBackend:
     """nn.context.AttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("slot_mapping", "block_tables", "context_lengths", "query_lengths", "host_context_lengths")
+    metadata: tuple[str, ...] = (
+        "slot_mapping",
+        "block_tables",
+        "context_lengths",
+        "query_lengths",
+        "host_context_lengths",
+    )
+    captures_decodes = False
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
@@ -119,12 +128,20 @@ class AttentionBackend:
         output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
         return output.view(q_NQC.shape)[..., :value_width]
 
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
+
 
 class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("max_seqlen", "sequence_lengths")
+    metadata = ("sequence_lengths",)
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
 
     def packed(
         self,
@@ -134,16 +151,12 @@ class VisionAttentionBackend:
         layout: PackedLayout,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Attend within each sequence: those of one length in one call, others one call each."""
-        lengths = layout.sequence_lengths
-        if min(lengths) == layout.max_seqlen:
-            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
-        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
-        return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
-
-
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return None: these backends compute anywhere."""
+        """Attend within each sequence: neighbours of one length in one call."""
+        runs = [(length, len(list(run))) for length, run in groupby(layout.sequence_lengths)]
+        sizes = [length * count for length, count in runs]
+        parts = zip(*(tensor.split_with_sizes(sizes) for tensor in (q_NQD, k_NQD, v_NQD)), runs, strict=True)
+        outputs = [_packed_equal(q, k, v, count, scale) for q, k, v, (_, count) in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -157,7 +170,7 @@ def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup
 def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -> DecodeGroup:
     device = layout.slot_mapping.device
     whole = len(members) == layout.num_decodes
-    rows = None if whole else torch.tensor(members, device=device)
+    rows = None if whole else torch.tensor(members).to(device, non_blocking=True)
     tables = layout.block_tables[: layout.num_decodes] if rows is None else layout.block_tables[rows]
     lengths = layout.context_lengths[: layout.num_decodes] if rows is None else layout.context_lengths[rows]
     host = [layout.host_context_lengths[row] for row in members]
