@@ -64,6 +64,7 @@ def _qwen3_vl_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
 
 
+
 def _qwen3_5_text(ids: Mapping[str, int], section: list[int], **sizes: Any) -> dict[str, Any]:
     rope = {
         "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": section,
@@ -119,7 +120,6 @@ CONFIGS = {
 }
 
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
-
 
 def _released(name: str, key: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Return name and layout of a tensor as the release *name* stores it."""
