@@ -91,9 +91,9 @@ def _timing(mixer: GatedDeltaNet | GatedAttention, seconds: dict[type, float]) -
     plain: Callable[..., torch.Tensor] = mixer.add_to
 
     def timing(*arguments: object) -> torch.Tensor:
-        began = time.perf_counter()
+        began = time.thread_time()
         result = plain(*arguments)
-        seconds[type(mixer)] += time.perf_counter() - began
+        seconds[type(mixer)] += time.thread_time() - began
         return result
 
     return timing
@@ -101,22 +101,23 @@ def _timing(mixer: GatedDeltaNet | GatedAttention, seconds: dict[type, float]) -
 
 @torch.inference_mode()
 def main() -> None:
-    """Print a table: medians of a step's milliseconds."""
+    """Print a table: medians of a step's milliseconds of processor time, which other processes change little."""
+    torch.set_num_threads(1)
     config = HybridConfig.of(TEXT)
     made = decoder(config)
     sizes = CacheSizes(NUM_SEQUENCES * max(CONTEXTS) // BLOCK, BLOCK, NUM_SEQUENCES, 0)
     caches = Caches(specs(config), sizes, torch.float32, DEVICE)
     x = torch.randn(NUM_SEQUENCES, config.hidden_size, generator=torch.Generator().manual_seed(1))
-    print(f"{machine()}; {torch.get_num_threads()} threads; commit {commit()}\n")
+    print(f"{machine()}; 1 thread; commit {commit()}\n")
     print("| context | delta nets, ms | full attention, ms | whole step, ms |\n|---|---|---|---|")
     for length in CONTEXTS:
         step = context(caches, length)
         nets, attention, whole = list[float](), list[float](), list[float]()
         for number in range(NUM_WARM + NUM_STEPS):
             with timed(made) as seconds:
-                began = time.perf_counter()
+                began = time.thread_time()
                 made(x, step)
-                elapsed = time.perf_counter() - began
+                elapsed = time.thread_time() - began
             if number >= NUM_WARM:
                 nets.append(1000 * seconds[GatedDeltaNet])
                 attention.append(1000 * seconds[GatedAttention])
