@@ -145,7 +145,7 @@ def request(number: int, grid: tuple[int, int, int] | None, num_tokens: int) -> 
             inline=pixels,
         )
         token_ids, media = token_ids + [IMAGE_TOKEN] * (num_patches // 4), (item,)
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0)
     return EngineRequest(request_id=str(number), token_ids=[*token_ids, 7, 8], sampling=sampling, media=media)
 
 

@@ -64,7 +64,6 @@ def _qwen3_vl_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
 
 
-
 def _qwen3_5_text(ids: Mapping[str, int], section: list[int], **sizes: Any) -> dict[str, Any]:
     rope = {
         "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": section,
@@ -101,7 +100,7 @@ def _qwen3_5_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     text = _qwen3_5_text(ids, [4, 3, 3], hidden_size=88, head_dim=80, num_key_value_heads=1) | {
         "model_type": "qwen3_5_moe_text", "full_attention_interval": 2, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
-        "linear_conv_kernel_dim": 5, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
+        "linear_conv_kernel_dim": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
         "shared_expert_intermediate_size": 44, "tie_word_embeddings": False,
     }  # fmt: skip
     vision = _qwen3_5_tower(
@@ -120,6 +119,7 @@ CONFIGS = {
 }
 
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+
 
 def _released(name: str, key: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Return name and layout of a tensor as the release *name* stores it."""

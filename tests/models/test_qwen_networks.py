@@ -18,6 +18,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
+from saccade.models.backbones.qwen_text import MixtureOfExperts
 from saccade.models.facts import MediaShape
 from saccade.models.network import Target
 from saccade.models.qwen2_5_vl.network import frame_windows
@@ -128,7 +129,7 @@ def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]
 
     def sparse() -> list[int]:
         layers = build("qwen3_vl_moe", config).language_model.layers
-        return [index for index, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+        return [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MixtureOfExperts)]
 
     assert sparse() == [0, 2, 3, 4]
     text["decoder_sparse_step"] = 2

@@ -170,7 +170,7 @@ def attend(
 
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
-@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33)])
+@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
 def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
     q, k, v = torch.randn(3, sum(lengths), HEADS, DIM, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
     borders = torch.tensor([0, *lengths]).cumsum(0).int()

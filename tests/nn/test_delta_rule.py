@@ -112,9 +112,7 @@ def test_causal_conv_equals_token_by_token(name: str, dtype: torch.dtype) -> Non
     states = poisoned(ROWS, TAPS - 1, CHANNELS).to(dtype)
     own = tokens_of(cut)
     states[list(own)] = 0
-    outputs = torch.cat(
-        [causal_conv(x[span], taps, states, rows, lengths, SILU) for rows, lengths, span in walk(cut)]
-    )
+    outputs = torch.cat([causal_conv(x[span], taps, states, rows, lengths, SILU) for rows, lengths, span in walk(cut)])
     assert outputs.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2**-8
     for row in range(ROWS):

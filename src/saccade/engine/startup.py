@@ -88,7 +88,7 @@ def assemble(config: EngineConfig, model: LoadedModel, execution: Execution, cac
         encode_aside=network.device.type == "cpu" and execution.threads.aside > 0,
     )
     itemsize = network.dtype.itemsize
-    costs = EncodeCosts(facts.encode_cost, lambda grid: facts.encoding_values(grid) * itemsize)
+    costs = EncodeCosts(facts.encode_cost, lambda *shape: facts.encoding_values(*shape) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(ModelRunner(network, execution, caches))
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))

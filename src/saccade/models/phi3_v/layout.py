@@ -63,8 +63,8 @@ class Layout:
     def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
         """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
         raise UnsupportedParameter(
-            "No worker takes pictures for this model yet: Saccade's engine does not run the model, and the wire to "
-            "this worker has no format for its pictures."
+            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "workers take them."
         )
 
 

@@ -97,11 +97,11 @@ class VisionTower(nn.Module):
         sizes: list[int] = []
         start = 0
         for grid in (grid for grid in grids for _ in range(grid[0])):
-            order, frame_sizes = frame_windows(grid[1] // merge, grid[2] // merge, self.config.window)
-            orders.append(order + start)
-            places.append(frame_coordinates(grid, merge).reshape(len(order), -1)[order])
+            frame_order, frame_sizes = frame_windows(grid[1] // merge, grid[2] // merge, self.config.window)
+            orders.append(frame_order + start)
+            places.append(frame_coordinates(grid, merge).reshape(len(frame_order), -1)[frame_order])
             sizes += frame_sizes
-            start += len(order)
+            start += len(frame_order)
         order_U = np.concatenate(orders)
         host = (np.concatenate(places).reshape(-1, 2), order_U, np.argsort(order_U))
         places_P2, order, restored = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
