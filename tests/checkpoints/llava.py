@@ -39,6 +39,7 @@ def _write(folder: Path, names: Mapping[str, str], config: Mapping[str, Any], pr
         "architectures": [names["architecture"]], "model_type": names["model_type"],
         "image_token_index": ids["<image>"], "vision_feature_layer": -2, "vision_feature_select_strategy": "default",
         "image_seq_length": (side // 14) ** 2, "projector_hidden_act": "gelu", "pad_token_id": ids["<pad>"],
+        "torch_dtype": "float32",
     }  # fmt: skip
     write_json(folder, "config.json", {**own, **config})
     sizes = {

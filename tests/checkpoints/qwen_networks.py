@@ -35,7 +35,7 @@ def _flat(ids: Mapping[str, int], section: list[int], **sizes: Any) -> dict[str,
 
 def _qwen2_vl(ids: Mapping[str, int]) -> dict[str, Any]:
     text = _flat(ids, [4, 3, 5], hidden_size=96, intermediate_size=160)
-    vision = {**TOWER, "depth": 4, "embed_dim": 48, "hidden_size": 96, "num_heads": 3, "mlp_ratio": 3}
+    vision = {**TOWER, "depth": 4, "embed_dim": 48, "hidden_size": 96, "num_heads": 6, "mlp_ratio": 3}
     return {**text, "vision_config": vision, "tie_word_embeddings": True}
 
 
