@@ -33,7 +33,8 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         execution = prepare(config, model)
-        progress("connecting the ranks", 0, 0)
+        if peers.ranks.size > 1:
+            progress("waiting for the other ranks", 0, 0)
         peers.join(model.network.device)
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
