@@ -43,6 +43,7 @@ class EngineConfig:
     encode_budget_patches: int | None = None
     attention_backend: str = "auto"
     mm_encoder_attn_backend: str = "auto"
+    cuda_graphs: bool = False
     threads: int | None = None
     enable_prefix_caching: bool = True
     num_state_snapshots: int = 64

@@ -13,6 +13,7 @@ from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, Progress, load_model
 from saccade.engine.executor.local import LocalExecutor
@@ -35,9 +36,9 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         _use_all_memory(config, model, execution)
     progress("warming up", 0, 0)
     caches = allocate(config, model)
-    unrecorded = dataclasses.replace(config, record_steps=None)
-    warmup.run(assemble(unrecorded, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
-    return assemble(config, model, execution, caches)
+    plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
+    warmup.run(assemble(plain, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
+    return assemble(config, model, execution, caches, progress)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = None) -> Caches:
@@ -49,7 +50,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = 
         wanted = config.max_model_len or network.facts.max_position_embeddings
         num_blocks = memory.num_blocks(config, bytes_per_block, wanted, network.device)
     num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots)
+    num_padding = 1 if config.cuda_graphs else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots, num_padding)
     return Caches(specs, sizes, network.dtype, network.device)
 
 
@@ -67,11 +69,36 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Executi
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1)
     # This pool holds one step only; the context length applies to the engine that follows.
-    config = dataclasses.replace(config, max_model_len=None, record_steps=None)
+    config = dataclasses.replace(config, max_model_len=None, record_steps=None, cuda_graphs=False)
     warmup.run(assemble(config, model, execution, caches), num_text_tokens, grid)
 
 
-def assemble(config: EngineConfig, model: LoadedModel, execution: Execution, caches: Caches) -> Engine:
+def make_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    execution: Execution,
+    caches: Caches,
+    progress: Progress = lambda *_: None,
+) -> ModelRunner:
+    """Return the runner of *model* in *caches*; with cuda_graphs, after its graphs are captured."""
+    runner = ModelRunner(model.network, execution, caches)
+    if config.cuda_graphs:
+        max_positions = model.network.facts.max_position_embeddings
+        max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
+        max_blocks = -(-max_model_len // config.block_size)
+        runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
+        for done, total in runner.graphs.prepare():
+            progress("capturing CUDA graphs", done, total)
+    return runner
+
+
+def assemble(
+    config: EngineConfig,
+    model: LoadedModel,
+    execution: Execution,
+    caches: Caches,
+    progress: Progress = lambda *_: None,
+) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data. Raises StartupError."""
     network, facts = model.network, model.network.facts
     num_blocks = caches.sizes.num_blocks
@@ -87,7 +114,7 @@ def assemble(config: EngineConfig, model: LoadedModel, execution: Execution, cac
     itemsize = network.dtype.itemsize
     costs = EncodeCosts(facts.encode_cost, lambda grid: facts.encoding_values(grid) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
-    executor = LocalExecutor(ModelRunner(network, execution, caches))
+    executor = LocalExecutor(make_runner(config, model, execution, caches, progress))
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)
