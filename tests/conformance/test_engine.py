@@ -22,7 +22,13 @@ PROMPTS: dict[str, list[Any]] = {
     "picture first and last": [((64, 64), 4), 7, ((96, 96), 5)],
     "picture twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
-CHUNKS = [pytest.param(7, marks=pytest.mark.conformance), 16, pytest.param(64, marks=pytest.mark.conformance), 2048]
+CHUNKS = (7, 16, 64, 2048)
+EVERYDAY = {("two pictures", 16)}
+CASES = [
+    pytest.param(name, chunk, marks=() if (name, chunk) in EVERYDAY else pytest.mark.conformance)
+    for name in PROMPTS
+    for chunk in CHUNKS
+]
 BUNDLED = "bundled"
 
 
@@ -58,8 +64,7 @@ def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list
 
 @pytest.mark.aspect("logits")
 @pytest.mark.aspect("cache")
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize(("name", "chunk"), CASES)
 def test_chunks_fresh_and_cached(checkpoint: Path, oracle: Oracle, name: str, chunk: int) -> None:
     subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
@@ -71,7 +76,9 @@ def test_chunks_fresh_and_cached(checkpoint: Path, oracle: Oracle, name: str, ch
 
 
 @pytest.mark.aspect("logits")
-@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize(
+    "chunk", [64, *(pytest.param(chunk, marks=pytest.mark.conformance) for chunk in (7, 16, 2048))]
+)
 def test_batch_of_eight(checkpoint: Path, oracle: Oracle, chunk: int) -> None:
     subject = engines.engine(checkpoint, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
@@ -84,6 +91,7 @@ def test_batch_of_eight(checkpoint: Path, oracle: Oracle, chunk: int) -> None:
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
+@pytest.mark.conformance
 def test_retracted(checkpoint: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
     subject = engines.engine(
         checkpoint,
