@@ -110,6 +110,27 @@ def test_orientation_of_experts_is_declared(network: Callable[[str], Any]) -> No
     assert located == Target(f"language_model.{prefix}.gate_up_proj", transposed=True)
 
 
+def test_experts_may_be_stored_one_by_one(
+    network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = network_folder("qwen3_vl_moe")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    tensors = load_file(folder / "model.safetensors")
+    for key in [key for key in tensors if key.endswith(".experts.gate_up_proj")]:
+        prefix = key.removesuffix(".gate_up_proj")
+        fused = zip(tensors.pop(key).mT, tensors.pop(f"{prefix}.down_proj").mT, strict=True)
+        for expert, (gate_up, down) in enumerate(fused):
+            gate, up = gate_up.chunk(2)
+            parts = {"gate": gate, "up": up, "down": down}
+            tensors |= {f"{prefix}.{expert}.{part}_proj.weight": one.contiguous() for part, one in parts.items()}
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    ours, theirs = network("qwen3_vl_moe").state_dict(), load(tmp_path).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_experts_of_the_other_orientation_are_refused(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
     folder = network_folder("qwen3_vl_moe")
     for path in folder.iterdir():
