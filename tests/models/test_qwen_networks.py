@@ -68,6 +68,19 @@ def test_vision_tower_equals_the_reference(
     assert counts == [item.spans[0].length for item in items]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[str], Path]) -> None:
+    """C3, [eng] 35: a meta tensor has no content to look at."""
+    network, grids = build(name, config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
+    network.finish()
+    pixels = torch.empty(152 * network.facts.vision.patch_values, dtype=torch.uint8, device="meta")
+    features = network.encode(
+        pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend())[0]
+    )
+    assert (features.device.type, len(features)) == ("meta", 38)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
 def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int) -> None:
     from transformers.vision_utils import get_vision_window_index
