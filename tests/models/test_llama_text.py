@@ -7,8 +7,8 @@ import pytest
 import torch
 from checkpoints.qwen3_vl import randomize
 from safetensors.torch import save_file
+from weights import fill_from
 
-from saccade.engine.executor.loader import load_weights
 from saccade.errors import StartupError
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.llama_text import TextDecoder, decoder_target
@@ -53,8 +53,10 @@ def load(config: TextConfig, model: Any, folder: Path) -> TextDecoder:
     network = torch.nn.Module()
     network.decoder = TextDecoder(config)
     network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "decoder")
-    save_file({name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors")
-    load_weights(network, [folder / "all.safetensors"], lambda *_: None)
+    save_file(
+        {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
+    )
+    fill_from(network, folder / "all.safetensors")
     network.decoder.finish()
     return network.decoder
 

@@ -7,6 +7,7 @@ from saccade.errors import StartupError
 DEVICES = ("auto", "cpu", "cuda")
 ENCODER_TP_MODES = ("data", "weights")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -16,6 +17,7 @@ class EngineConfig:
     """All settings of an engine; sent to the engine's process as JSON.
 
     *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
+    *kv_cache_dtype* auto is the network's; fp8 is e4m3.
     *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
     *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
@@ -35,6 +37,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -63,7 +66,12 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
-        choices = (("device", DEVICES), ("dtype", DTYPES), ("mm_encoder_tp_mode", ENCODER_TP_MODES))
+        choices = (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("mm_encoder_tp_mode", ENCODER_TP_MODES),
+        )
         for name, known in choices:
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")

@@ -15,10 +15,11 @@ from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, prepare
-from saccade.engine.executor.loader import LoadedModel, Progress, load_model
+from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
+from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine

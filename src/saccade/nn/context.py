@@ -20,10 +20,15 @@ class KvSpec(NamedTuple):
 
 
 class KvCache(NamedTuple):
-    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W]."""
+    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
+
+    They have the network's dtype, or are float8_e4m3fn and divided by the scales (saccade.nn.cache_values).
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
         """Write the keys and values of tokens to their slots."""
@@ -32,9 +37,10 @@ class KvCache(NamedTuple):
 
 
 class LatentCache(NamedTuple):
-    """One layer's paged latents [num_blocks, block_size, width + rope_width]."""
+    """One layer's paged latents [num_blocks, block_size, width + rope_width], in a dtype as KvCache's, with a scale."""
 
     latents: torch.Tensor
+    scale: float = 1.0
 
 
 class RecurrentState(NamedTuple):

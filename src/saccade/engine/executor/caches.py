@@ -1,9 +1,11 @@
 """The tensors of all layers' caches: blocks of keys and values or of latents, recurrent states and their snapshots."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +15,15 @@ from saccade.engine.executor.batch import transfer
 from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
+
+NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
+
+
+class BlockFormat(NamedTuple):
+    """How blocks hold values: in *dtype*, divided by the scales of keys and values in *scales*, by layer, or by 1."""
+
+    dtype: torch.dtype
+    scales: Mapping[int, tuple[float, float]] = NO_SCALES
 
 
 @dataclass(frozen=True)
@@ -45,11 +56,28 @@ def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
 
 
 class Caches:
-    """One cache per layer, initially zero. Steps define the contents."""
+    """One cache per layer, initially zero. Steps define the contents.
 
-    def __init__(self, specs: Ordered[KvSpec], sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> None:
+    *dtype* is the network's, and that of *blocks* unless they have a format of their own. Recurrent states have the
+    dtypes of their specs.
+    """
+
+    def __init__(
+        self,
+        specs: Ordered[KvSpec],
+        sizes: CacheSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        blocks: BlockFormat | None = None,
+    ) -> None:
         self.sizes = sizes
-        self.layers = [_layer_cache(spec, sizes, dtype, device) for spec in specs]
+        blocks = blocks or BlockFormat(dtype)
+        self.layers = [
+            _recurrent_state(spec, sizes, dtype, device)
+            if isinstance(spec, Recurrent)
+            else _block_cache(spec, sizes, blocks, layer, device)
+            for layer, spec in enumerate(specs)
+        ]
         self._device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
         self._pairs = [pair for state in states for pair in zip(state.live, state.snapshots, strict=True)]
@@ -89,25 +117,27 @@ def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    blocks = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
-    match spec:
-        case Paged():
-            heads = (*blocks, spec.num_kv_heads)
-            return KvCache(
-                _zeros((*heads, spec.key_width), dtype, device), _zeros((*heads, spec.value_width), dtype, device)
-            )
-        case Latent():
-            return LatentCache(_zeros((*blocks, spec.token_values), dtype, device))
-        case Recurrent():
-            live, snapshots = (
-                tuple(
-                    _zeros((count, *shape), state_dtype(name, dtype), device)
-                    for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
-                )
-                for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
-            )
-            return RecurrentState(live, snapshots)
+def _block_cache(
+    spec: Paged | Latent, sizes: CacheSizes, format: BlockFormat, layer: int, device: torch.device
+) -> LayerCache:
+    shape = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
+    scales = format.scales.get(layer, (1.0, 1.0))
+    if isinstance(spec, Latent):
+        return LatentCache(_zeros((*shape, spec.token_values), format.dtype, device), scales[0])
+    widths = (spec.key_width, spec.value_width)
+    keys, values = (_zeros((*shape, spec.num_kv_heads, width), format.dtype, device) for width in widths)
+    return KvCache(keys, values, *scales)
+
+
+def _recurrent_state(spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
+    live, snapshots = (
+        tuple(
+            _zeros((count, *shape), state_dtype(name, dtype), device)
+            for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+        )
+        for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
+    )
+    return RecurrentState(live, snapshots)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

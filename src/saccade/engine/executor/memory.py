@@ -7,7 +7,7 @@ import structlog
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
-from saccade.engine.executor.caches import Caches, CacheSizes, specs_of_rank, state_dtype
+from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
@@ -15,8 +15,15 @@ from saccade.models.facts import KvSpec, Recurrent
 logger = structlog.get_logger(__name__)
 
 
+def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
+    """Return how blocks hold the keys, values and latents of *model*."""
+    if config.kv_cache_dtype == "fp8":
+        return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
+    return BlockFormat(model.network.dtype)
+
+
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the size in bytes of one block over all layers that have blocks."""
+    """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
     return values * block_size * dtype.itemsize
 
@@ -79,7 +86,7 @@ def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
     """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
     network = model.network
     specs = specs_of_rank(network.facts.kv_specs, model.ranks)
-    bytes_per_block = block_bytes(specs, config.block_size, network.dtype)
+    bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
     wanted = config.max_model_len or network.facts.max_position_embeddings
     return num_blocks(config, bytes_per_block, wanted, network.device)
 
@@ -91,7 +98,7 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     snapshots = num_snapshots(config, specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
-    return Caches(specs, sizes, network.dtype, network.device)
+    return Caches(specs, sizes, network.dtype, network.device, block_format(config, model))
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:
