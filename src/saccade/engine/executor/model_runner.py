@@ -9,13 +9,14 @@ import torch
 from saccade.engine.core.step import EncodeJob, PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import logprobs
 from saccade.engine.executor.async_encoder import Encoded
-from saccade.engine.executor.batch import Batch, build_batch, transfer
+from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
+from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
