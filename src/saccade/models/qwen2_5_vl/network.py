@@ -1,7 +1,7 @@
 """The network: a tower with attention within windows, and a text decoder with biases of queries, keys and values.
 
-Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values of
-a patch, E width of the tower, U merged patches, X width of the text model.
+Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values
+of a patch, E width of the tower, U merged patches, X width of the text model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,10 +98,10 @@ class VisionTower(nn.Module):
         places: list[npt.NDArray[np.float32]] = []
         sizes: list[int] = []
         start = 0
-        for grid in (grid for grid in grids for _ in range(grid[0])):
-            frame_order, frame_sizes = frame_windows(grid[1] // merge, grid[2] // merge, self.config.window)
+        for frame in [grid for grid in grids for _ in range(grid[0])]:
+            frame_order, frame_sizes = frame_windows(frame[1] // merge, frame[2] // merge, self.config.window)
             orders.append(frame_order + start)
-            places.append(frame_coordinates(grid, merge).reshape(len(frame_order), -1)[frame_order])
+            places.append(frame_coordinates(frame, merge).reshape(len(frame_order), -1)[frame_order])
             sizes += frame_sizes
             start += len(frame_order)
         order_U = np.concatenate(orders)
