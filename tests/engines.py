@@ -1,7 +1,8 @@
 """Engines, requests and answers for tests of the engine room; and the reference's logits for the same tokens."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
+from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -28,6 +30,18 @@ def engine(folder: Path, **settings: Any) -> Engine:
     """A warm engine on the CPU; float32 and small pools unless told otherwise."""
     defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
+
+
+@contextmanager
+def on_ranks(folder: Path, size: int = 2, **settings: Any) -> Iterator[Engine]:
+    """A warm engine whose network is computed by *size* processes; rank 0 is this one. One at a time."""
+    before = torch.get_num_threads()
+    subject = engine(folder, tensor_parallel_size=size, **settings)
+    try:
+        yield subject
+    finally:
+        subject.close()
+        torch.set_num_threads(before)
 
 
 def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:
@@ -167,6 +181,37 @@ def local(engine: Engine) -> LocalExecutor:
 def module(engine: Engine) -> Any:
     """The engine's network as the torch module that it is."""
     return local(engine).runner.network
+
+
+def cache_tensors(engine: Engine) -> list[torch.Tensor]:
+    """All tensors of the engine's caches: blocks, live states and snapshots."""
+    return [
+        tensor
+        for cache in local(engine).runner.caches.layers
+        for part in cache
+        for tensor in (part if isinstance(cache, RecurrentState) else (part,))
+        if isinstance(tensor, torch.Tensor)  # and no scale
+    ]
+
+
+def poison(engine: Engine) -> Engine:
+    """The same engine; what any layer reads that it did not write shows in every number that follows."""
+    for tensor in cache_tensors(engine):
+        tensor.fill_(float("nan"))
+    return engine
+
+
+def spoil_unused(engine: Engine) -> None:
+    """Overwrite the rows and the blocks in which nothing is kept. The engine must have no prefix cache."""
+    caches = local(engine).runner.caches
+    used = {sequence.row for sequence in engine.scheduler.running}
+    rows = [row for row in range(caches.sizes.num_rows) if row not in used]
+    references = engine.scheduler.block_manager.paged_blocks.references
+    blocks = [block for block, count in enumerate(references) if count == 0]
+    for cache in caches.layers:
+        for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
+            if isinstance(tensor, torch.Tensor):
+                tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:

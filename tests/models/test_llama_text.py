@@ -8,8 +8,8 @@ import pytest
 import torch
 from checkpoints.qwen3_vl import randomize
 from safetensors.torch import save_file
+from weights import fill_from
 
-from saccade.engine.executor.loader import load_weights
 from saccade.errors import StartupError
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.llama_text import TextDecoder, decoder_target
@@ -57,7 +57,7 @@ def load(config: TextConfig, model: Any, folder: Path) -> TextDecoder:
     save_file(
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
     )
-    load_weights(network, [folder / "all.safetensors"], lambda *_: None)
+    fill_from(network, folder / "all.safetensors")
     network.decoder.finish()
     return network.decoder
 

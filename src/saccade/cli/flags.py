@@ -172,22 +172,35 @@ class EngineFlags:
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
     "Size of the cache of encoded pictures."
+    state_snapshot_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.state_snapshot_bytes
+    "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
+    state_snapshot_blocks: Count = ENGINE.state_snapshot_blocks
+    "Blocks of the KV cache between two such snapshots; one more is taken at the end of each prompt."
     encode_budget_patches: Count | None = ENGINE.encode_budget_patches
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = ENGINE.enable_prefix_caching
     "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU if there is one."
-    attention_backend: Literal["auto", "torch_sdpa"] = "auto"
-    "What computes the language model's attention."
+    attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
+    "What computes the language model's attention; the summary of the start says why auto took what."
     mm_encoder_attn_backend: Annotated[
-        Literal["auto", "torch_sdpa", "amx"], Parameter(alias="--mm-attention-backend")
+        Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    cuda_graphs: bool = ENGINE.cuda_graphs
+    "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     threads: Count | None = ENGINE.threads
-    "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
+    "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
+    tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
+    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    mm_encoder_tp_mode: Literal["data", "weights"] = "data"
+    "How these processes share the vision encoder: data gives each whole pictures, weights cuts its matrices."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
@@ -219,6 +232,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         aliases=tuple(aliases),
         device=flags.device,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
@@ -226,11 +240,16 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         block_size=flags.block_size,
         kv_cache_bytes=flags.kv_cache_memory_bytes,
         encoder_cache_bytes=flags.encoder_cache_bytes,
+        state_snapshot_bytes=flags.state_snapshot_bytes,
+        state_snapshot_blocks=flags.state_snapshot_blocks,
         encode_budget_patches=flags.encode_budget_patches,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
+        cuda_graphs=flags.cuda_graphs,
         threads=flags.threads,
+        tensor_parallel_size=flags.tensor_parallel_size,
+        mm_encoder_tp_mode=flags.mm_encoder_tp_mode,
         enable_prefix_caching=flags.enable_prefix_caching,
         record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),
         record_steps_bytes=flags.record_steps_bytes,

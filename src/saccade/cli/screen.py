@@ -16,11 +16,11 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
 
 
-class _Count(ProgressColumn):
+class _Percentage(ProgressColumn):
     """A column with the completed part of the total, empty until the total is known."""
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.total is None else f"{task.completed:g}/{task.total:g}")
+        return Text("" if task.total is None else f"{task.percentage:.0f} %")
 
 
 class StartProgress:
@@ -34,7 +34,7 @@ class StartProgress:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count())
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Percentage())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("starting the engine", total=None)
             self._bar.start()
@@ -67,8 +67,9 @@ def show_summary(console: Console, description: Description, address: str, comma
     table.add_row("model", description.model)
     table.add_row("device", f"{description.device}, {description.dtype}")
     if description.mm_encoder_attn_backend:
-        backends = f"{description.attention_backend}; vision encoder: {description.mm_encoder_attn_backend}"
-        table.add_row("attention", backends)
+        names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")
+        for label, name, reason in zip(("attention", ""), names, description.backend_reasons, strict=False):
+            table.add_row(label, f"{name} ({reason})")
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")

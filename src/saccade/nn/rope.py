@@ -1,7 +1,7 @@
 """Rotary embeddings (Su et al. 2021, arXiv:2104.09864), 1-D and multimodal.
 
 Multimodal positions have three axes (time, height, width). Formulas: transformers, modeling_qwen3_vl.py
-(get_rope_index, recomposition_frequencies) and Qwen2-VL, arXiv:2409.12191, section 2.1.
+and modeling_qwen2_vl.py (get_rope_index, recomposition_frequencies), and Qwen2-VL, arXiv:2409.12191, section 2.1.
 Shapes: N tokens, H heads, D head size.
 """
 
@@ -28,6 +28,11 @@ def interleaved_axes(section: Sequence[int]) -> list[int]:
         for channel in range(axis, 3 * section[axis], 3):
             axes[channel] = axis
     return axes
+
+
+def chunked_axes(section: Sequence[int]) -> list[int]:
+    """Return the axis that rotates each channel: the channels of one axis are neighbours. See interleaved_axes."""
+    return [axis for axis, count in enumerate(section) for _ in range(count)]
 
 
 def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,8 +15,12 @@ from torch import nn
 
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear
+from saccade.nn.parallel import ALONE, Ranks
 
 Grid = tuple[int, int, int]
+
+IN_THE_ENCODER = "heads in its vision encoder (`--mm-encoder-tp-mode data` does not cut it)"
+"""What ranks share, for errors."""
 
 
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
@@ -43,6 +47,15 @@ def bilinear_taps(
     high = np.minimum(low + 1, side - 1)
     share = (place - low).astype(np.float32)
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
+
+
+@lru_cache(maxsize=32)
+def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
+    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
+
+    Successive pictures often have one size.
+    """
+    return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
 
 
 class FramePlaces(NamedTuple):
@@ -108,19 +121,22 @@ class PatchEmbedding(nn.Module):
 
 
 class PackedSelfAttention(Layer):
-    """Bidirectional attention within each packed sequence, with rotary positions and biases."""
+    """Bidirectional attention within each packed sequence, with rotary positions and biases; heads cut over *ranks*."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.proj = Linear(hidden_size, hidden_size)
+        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
+        self.head_dim = hidden_size // num_heads
+        widths, units = (hidden_size,) * 3, (num_heads,) * 3
+        self.qkv = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
+        self.proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
 
     def pair(self) -> None:
         """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.
 
         Queries and keys are reordered in the same way, so their products do not change.
         """
+        self.qkv.make_plain()
         for parameter in self.qkv.parameters():
             queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
             halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))

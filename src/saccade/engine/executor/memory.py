@@ -1,18 +1,58 @@
-"""Compute the size of the KV pool."""
+"""Compute the size of the KV pool and the number of snapshots of recurrent states, and allocate the caches."""
 
 from collections.abc import Sequence as Ordered
+from math import prod
 
+import structlog
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
+from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
+from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
 
+logger = structlog.get_logger(__name__)
+
+
+def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
+    """Return how blocks hold the keys, values and latents of *model*."""
+    if config.kv_cache_dtype == "fp8":
+        return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
+    return BlockFormat(model.network.dtype)
+
 
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the size in bytes of one block over all layers that have blocks."""
+    """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
     return values * block_size * dtype.itemsize
+
+
+def state_bytes(specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return the size in bytes of one sequence's recurrent states, over all layers that have them."""
+    return sum(
+        prod(shape) * state_dtype(name, dtype).itemsize
+        for spec in specs
+        if isinstance(spec, Recurrent)
+        for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+
+
+def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return how many snapshots of recurrent states to keep; 0 for a model that has no such state."""
+    size = state_bytes(specs, dtype)
+    if not (size and config.enable_prefix_caching):
+        return 0
+    if config.num_state_snapshots is not None:
+        return config.num_state_snapshots
+    count = config.state_snapshot_bytes // size
+    if config.state_snapshot_bytes and not count:
+        logger.warning(
+            "prefixes are not reused: state_snapshot_bytes is less than one snapshot",
+            state_snapshot_bytes=config.state_snapshot_bytes,
+            snapshot_bytes=size,
+        )
+    return count
 
 
 def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device) -> int:
@@ -40,6 +80,25 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
             "Lower max_num_batched_tokens or encode_budget_patches, or raise gpu_memory_utilization or kv_cache_bytes."
         )
     return blocks
+
+
+def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
+    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
+    network = model.network
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
+    wanted = config.max_model_len or network.facts.max_position_embeddings
+    return num_blocks(config, bytes_per_block, wanted, network.device)
+
+
+def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
+    """Return this rank's caches of *model*."""
+    network = model.network
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    snapshots = num_snapshots(config, specs, network.dtype)
+    num_padding = 1 if config.cuda_graphs else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
+    return Caches(specs, sizes, network.dtype, network.device, block_format(config, model))
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:

@@ -63,7 +63,7 @@ class Network(Layer):
     ) -> None:
         super().__init__()
         self.facts = facts
-        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks)
+        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = Projector(facts)
         self.language_model = TextDecoder(facts.text, ranks)
         newline_E = nn.Parameter(torch.empty(facts.text.hidden_size), requires_grad=False)

@@ -60,7 +60,7 @@ class Network(Layer):
         self.facts = facts
         merged = 4 * facts.vision.hidden_size
         self.language_model = TextDecoder(facts.text, ranks)
-        self.vision_tower = ClipTower(facts.vision, facts.num_blocks)
+        self.vision_tower = ClipTower(facts.vision, facts.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
         self.projector = Projector(merged, facts.text.hidden_size)
