@@ -9,4 +9,5 @@ FAMILY = Family(
     # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
     template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
     external_grid="image_grid_thw",
+    limits=("The weights `mtp.*`, which draft one more token, are not loaded.",),
 )
