@@ -176,6 +176,7 @@ def cache_tensors(engine: Engine) -> list[torch.Tensor]:
         for cache in local(engine).runner.caches.layers
         for part in cache
         for tensor in (part if isinstance(cache, RecurrentState) else (part,))
+        if isinstance(tensor, torch.Tensor)
     ]
 
 
@@ -195,7 +196,8 @@ def spoil_unused(engine: Engine) -> None:
     blocks = [block for block, count in enumerate(references) if count == 0]
     for cache in caches.layers:
         for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
-            tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
+            if isinstance(tensor, torch.Tensor):
+                tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:

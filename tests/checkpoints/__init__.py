@@ -23,6 +23,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "llava": llava.write_llava_network,
     "llava_next": llava.write_llava_next_network,
     "qwen3_vl": write_qwen3_vl,
+    "kimi_k25": kimi_k25.write_network,
     **{name: partial(qwen_networks.write, name=name) for name in qwen_networks.CONFIGS},
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""

@@ -8,6 +8,7 @@ import torch
 
 from saccade.errors import StartupError
 from saccade.nn.backends import AMX, AUTO, PLAIN, VISION_BACKENDS, load_backend, load_vision_backend
+from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import (
     ForwardContext,
     KvCache,
@@ -102,10 +103,28 @@ def test_paged_with_options(
     assert_close(output, expected)
 
 
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
+    """Every token attends over keys and values as the cache gives them, also those of its own chunk."""
+    output, expected = attend(queries, contexts, dtype, DIM, {}, scales=(0.25, 3.0))
+    assert_close(output, expected, ulps=2)
+
+
+def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """What float8 makes of values."""
+    return ((values.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
+
+
 def attend(
-    queries: list[int], contexts: list[int], dtype: torch.dtype, value_width: int, options: dict[str, float]
+    queries: list[int],
+    contexts: list[int],
+    dtype: torch.dtype,
+    value_width: int,
+    options: dict[str, float],
+    scales: tuple[float, float] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the plain backend makes of one step, and what it should."""
+    """What the plain backend makes of one step, and what it should. With *scales* the cache has float8."""
     generator = torch.Generator().manual_seed(0)
     total, num_decodes = sum(queries), sum(length == 1 for length in queries)
     blocks_of = [-(-length // BLOCK) for length in contexts]
@@ -113,6 +132,8 @@ def attend(
     # Everything that is not a sequence's own is NaN: nothing of it may reach an output.
     shape = (1 + sum(blocks_of), BLOCK, KV_HEADS)
     cache = KvCache(*(torch.full((*shape, width), float("nan"), dtype=dtype) for width in (DIM, value_width)))
+    if scales is not None:
+        cache = KvCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn), *scales)
     order = torch.randperm(sum(blocks_of), generator=generator) + 1
     q = torch.randn(total, HEADS, DIM, generator=generator).to(dtype)
     slots, expected, keys, values, cursor = [], [], [], [], 0
@@ -121,11 +142,13 @@ def attend(
         tables[row, : len(table)] = table
         own = (table.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context]
         k, v = (torch.randn(context, KV_HEADS, width, generator=generator).to(dtype) for width in (DIM, value_width))
-        cache.keys.flatten(0, 1)[own[:-length]] = k[:-length]
-        cache.values.flatten(0, 1)[own[:-length]] = v[:-length]
+        CacheValues(cache.keys.flatten(0, 1), cache.key_scale).write(own[:-length], k[:-length])
+        CacheValues(cache.values.flatten(0, 1), cache.value_scale).write(own[:-length], v[:-length])
         slots.append(own[-length:])
         keys.append(k[-length:])
         values.append(v[-length:])
+        if scales is not None:
+            k, v = rounded(k, scales[0]), rounded(v, scales[1])
         expected.append(reference(q[cursor : cursor + length], k, v, causal=True, **options))  # type: ignore[arg-type]
         cursor += length
     layout = PagedLayout(

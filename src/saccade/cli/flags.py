@@ -182,6 +182,8 @@ class EngineFlags:
     "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU if there is one."
     attention_backend: Literal["auto", "torch_sdpa"] = "auto"
@@ -223,6 +225,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         aliases=tuple(aliases),
         device=flags.device,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,

@@ -6,6 +6,7 @@ from saccade.errors import StartupError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -15,6 +16,7 @@ class EngineConfig:
     """All settings of an engine; sent to the engine's process as JSON.
 
     *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
+    *kv_cache_dtype* auto is the network's; fp8 is e4m3.
     *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
     *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
@@ -32,6 +34,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -57,7 +60,7 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
-        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES)):
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")

@@ -1,7 +1,7 @@
 """The input of every layer in one forward pass, and the protocols of attention backends.
 
 Shapes: N tokens of the step, flat over all sequences; S sequences; M blocks of the longest block table; Q query heads,
-K key/value heads, D head size, W width of a value.
+K key/value heads, D head size, W width of a value, C width of a latent.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,22 @@ class KvSpec(NamedTuple):
 
 
 class KvCache(NamedTuple):
-    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W]."""
+    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
+
+    They have the network's dtype, or are float8_e4m3fn and divided by the scales (saccade.nn.cache_values).
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
 
 class LatentCache(NamedTuple):
-    """One layer's paged latents [num_blocks, block_size, width + rope_width]."""
+    """One layer's paged latents [num_blocks, block_size, width + rope_width], in a dtype as KvCache's, with a scale."""
 
     latents: torch.Tensor
+    scale: float = 1.0
 
 
 class RecurrentState(NamedTuple):
@@ -108,6 +114,23 @@ class AttentionBackend(Protocol):
         including itself.
         """
 
+    def latent(
+        self,
+        q_NQC: torch.Tensor,
+        latent_NC: torch.Tensor,
+        layer: int,
+        context: "ForwardContext",
+        *,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Write latents into the layer's cache, attend causally over it, and return [N, Q, value_width].
+
+        A latent is the key of all query heads; its first *value_width* channels are the value. The queries are
+        absorbed: multiplied by the matrix that would make keys of latents (DeepSeek-V2, arXiv:2405.04434, section
+        2.1.2). Scores are multiplied by *scale*.
+        """
+
 
 class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
@@ -164,6 +187,13 @@ class ForwardContext:
         cache = self.kv_caches[layer]
         if not isinstance(cache, KvCache):
             raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a KvCache.")
+        return cache
+
+    def latent_cache(self, layer: int) -> LatentCache:
+        """Return the cache of a latent attention layer. Raises TypeError for a layer of another kind."""
+        cache = self.kv_caches[layer]
+        if not isinstance(cache, LatentCache):
+            raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a LatentCache.")
         return cache
 
     def recurrent_state(self, layer: int) -> RecurrentState:

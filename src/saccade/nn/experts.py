@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from saccade.errors import StartupError
+from saccade.nn.formats.quantised import Part, QuantisedExperts
 from saccade.nn.layers import Layer
+from saccade.nn.ops import ExpertMatrices
 from saccade.nn.parallel import ALONE, Ranks, Sharding
 
 
@@ -32,6 +34,12 @@ class Experts(Layer):
             "gate_up_proj": Sharding((intermediate, intermediate)),
             "down_proj": Sharding((hidden,)),
         }
+        self.quantised: dict[str, QuantisedExperts] = {}
+
+    def hold(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Multiply by *parts*, one below the other, in place of the parameter *name*, which is empty."""
+        num_experts = self.experts[name].lengths()[0]
+        self.quantised[name] = QuantisedExperts(parts, num_experts, getattr(self, name).dtype)
 
     def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.
@@ -39,7 +47,9 @@ class Experts(Layer):
         *expert_ids_NK* int64 count the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
         """
         own_ids_NK = expert_ids_NK - self.first
-        return self.ranks.all_reduce(self.ops.experts(x_NH, self.gate_up_proj, self.down_proj, own_ids_NK, weights_NK))
+        gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
+        down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)
+        return self.ranks.all_reduce(self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK))
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from saccade.nn.context import ForwardContext
+from saccade.nn.formats.quantised import Part, QuantisedLinear
 from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
@@ -75,8 +76,24 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: PackedLinear | None = None
 
+    def hold(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Multiply by *parts*, one below the other, in place of the weight, whose parameter is empty."""
+        self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
+
+    def dequantised(self) -> torch.Tensor:
+        """Return the loaded weight [out_features, in_features], whatever its format. Call it before `pack`."""
+        return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
+
+    def make_plain(self) -> None:
+        """Replace a quantised weight by its values, for layers that rearrange it."""
+        if isinstance(self.packed, QuantisedLinear):
+            self.weight = nn.Parameter(self.dequantised(), requires_grad=False)
+            self.packed = None
+
     def pack(self) -> None:
         """Pack the loaded weight, and drop the plain one if the packed layout differs."""
+        if self.packed is not None:
+            return
         packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
         if not isinstance(packed, PlainLinear):
             self.packed = packed

@@ -130,6 +130,7 @@ class PackedSelfAttention(Layer):
 
         Queries and keys are reordered in the same way, so their products do not change.
         """
+        self.qkv.make_plain()
         for parameter in self.qkv.parameters():
             queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
             halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))

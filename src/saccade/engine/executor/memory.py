@@ -14,8 +14,13 @@ from saccade.models.facts import KvSpec, Recurrent
 logger = structlog.get_logger(__name__)
 
 
+def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of cached keys, values and latents of a network that computes in *dtype*."""
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+
+
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the size in bytes of one block over all layers that have blocks."""
+    """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
     return values * block_size * dtype.itemsize
 

@@ -1,7 +1,8 @@
 """Rotary frequencies for contexts longer than those of the training, from config.json. No torch.
 
 Every way divides the frequency of each channel pair by a number of its own. Formulas: transformers 5.23,
-modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. Longrope: Ding et al. 2024, arXiv:2402.13753.
+modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
+Ding et al. 2024, arXiv:2402.13753.
 """
 
 import math
@@ -14,11 +15,15 @@ from saccade.models.backbones.model_config import integer, number, section
 
 
 class Rope(NamedTuple):
-    """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*."""
+    """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
+
+    Some decoders multiply attention scores by *score_factor*.
+    """
 
     theta: float
     divisors: tuple[float, ...]
     magnitude: float = 1.0
+    score_factor: float = 1.0
 
 
 class _Source(NamedTuple):
@@ -75,6 +80,37 @@ def _llama3(source: _Source) -> Rope:
     return Rope(source.theta, tuple(1 / ((1 - share) / factor + share) for share in kept))
 
 
+def _yarn(source: _Source) -> Rope:
+    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both.
+
+    The factor of scores is DeepSeek-V3's: transformers, modeling_deepseek_v3.py, yarn_apply_mscale.
+    """
+    scaling, width = source.scaling, 2 * source.num_pairs
+    factor, original = number(scaling, "factor"), source.original_length
+    fast, slow = (_number_or(scaling, key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    first, last = (
+        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(source.theta)) for turns in (fast, slow)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+    span = max(last - first, 0.001)
+    stretched = (min(max((pair - first) / span, 0.0), 1.0) for pair in range(source.num_pairs))
+    divisors = tuple(1 / (share / factor + 1 - share) for share in stretched)
+    whole = _magnitude(factor, _number_or(scaling, "mscale_all_dim", 0.0))
+    magnitude = _magnitude(factor, 1.0)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        magnitude = _magnitude(factor, number(scaling, "mscale")) / whole
+    return Rope(source.theta, divisors, _number_or(scaling, "attention_factor", magnitude), whole**2)
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
+
+
+def _number_or(scaling: Mapping[str, Any], key: str, otherwise: float) -> float:
+    """Return the positive number under *key*, *otherwise* if it is null, zero or missing."""
+    return number(scaling, key) if scaling.get(key) else otherwise
+
+
 def _longrope(source: _Source) -> Rope:
     scaling, original = source.scaling, source.original_length
     short, long = (_factors(scaling, key, source.num_pairs) for key in ("short_factor", "long_factor"))
@@ -98,6 +134,6 @@ def _factors(scaling: Mapping[str, Any], key: str, num_pairs: int) -> tuple[floa
 
 
 READERS: Mapping[str, Callable[[_Source], Rope]] = MappingProxyType(
-    {"default": _default, "linear": _linear, "llama3": _llama3, "longrope": _longrope, "su": _longrope}
+    {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "su": _longrope}
 )
 """Readers by the type in config.json; `su` is the name of longrope in early releases."""

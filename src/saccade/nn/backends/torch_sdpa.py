@@ -1,18 +1,26 @@
 """Attention by PyTorch alone, on any device: the reference for every other backend.
 
 Decode rows of similar length are gathered into one padded batch and attended in one call; a prefill chunk is one call
-per sequence. Shapes: N tokens, S decode rows of a group, L context length, Q query heads, K key/value heads, D head
-size, W width of a value, G = Q / K query heads per key/value head.
+per sequence. Latents are keys and values of one head: the output's channels past the value's width are computed and
+dropped, so that PyTorch can take its fused kernel, which needs keys and values of one width. Shapes: N tokens, S decode
+rows of a group, L context length, Q query heads, K key/value heads, D head size, W width of a value, C width of a
+latent, G = Q / K query heads per key/value head.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+"""Keys [tokens, K, D] and values [tokens, K, W]."""
+
+Cached = tuple[CacheValues, CacheValues]
+"""A layer's cache: keys [slots, K, D] and values [slots, K, W]."""
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
@@ -85,26 +93,38 @@ class AttentionBackend:
         soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Write keys and values, then attend to the cache."""
-        plan: Plan = context.plan
-        scoring = Scoring(scale, window, soft_cap)
-        keys, values = (cache.flatten(0, 1) for cache in context.paged_cache(layer))
-        keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
-        values.index_copy_(0, context.layout.slot_mapping, v_NKW)
-        outputs = [_decode(q_NQD[: plan.num_decodes], keys, values, plan.decodes, scoring)] if plan.num_decodes else []
-        for chunk in plan.prefills:
-            span = slice(chunk.start, chunk.stop)
-            k, v = k_NKD[span], v_NKW[span]
-            if chunk.slots is not None:
-                k, v = keys.index_select(0, chunk.slots), values.index_select(0, chunk.slots)
-            outputs.append(_prefill(q_NQD[span], k, v, chunk.mask, scoring))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        cache = context.paged_cache(layer)
+        keys = CacheValues(cache.keys.flatten(0, 1), cache.key_scale)
+        values = CacheValues(cache.values.flatten(0, 1), cache.value_scale)
+        slots = context.layout.slot_mapping
+        own = keys.write(slots, k_NKD), values.write(slots, v_NKW)
+        return _attend_cached(q_NQD, own, (keys, values), context.plan, Scoring(scale, window, soft_cap))
+
+    def latent(
+        self,
+        q_NQC: torch.Tensor,
+        latent_NC: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Write latents, then attend to the cache."""
+        latent_N1C = latent_NC.unsqueeze(1)
+        cache = context.latent_cache(layer)
+        latents = CacheValues(cache.latents.flatten(0, 1).unsqueeze(1), cache.scale)
+        latent_N1C = latents.write(context.layout.slot_mapping, latent_N1C)
+        own, cached = (latent_N1C, latent_N1C), (latents, latents)
+        output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
+        return output.view(q_NQC.shape)[..., :value_width]
 
 
 class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("sequence_lengths",)
+    metadata = ("max_seqlen", "sequence_lengths")
 
     def packed(
         self,
@@ -114,12 +134,12 @@ class VisionAttentionBackend:
         layout: PackedLayout,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Attend within each sequence: neighbours of one length in one call."""
-        runs = [(length, len(list(run))) for length, run in groupby(layout.sequence_lengths)]
-        sizes = [length * count for length, count in runs]
-        parts = zip(*(tensor.split_with_sizes(sizes) for tensor in (q_NQD, k_NQD, v_NQD)), runs, strict=True)
-        outputs = [_packed_equal(q, k, v, count, scale) for q, k, v, (_, count) in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        """Attend within each sequence: those of one length in one call, others one call each."""
+        lengths = layout.sequence_lengths
+        if min(lengths) == layout.max_seqlen:
+            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
+        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
+        return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
 
 
 def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -171,25 +191,38 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _decode(
-    q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, groups: tuple[DecodeGroup, ...], scoring: Scoring
-) -> torch.Tensor:
+def _attend_cached(q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: Plan, scoring: Scoring) -> torch.Tensor:
+    """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
+    outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
+    for chunk in plan.prefills:
+        span = slice(chunk.start, chunk.stop)
+        k, v = (own[0][span], own[1][span]) if chunk.slots is None else _gather(cached, chunk.slots, q_NQD.dtype)
+        outputs.append(_prefill(q_NQD[span], k, v, chunk.mask, scoring))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValues:
+    """Return keys and values at *slots*; latents, which are both, are gathered once."""
+    keys, values = cached
+    k = keys.read(slots, dtype)
+    return k, k if values is keys else values.read(slots, dtype)
+
+
+def _decode(q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a row; return [S, Q * W]."""
     if groups[0].rows is None:
-        return _decode_rows(q_SQD, keys, values, groups[0], scoring)
-    output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * values.shape[2])
+        return _decode_rows(q_SQD, cached, groups[0], scoring)
+    output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * cached[1].slots.shape[2])
     for group in groups:
         if group.rows is not None:
-            output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], keys, values, group, scoring))
+            output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], cached, group, scoring))
     return output
 
 
-def _decode_rows(
-    q_SQD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup, scoring: Scoring
-) -> torch.Tensor:
-    num_rows, num_kv_heads = len(group.lengths), keys.shape[1]
+def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
+    num_rows, num_kv_heads = len(group.lengths), cached[0].slots.shape[1]
     k_SKLD, v_SKLW = (
-        cache.index_select(0, group.slots).unflatten(0, (num_rows, -1)).transpose(1, 2) for cache in (keys, values)
+        part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots, q_SQD.dtype)
     )
     # With one query token a row, the query heads that share a key head can take the place of query tokens.
     q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
@@ -217,6 +250,9 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scoring: Scoring
 ) -> torch.Tensor:
     """Attend with q [B, Q, N, D] over k [B, K, L, D] and v [B, K, L, W]; return [B, Q, N, W]."""
+    if k.shape[1] == 1:
+        # A view of the one head for every query head, where grouped attention would copy it.
+        k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
     if scoring.soft_cap is None:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
