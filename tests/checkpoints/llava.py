@@ -19,7 +19,7 @@ VISION = {
     "num_attention_heads": 4, "image_size": SIDE, "patch_size": 14, "projection_dim": 64, "vocab_size": 32000,
 }  # fmt: skip
 TINY_VISION = {
-    **VISION, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 3,
+    **VISION, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 6,
     "image_size": 56,
 }  # fmt: skip
 TINY_TEXT = {
