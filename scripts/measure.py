@@ -2,7 +2,8 @@
 
 Prints one line per budget and exits 1 where one is passed. Counted like this:
 function lines run from `def` to the last line, docstring included; branches are if, for, while, except, conditional
-expressions and match cases; parameters leave out self and cls. Generated files (*_pb2*) are left out.
+expressions and match cases; parameters leave out self and cls, and functions that a compiler turns into a kernel (jit).
+Generated files (*_pb2*) are left out.
 """
 
 import ast
@@ -45,7 +46,8 @@ def _measure_function(shape: Shape, place: str, node: FunctionNode) -> None:
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     shape.function_lines.append((_lines(node), place))
     shape.branches.append((sum(isinstance(child, BRANCHES) for child in ast.walk(node)), place))
-    shape.parameters.append((sum(argument.arg not in ("self", "cls") for argument in arguments), place))
+    if not any(ast.unparse(decorator).endswith("jit") for decorator in node.decorator_list):
+        shape.parameters.append((sum(argument.arg not in ("self", "cls") for argument in arguments), place))
 
 
 def _measure_file(shape: Shape, path: Path) -> None:

@@ -10,6 +10,7 @@ def test_least_recently_used_leaves_first() -> None:
         cache.put(name, number, 10)
     assert cache.get("a") == 0
     assert cache.get("unknown") is None
+    assert (cache.peek("b"), cache.peek("unknown")) == (1, None)
     cache.put("d", 3, 15)
     assert dropped == [("b", 1), ("c", 2)]
     assert list(cache.items()) == [("a", 0), ("d", 3)]

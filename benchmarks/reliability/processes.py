@@ -12,28 +12,36 @@ from faults import roles, segments
 from server import Server
 
 from benchmarks.measured import MIB, commit, machine
+from benchmarks.reliability.memory import memory
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """At *seconds* after the start: PSS and descriptors by role, all processes of a role together."""
+    """At *seconds* after the start, by role, all processes of a role together: memory and descriptors.
+
+    *own_mib* is the memory without pages of files, *pss_mib* the proportional set size.
+    """
 
     seconds: float
+    own_mib: dict[str, float]
     pss_mib: dict[str, float]
     descriptors: dict[str, int]
     shared_mib: float
 
 
 def holdings(server: Server, seconds: float) -> Holdings:
-    """Look at all processes of *server*. The proportional set size counts shared pages once."""
+    """Look at all processes of *server*."""
+    own: dict[str, float] = {}
     pss: dict[str, float] = {}
     descriptors: dict[str, int] = {}
     for role, processes in roles(server).items():
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                pss[role] = pss.get(role, 0.0) + process.memory_full_info().pss / MIB
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                found = memory(process.pid)
+                own[role] = own.get(role, 0.0) + found.own
+                pss[role] = pss.get(role, 0.0) + found.pss
                 descriptors[role] = descriptors.get(role, 0) + process.num_fds()
-    return Holdings(seconds, pss, descriptors, _shared_bytes(server) / MIB)
+    return Holdings(seconds, own, pss, descriptors, _shared_bytes(server) / MIB)
 
 
 def _shared_bytes(server: Server) -> int:

@@ -102,9 +102,9 @@ def _none(goal: str, counted: Counter[str]) -> Verdict:
 def _memory(siege: Siege, name: str, budget: float | None) -> Verdict:
     grown = siege.besieged.peaks[name] - siege.quiet.peaks[name]
     if budget is None:
-        return Verdict(f"peak PSS over quiet, {name}", f"{grown:.0f} MiB", "no budget stated", True)
+        return Verdict(f"peak memory over quiet, {name}", f"{grown:.0f} MiB", "no budget stated", True)
     wanted = f"<= {MEMORY_MARGIN:g} x {budget:.0f} MiB"
-    return Verdict(f"peak PSS over quiet, {name}", f"{grown:.0f} MiB", wanted, grown <= MEMORY_MARGIN * budget)
+    return Verdict(f"peak memory over quiet, {name}", f"{grown:.0f} MiB", wanted, grown <= MEMORY_MARGIN * budget)
 
 
 def report(siege: Siege, verdicts: Sequence[Verdict]) -> list[str]:
@@ -121,7 +121,7 @@ def report(siege: Siege, verdicts: Sequence[Verdict]) -> list[str]:
     for words, what in (("first token", "first"), ("whole answer", "whole"), ("refused", "refused")):
         quiet, besieged = getattr(siege.quiet.seen, what), getattr(siege.besieged.seen, what)
         lines += [_row(f"{words}: {kind}", quiet[kind], besieged.get(kind, ())) for kind in quiet]
-    lines += ["", "| peak PSS, MiB | quiet | besieged |", "|---|---|---|"]
+    lines += ["", "| peak memory without pages of files, MiB | quiet | besieged |", "|---|---|---|"]
     for name in siege.quiet.peaks:
         lines.append(f"| {name} | {siege.quiet.peaks[name]:.0f} | {siege.besieged.peaks.get(name, math.nan):.0f} |")
     lines += ["", "| cores in use | quiet | besieged |", "|---|---|---|"]

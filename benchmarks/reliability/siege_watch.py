@@ -4,17 +4,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 from faults import roles, segments
 from server import Server
 
-from benchmarks.measured import MIB
+from benchmarks.reliability.memory import memory
 
 GATEWAY = "gateway"
 GATEWAY_ROLES = (GATEWAY, "fork server", "decode process")
-TREE, PRIVATE = "gateway tree", "gateway without /dev/shm"
+TREE, PRIVATE, PSS = "gateway tree", "gateway without /dev/shm", "gateway tree with pages of files (PSS)"
 LOOK_SECONDS, ROLES_SECONDS = 0.1, 1.0
 NETWORKS = {"attackers": "127.0.1.", "their picture hosts": "127.0.2."}
 """Beginnings of the addresses that attackers and their picture hosts use."""
@@ -24,18 +23,10 @@ MUST_BE_ZERO = (
 )
 
 
-def pss_mib(pid: int) -> tuple[float, float]:
-    """Return the proportional set size of a process, whole and without shared memory."""
-    fields = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * 1024 / MIB
-    return fields["Pss"], fields["Pss"] - fields.get("Pss_Shmem", 0.0)
-
-
 class Watch:
-    """Within its block: `peaks` are the highest MiB of the gateway's roles, of its tree together, and of the gateway
-    without shared memory; `cores` how many cores each role of the server kept busy, once the block has ended.
+    """Within its block: `peaks` are the highest MiB without pages of files of the gateway's roles, of its tree together
+    and of the gateway without shared memory; and the highest proportional set size of the tree. `cores` is how many
+    cores each role of the server kept busy, once the block has ended.
     """
 
     def __init__(self, server: Server) -> None:
@@ -69,15 +60,16 @@ class Watch:
                 self._take(pids)
 
     def _take(self, pids: Mapping[str, list[int]]) -> None:
-        now = dict.fromkeys((*GATEWAY_ROLES, TREE, PRIVATE), 0.0)
+        now = dict.fromkeys((*GATEWAY_ROLES, TREE, PRIVATE, PSS), 0.0)
         for role, numbers in pids.items():
             for pid in numbers:
                 # A decode process may have ended since its role was read.
                 with contextlib.suppress(OSError):
-                    whole, private = pss_mib(pid)
-                    now[role] += whole
-                    now[TREE] += whole
-                    now[PRIVATE] += private if role == GATEWAY else 0.0
+                    found = memory(pid)
+                    now[role] += found.own
+                    now[TREE] += found.own
+                    now[PSS] += found.pss
+                    now[PRIVATE] += found.anonymous if role == GATEWAY else 0.0
         self.peaks = {name: max(value, self.peaks.get(name, 0.0)) for name, value in now.items()}
 
 

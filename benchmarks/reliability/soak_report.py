@@ -20,8 +20,8 @@ METRICS = {
 """All of these must have happened."""
 
 MUST_BE_ZERO = ("vllm:num_requests_running", "vllm:num_requests_waiting", "saccade_slots_in_use")
-PSS_PART, PSS_MIB, DESCRIPTORS, SHARED_MIB = 0.02, 6.0, 6.0, 1.0
-"""What may be gained over the second half: PSS of a role by a part of itself and a constant; descriptors of a role
+MEMORY_PART, MEMORY_MIB, DESCRIPTORS, SHARED_MIB = 0.02, 6.0, 6.0, 1.0
+"""What may be gained over the second half: memory of a role by a part of itself and a constant; descriptors of a role
 (connections come and go); segments in /dev/shm."""
 
 
@@ -40,10 +40,10 @@ def violations(metrics: Mapping[str, float], idle: Mapping[str, float], looks: S
         f"{words}: none, so the pools were not small enough" for name, words in METRICS.items() if not metrics[name]
     ]
     found += [f"{name} is {value:.0f} at rest" for name, value in idle.items() if value]
-    for role in looks[-1].pss_mib:
-        grown = gain(looks, lambda look, role=role: look.pss_mib.get(role, 0.0))
-        if grown > PSS_PART * looks[-1].pss_mib[role] + PSS_MIB:
-            found.append(f"PSS of the {role} gained {grown:.1f} MiB over the second half")
+    for role, held in looks[-1].own_mib.items():
+        grown = gain(looks, lambda look, role=role: look.own_mib.get(role, 0.0))
+        if grown > _allowed(held):
+            found.append(f"memory of the {role} gained {grown:.1f} MiB over the second half")
         grown = gain(looks, lambda look, role=role: float(look.descriptors.get(role, 0)))
         if grown > DESCRIPTORS:
             found.append(f"descriptors of the {role} gained {grown:.1f} over the second half")
@@ -67,18 +67,25 @@ def report(
     lines += [f"| {words} | {metrics[name]:.0f} |" for name, words in METRICS.items()]
     lines += ["", "| held | at the start | half-way | at the end | gained over the second half | allowed |"]
     lines += ["|---|---|---|---|---|---|"]
-    for role in sorted(looks[-1].pss_mib):
-        allowed = PSS_PART * looks[-1].pss_mib[role] + PSS_MIB
-        lines.append(_row(f"PSS of {role}, MiB", looks, lambda look, role=role: look.pss_mib.get(role, 0.0), allowed))
+    for role, held in sorted(looks[-1].own_mib.items()):
+        own = lambda look, role=role: look.own_mib.get(role, 0.0)  # noqa: E731
+        lines.append(_row(f"memory of {role} without pages of files, MiB", looks, own, _allowed(held)))
+        pss = lambda look, role=role: look.pss_mib.get(role, 0.0)  # noqa: E731
+        lines.append(_row(f"PSS of {role}, MiB", looks, pss))
     total = lambda look: float(sum(look.descriptors.values()))  # noqa: E731
     lines.append(_row("descriptors, all processes", looks, total, DESCRIPTORS))
     lines.append(_row("/dev/shm, MiB", looks, lambda look: look.shared_mib, SHARED_MIB))
     return [*lines, "", *(["**Violations**", *(f"- {line}" for line in violated)] if violated else ["No violation."])]
 
 
-def _row(name: str, looks: Sequence[Holdings], value: Callable[[Holdings], float], allowed: float) -> str:
-    points = [value(looks[index]) for index in (0, len(looks) // 2, -1)]
-    return f"| {name} | " + " | ".join(f"{point:.1f}" for point in (*points, gain(looks, value), allowed)) + " |"
+def _allowed(held_mib: float) -> float:
+    return MEMORY_PART * held_mib + MEMORY_MIB
+
+
+def _row(name: str, looks: Sequence[Holdings], value: Callable[[Holdings], float], allowed: float | None = None) -> str:
+    points = (*(value(looks[index]) for index in (0, len(looks) // 2, -1)), gain(looks, value))
+    limit = "not limited" if allowed is None else f"{allowed:.1f}"
+    return f"| {name} | " + " | ".join([*(f"{point:.1f}" for point in points), limit]) + " |"
 
 
 def _counted(counter: Counter[str]) -> str:

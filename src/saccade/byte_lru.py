@@ -48,6 +48,11 @@ class ByteLru(Generic[K, V]):
         """Yield keys and values, the least recently used first."""
         return ((key, entry.value) for key, entry in self._entries.items())
 
+    def peek(self, key: K) -> V | None:
+        """Return a value without marking it used."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.value
+
     def get(self, key: K) -> V | None:
         """Return a value and mark it used."""
         entry = self._entries.get(key)

@@ -19,7 +19,7 @@ VISION = {
     "num_attention_heads": 4, "image_size": SIDE, "patch_size": 14, "projection_dim": 64, "vocab_size": 32000,
 }  # fmt: skip
 TINY_VISION = {
-    **VISION, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 3,
+    **VISION, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 6,
     "image_size": 56,
 }  # fmt: skip
 TINY_TEXT = {
@@ -39,6 +39,7 @@ def _write(folder: Path, names: Mapping[str, str], config: Mapping[str, Any], pr
         "architectures": [names["architecture"]], "model_type": names["model_type"],
         "image_token_index": ids["<image>"], "vision_feature_layer": -2, "vision_feature_select_strategy": "default",
         "image_seq_length": (side // 14) ** 2, "projector_hidden_act": "gelu", "pad_token_id": ids["<pad>"],
+        "torch_dtype": "float32",
     }  # fmt: skip
     write_json(folder, "config.json", {**own, **config})
     sizes = {

@@ -49,6 +49,18 @@ def names(asked: EngineRequest) -> list[str]:
     return [item.slot.name for item in asked.media if item.slot is not None]
 
 
+def test_an_idle_engine_keeps_no_encoding_that_was_dropped(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
+    engines.drain(subject, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], max_tokens=1))
+    assert engines.local(subject).runner.encodings == {}
+    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (SMALL, 1), 4, (WIDE, 2), 4, 700], max_tokens=8))
+    subject.step()
+    subject.hangup(0)
+    engines.drain(subject)
+    assert engines.local(subject).runner.encodings == {}
+    assert engines.is_idle(subject)
+
+
 @pytest.mark.parametrize("text", [0, 6, 15, 40])
 def test_second_ask_is_cached_and_not_encoded(shared: Engine, tiny_qwen3_vl: Path, text: int) -> None:  # B3, B4, E6
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 70 + text), text], "first", max_tokens=4)

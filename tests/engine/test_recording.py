@@ -13,6 +13,8 @@ import pytest
 import recordings
 import torch
 
+from saccade.engine.core.step import EncodeJob
+from saccade.engine.executor.async_encoder import AsyncEncoder, Encoded
 from saccade.engine.loop import Engine
 from saccade.engine.recording import (
     JobsTaken,
@@ -185,6 +187,38 @@ def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_
     first = next(record.step for record in middle if isinstance(record, StepSubmitted) and record.step.chunks)
     assert first.number > 1
     assert all(chunk.start == 0 for chunk in first.chunks)
+
+
+def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    go_on = threading.Event()
+    with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
+        executor = engines.local(subject)
+        encode = executor.runner.encoder.encode
+
+        def wait_and_encode(job: EncodeJob) -> Encoded:
+            assert go_on.wait(60)
+            return encode(job)
+
+        executor.async_encoder = AsyncEncoder(wait_and_encode, 1)
+        subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+        for _ in range(2):
+            subject.step()
+        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "beside"))
+        subject.step()
+        assert len(subject.scheduler.encodings.jobs) == 1
+        recordings.recorder(subject).rest_seconds = 0
+        recordings.recorder(subject).close()
+        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))
+        told = [delta for _ in range(12) for frame in subject.step().values() for delta in frame.deltas]
+        assert sum(delta.request_id == "text" for delta in told) == 12
+        assert any(delta.request_id == "within" for delta in told)
+        assert len(recordings.segments(tmp_path)) == 1
+        go_on.set()
+        answers = engines.drain(subject).answers
+        assert len(answers["beside"].token_ids) == 8
+    first, second = recordings.segments(tmp_path)
+    assert recordings.replayed(second).first is None
+    assert first != second
 
 
 def test_between_segments_nothing_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> None:

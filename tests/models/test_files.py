@@ -7,7 +7,8 @@ import pytest
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.family import Family
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 FAMILY = models.families()["qwen3_vl"]
@@ -94,3 +95,20 @@ def test_processor_config_that_holds_no_settings_is_named() -> None:
 def test_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(StartupError, match="Qwen3VLForConditionalGeneration"):
         models.find("Qwen3VLForConditionalGeneration2")
+
+
+@pytest.mark.parametrize(
+    ("files", "token_id"),
+    [
+        ({"config.json": b'{"image_token_id": 7}', "tokenizer.json": b'{"added_tokens": [{"id": 8, "content": "<P>"}]}'}, 7),
+        ({"tokenizer.json": b'{"added_tokens": [{"id": 9, "content": "<Q>"}, {"id": 8, "content": "<P>"}]}'}, 8),
+        ({"tokenizer_config.json": b'{"added_tokens_decoder": {"9": {"content": "<Q>"}, "8": {"content": "<P>"}}}'}, 8),
+        ({"tokenizer.json": b'{"added_tokens": [7, {"content": "<P>"}]}', "tokenizer_config.json": b"{}"}, None),
+        ({"tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "<P>"}, "8": 1}}'}, None),
+        ({}, None),
+    ],
+)
+def test_placeholder_of_the_config_or_else_the_tokenizer(files: dict[str, bytes], token_id: int | None) -> None:
+    family = Family(architectures=("A",), placeholder="<P>")
+    config = engine_config(ModelFiles(files={"config.json": b"{}", **files}), family, 4096)
+    assert (config["placeholder_token_id"], config["max_model_len"]) == (token_id, 4096)

@@ -82,9 +82,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
-def test_engine_counts_as_the_gateway(
-    name: str, size: tuple[int, int], network_folder: Callable[[str], Path]
-) -> None:
+def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
     layout, facts = layout_of(network_folder(name)), Facts.read(config_of(network_folder(name)))
     shape = layout.picture(*size, layout.settings)
     assert facts.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
@@ -112,9 +110,7 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
         ("llava_next", MediaShape((1, 4, 4), (0, 9))),
     ],
 )
-def test_impossible_shapes_are_refused(
-    name: str, shape: MediaShape, network_folder: Callable[[str], Path]
-) -> None:
+def test_impossible_shapes_are_refused(name: str, shape: MediaShape, network_folder: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidValue):
         Facts.read(config_of(network_folder(name))).item_tokens(*shape)
 

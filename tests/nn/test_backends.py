@@ -1,215 +1,152 @@
-"""Every attention backend against the same in float64, and which of them is chosen."""
+"""Every attention backend that runs here against the same in float64, and which of them is chosen."""
 
 import importlib
 import sys
 
 import pytest
 import torch
+from attention import BATCHES, BLOCK, DIM, HEADS, OPTIONS, assert_close, attend, attend_packed
 
 from saccade.errors import StartupError
-from saccade.nn.backends import AMX, AUTO, PLAIN, VISION_BACKENDS, load_backend, load_vision_backend
-from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import (
-    ForwardContext,
-    KvCache,
-    PackedLayout,
-    PagedLayout,
-    VisionAttentionBackend,
-    check_metadata,
+from saccade.nn.backends import (
+    AMX,
+    AUTO,
+    BACKENDS,
+    PLAIN,
+    VISION_BACKENDS,
+    Workload,
+    load_backend,
+    load_vision_backend,
+    why,
 )
+from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout, VisionAttentionBackend, check_metadata
 
-HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 8, 4
-BOTH = [torch.float32, torch.bfloat16]
-CPU = torch.device("cpu")
+TRITON = "triton"
+BFLOAT16 = Workload(dtype=torch.bfloat16)
+ON_GPU = Workload(torch.device("cuda"), torch.bfloat16)
 
 
 def has_amx() -> bool:
     """Whether the backend by AMX is installed, and computes on this processor."""
     try:
-        return importlib.import_module(VISION_BACKENDS[AMX]).unavailable(CPU, torch.bfloat16) is None
+        module = importlib.import_module(VISION_BACKENDS[AMX].module)
     except ImportError:
         return False
-
-
-def assert_close(output: torch.Tensor, expected: torch.Tensor, ulps: float = 1) -> None:
-    """*expected* was computed in float64; values are of about 1."""
-    tolerance = 1e-5 if output.dtype == torch.float32 else 2**-8 * ulps
-    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+    return module.VisionAttentionBackend.unavailable(BFLOAT16) is None
 
 
 needs_amx = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
+WITH_DTYPES = [
+    *((PLAIN, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+    *((TRITON, dtype) for dtype in (torch.float32, torch.float16)),
+]
 VISION_WITH_DTYPES = [
-    (PLAIN, torch.float32),
-    (PLAIN, torch.bfloat16),
+    *WITH_DTYPES,
     pytest.param(AMX, torch.bfloat16, marks=needs_amx),
 ]
 
 
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-) -> torch.Tensor:
-    """Attention in float64 of q [n, Q, D] over k, v [l, K, D], whose last n tokens are the queries'."""
-    q, k, v = (tensor.double() for tensor in (q, k, v))
-    k, v = (tensor.repeat_interleave(q.shape[1] // tensor.shape[1], 1) for tensor in (k, v))
-    scores = torch.einsum("nhd,lhd->hnl", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if soft_cap is not None:
-        scores = soft_cap * (scores / soft_cap).tanh()
-    key, query = torch.arange(len(k)), torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
-    if causal:
-        scores = scores.masked_fill(key > query, float("-inf"))
-    if window is not None:
-        scores = scores.masked_fill(key <= query - window, float("-inf"))
-    return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), v).flatten(1)
-
-
-BATCHES = [
-    ([1], [1]),
-    ([1, 1, 1], [9, 3, 5]),
-    ([1, 1, 1], [5, 600, 1200]),  # several decode groups
-    ([6, 5], [6, 12]),  # a fresh prefill and one behind a cached prefix
-    ([1, 1, 7, 4], [30, 2, 7, 40]),
-    ([150, 40], [150, 300]),
-]
-OPTIONS: list[dict[str, float]] = [
-    {"scale": 0.1},
-    {"window": 1},
-    {"window": 4},
-    {"soft_cap": 0.5},
-    {"scale": 2.0, "window": 5, "soft_cap": 3.0},
-]
-
-
-@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize(("name", "dtype"), WITH_DTYPES)
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
-def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:  # [eng] 41
-    output, expected = attend(queries, contexts, dtype, DIM, {})
+def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype, name: str) -> None:  # [eng] 41
+    output, expected = attend(load_backend(name, Workload(dtype=dtype)), queries, contexts, dtype)
     assert_close(output, expected, ulps=2)
 
 
+@pytest.mark.parametrize("name", [PLAIN, TRITON])
 @pytest.mark.parametrize("value_width", [DIM, 12])
 @pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
 def test_paged_with_options(
-    queries: list[int], contexts: list[int], options: dict[str, float], value_width: int
+    queries: list[int], contexts: list[int], options: dict[str, float], value_width: int, name: str
 ) -> None:
-    output, expected = attend(queries, contexts, torch.float32, value_width, options)
+    output, expected = attend(load_backend(name), queries, contexts, torch.float32, value_width, options)
     assert output.shape == (sum(queries), HEADS * value_width)
     assert_close(output, expected)
 
 
-@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
 def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
     """Every token attends over keys and values as the cache gives them, also those of its own chunk."""
-    output, expected = attend(queries, contexts, dtype, DIM, {}, scales=(0.25, 3.0))
+    backend = load_backend(AUTO, Workload(dtype=dtype, cache_dtype=torch.float8_e4m3fn))
+    output, expected = attend(backend, queries, contexts, dtype, scales=(0.25, 3.0))
     assert_close(output, expected, ulps=2)
-
-
-def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """What float8 makes of values."""
-    return ((values.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
-
-
-def attend(
-    queries: list[int],
-    contexts: list[int],
-    dtype: torch.dtype,
-    value_width: int,
-    options: dict[str, float],
-    scales: tuple[float, float] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the plain backend makes of one step, and what it should. With *scales* the cache has float8."""
-    generator = torch.Generator().manual_seed(0)
-    total, num_decodes = sum(queries), sum(length == 1 for length in queries)
-    blocks_of = [-(-length // BLOCK) for length in contexts]
-    tables = torch.zeros(len(queries), max(blocks_of), dtype=torch.int64)
-    # Everything that is not a sequence's own is NaN: nothing of it may reach an output.
-    shape = (1 + sum(blocks_of), BLOCK, KV_HEADS)
-    cache = KvCache(*(torch.full((*shape, width), float("nan"), dtype=dtype) for width in (DIM, value_width)))
-    if scales is not None:
-        cache = KvCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn), *scales)
-    order = torch.randperm(sum(blocks_of), generator=generator) + 1
-    q = torch.randn(total, HEADS, DIM, generator=generator).to(dtype)
-    slots, expected, keys, values, cursor = [], [], [], [], 0
-    for row, (length, context) in enumerate(zip(queries, contexts, strict=True)):
-        table = order[sum(blocks_of[:row]) :][: blocks_of[row]]
-        tables[row, : len(table)] = table
-        own = (table.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context]
-        k, v = (torch.randn(context, KV_HEADS, width, generator=generator).to(dtype) for width in (DIM, value_width))
-        CacheValues(cache.keys.flatten(0, 1), cache.key_scale).write(own[:-length], k[:-length])
-        CacheValues(cache.values.flatten(0, 1), cache.value_scale).write(own[:-length], v[:-length])
-        slots.append(own[-length:])
-        keys.append(k[-length:])
-        values.append(v[-length:])
-        if scales is not None:
-            k, v = rounded(k, scales[0]), rounded(v, scales[1])
-        expected.append(reference(q[cursor : cursor + length], k, v, causal=True, **options))  # type: ignore[arg-type]
-        cursor += length
-    layout = PagedLayout(
-        torch.cat(slots),
-        tables,
-        torch.tensor(contexts),
-        tuple(queries),
-        tuple(contexts),
-        num_decodes,
-        BLOCK,
-        torch.arange(len(queries)),
-    )
-    backend = load_backend(AUTO)
-    plan = backend.plan(layout, dtype)
-    context = ForwardContext(torch.zeros(3, total, dtype=torch.int64), layout, [cache], backend, plan)
-    output = backend.paged(q, torch.cat(keys), torch.cat(values), 0, context, **options)  # type: ignore[arg-type]
-    return output, torch.cat(expected)
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
 @pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
 def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
-    q, k, v = torch.randn(3, sum(lengths), HEADS, DIM, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
-    borders = torch.tensor([0, *lengths]).cumsum(0).int()
-    backend = load_vision_backend(name, CPU, dtype)
-    output = backend.packed(q, k, v, PackedLayout(borders, max(lengths), lengths), scale)
-    parts = zip(*(tensor.split(lengths) for tensor in (q, k, v)), strict=True)
-    assert_close(output, torch.cat([reference(*part, causal=False, scale=scale) for part in parts]), ulps=2)
+    output, expected = attend_packed(load_vision_backend(name, Workload(dtype=dtype)), lengths, dtype, scale)
+    assert_close(output, expected, ulps=2)
 
 
-def test_unknown_backends_name_the_known() -> None:
-    with pytest.raises(StartupError, match="auto, torch_sdpa"):
+@pytest.mark.parametrize("dim", [20, 72])
+def test_heads_whose_size_is_no_power_of_two(dim: int) -> None:
+    assert_close(*attend_packed(load_vision_backend(TRITON), (70, 5), torch.float32, dim=dim))
+    assert_close(*attend(load_backend(TRITON), [1, 1, 9], [70, 4, 9], torch.float32, dim=dim))
+
+
+def test_unknown_backends_name_the_known_and_why_some_cannot_compute_here() -> None:
+    known = r"auto, torch_sdpa, triton, flashinfer, not 'nonesuch'"
+    with pytest.raises(StartupError, match=known) as refused:
         load_backend("nonesuch")
-    with pytest.raises(StartupError, match="auto, torch_sdpa, amx"):
-        load_vision_backend("nonesuch", CPU, torch.float32)
+    assert "Here torch_sdpa can compute. Not triton: it computes on a GPU." in refused.value.message
+    known = "auto, torch_sdpa, triton, flashinfer_cudnn, torch_varlen, amx, not"
+    with pytest.raises(StartupError, match=known) as refused:
+        load_vision_backend("nonesuch")
+    assert "Not amx: it computes in bfloat16 on a CPU, not in float32 on cpu." in refused.value.message
 
 
-def test_auto_takes_amx_where_it_can_compute() -> None:
+def test_auto_takes_the_last_that_can_compute() -> None:
     assert load_backend(AUTO).name == PLAIN
-    assert load_vision_backend(AUTO, CPU, torch.bfloat16).name == (AMX if has_amx() else PLAIN)
-    assert load_vision_backend(AUTO, CPU, torch.float32).name == PLAIN
-    assert load_vision_backend(AUTO, torch.device("cuda"), torch.bfloat16).name == PLAIN
-    assert load_vision_backend(PLAIN, CPU, torch.bfloat16).name == PLAIN
+    assert load_vision_backend(AUTO, BFLOAT16).name == (AMX if has_amx() else PLAIN)
+    assert load_vision_backend(AUTO).name == PLAIN
+    assert load_vision_backend(AUTO, ON_GPU).name == PLAIN  # torch finds none here
+    assert load_vision_backend(PLAIN, BFLOAT16).name == PLAIN
     with pytest.raises(StartupError, match=r"cannot be amx: .*not in float32 on cpu"):
-        load_vision_backend(AMX, CPU, torch.float32)
+        load_vision_backend(AMX)
+
+
+def test_a_start_says_why() -> None:
+    assert why(PLAIN, load_backend(PLAIN), Workload()) == "as asked"
+    assert why(AUTO, load_backend(AUTO), Workload()) == "auto for float32 on cpu"
+    if has_amx():
+        assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "auto for bfloat16 on cpu"
+    reason = "not amx: it computes in bfloat16 on a CPU, not in float32 on cpu"
+    assert why(AUTO, load_vision_backend(AUTO), Workload()) == f"auto for float32 on cpu; {reason}"
+
+
+def test_nothing_of_another_device_is_imported_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {entry.module for entry in (*BACKENDS.values(), *VISION_BACKENDS.values()) if entry.device_type == "cuda"}
+    for module in others:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    load_backend(AUTO)
+    load_vision_backend(AUTO, BFLOAT16)
+    assert not others & sys.modules.keys()
+
+
+def test_layers_of_latents_are_declined_without_a_method_for_them() -> None:
+    workload = Workload(has_latent_layers=True)
+    assert load_backend(PLAIN, workload).name == PLAIN
+    with pytest.raises(StartupError, match="cannot be triton: it has no attention over latents"):
+        load_backend(TRITON, workload)
 
 
 def test_without_the_processor_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
-    assert load_vision_backend(AUTO, CPU, torch.bfloat16).name == PLAIN
+    assert load_vision_backend(AUTO, BFLOAT16).name == PLAIN
     with pytest.raises(StartupError, match="cannot be amx: this processor has no AMX"):
-        load_vision_backend(AMX, CPU, torch.bfloat16)
+        load_vision_backend(AMX, BFLOAT16)
 
 
 def test_without_its_folder_or_numba_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX], None)
-    assert load_vision_backend(AUTO, CPU, torch.bfloat16).name == PLAIN
+    monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX].module, None)
+    assert load_vision_backend(AUTO, BFLOAT16).name == PLAIN
     with pytest.raises(StartupError, match=r"cannot be amx: it is not installed .*saccade\[cpu\]"):
-        load_vision_backend(AMX, CPU, torch.bfloat16)
+        load_vision_backend(AMX, BFLOAT16)
 
 
 class Borders:

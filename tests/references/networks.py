@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from references.phi3_v_network import Phi3VOracle
+
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
 
@@ -127,14 +129,15 @@ class LlavaOracle:
 
 
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
-    "llava_next": LlavaOracle,
-    "llava": LlavaOracle,
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": QwenOracle,
+    "llava": LlavaOracle,
+    "llava_next": LlavaOracle,
     "qwen3_vl": QwenOracle,
     "kimi_k25": KimiOracle,
     "qwen3_vl_moe": QwenOracle,
     "qwen3_5": RecurrentOracle,
     "qwen3_5_moe": RecurrentOracle,
+    "phi3_v": Phi3VOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

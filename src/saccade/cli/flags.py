@@ -186,14 +186,21 @@ class EngineFlags:
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU if there is one."
-    attention_backend: Literal["auto", "torch_sdpa"] = "auto"
-    "What computes the language model's attention."
+    attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
+    "What computes the language model's attention; the summary of the start says why auto took what."
     mm_encoder_attn_backend: Annotated[
-        Literal["auto", "torch_sdpa", "amx"], Parameter(alias="--mm-attention-backend")
+        Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    cuda_graphs: bool = ENGINE.cuda_graphs
+    "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     threads: Count | None = ENGINE.threads
-    "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
+    "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
+    tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
+    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    mm_encoder_tp_mode: Literal["data", "weights"] = "data"
+    "How these processes share the vision encoder: data gives each whole pictures, weights cuts its matrices."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
@@ -239,7 +246,10 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
+        cuda_graphs=flags.cuda_graphs,
         threads=flags.threads,
+        tensor_parallel_size=flags.tensor_parallel_size,
+        mm_encoder_tp_mode=flags.mm_encoder_tp_mode,
         enable_prefix_caching=flags.enable_prefix_caching,
         record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),
         record_steps_bytes=flags.record_steps_bytes,

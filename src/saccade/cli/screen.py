@@ -67,8 +67,9 @@ def show_summary(console: Console, description: Description, address: str, comma
     table.add_row("model", description.model)
     table.add_row("device", f"{description.device}, {description.dtype}")
     if description.mm_encoder_attn_backend:
-        backends = f"{description.attention_backend}; vision encoder: {description.mm_encoder_attn_backend}"
-        table.add_row("attention", backends)
+        names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")
+        for label, name, reason in zip(("attention", ""), names, description.backend_reasons, strict=False):
+            table.add_row(label, f"{name} ({reason})")
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -67,7 +67,6 @@ class Engine:
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
-        self._must_tell = False
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
         self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
@@ -75,7 +74,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to compute or to send."""
-        return self.scheduler.has_work or bool(self._frames) or self._pixel_requests.overdue or self._must_tell
+        has_news = bool(self._frames) or self._encoder_cache.has_dropped
+        return self.scheduler.has_work or has_news or self._pixel_requests.overdue
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -118,7 +118,6 @@ class Engine:
             self.scheduler.block_manager.clear()
         if media:
             self._encoder_cache.clear()
-            self._must_tell = self._encoder_cache.has_dropped
 
     def hangup(self, connection: int) -> None:
         """End all requests of a closed connection, and discard its output."""
@@ -129,9 +128,9 @@ class Engine:
         self._num_steps += 1
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
-            if self.recorder is not None and self.recorder.is_due and self.scheduler.can_start_over:
-                self._begin_segment(self.recorder)
             self._take_encodings()
+            if self.recorder is not None:
+                self._begin_segment_if_due(self.recorder)
             schedule = self.scheduler.schedule()
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
@@ -145,9 +144,8 @@ class Engine:
             return self._frames.take()
 
     def close(self) -> None:
-        """Wait until the recording is written."""
-        if self.recorder is not None:
-            self.recorder.close()
+        """Wait until the recording is written, and end the executor."""
+        self.executor.close()
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
@@ -181,11 +179,14 @@ class Engine:
         for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
             schedule.chunks.pop(ended, None)
 
-    def _begin_segment(self, recorder: Recorder) -> None:
-        """Start a recording with empty rows and caches; the running sequences are computed again."""
-        while self.scheduler.encodings.jobs:
-            self._take_encodings(PATIENCE_SECONDS)
-        if recorder.begin():
+    def _begin_segment_if_due(self, recorder: Recorder) -> None:
+        """Start a recording with empty rows and caches; the running sequences are computed again.
+
+        Jobs beside the steps end first. Until then, no further job begins.
+        """
+        encodings = self.scheduler.encodings
+        encodings.begins_no_jobs = recorder.is_due and self.scheduler.can_start_over
+        if encodings.begins_no_jobs and not encodings.jobs and recorder.begin():
             self.scheduler.start_over()
             self.reset_caches(prefix=True, media=True)
 
@@ -196,18 +197,23 @@ class Engine:
 
     def _take_job(self, done: JobDone) -> None:
         keys = self.scheduler.encodings.jobs.pop(done.job_id)
-        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         if done.failed:
-            logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-            self.executor.check_device()
-            for key in keys:
-                self._encoder_cache.abandon(key)
-            for sequence in waiting:
-                self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
+            self._fail_pictures(keys)
             return
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         self._note_encoded(keys, done.seconds)
         for sequence in waiting:
             sequence.clock.encode_seconds += done.seconds
+
+    def _fail_pictures(self, keys: Collection[EncoderKey]) -> list[Sequence]:
+        """Fail the requests that need pictures that could not be encoded; return their sequences."""
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
+        logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+        self.executor.check_device()
+        for key in keys:
+            self._encoder_cache.abandon(key)
+        error = InternalError("The model failed on a picture of this request.")
+        return [ended for sequence in waiting for ended in self._requests.fail(sequence, error)]
 
     def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
         for key in keys:
@@ -226,7 +232,6 @@ class Engine:
         for job in planned.step.jobs:
             if job.beside:
                 self.scheduler.encodings.jobs[job.job_id] = frozenset(schedule.aside)
-        self._must_tell = False
         return planned
 
     def _execute(self, schedule: Schedule, planned: PlannedStep) -> StepOutput:
@@ -242,7 +247,10 @@ class Engine:
             for key in within:
                 self._encoder_cache.abandon(key)
             return StepOutput(planned.step.number)
-        self._note_encoded(within, output.encode_seconds)
+        failed = {key for key in within if self._encoder_cache.encoding_id(key) in output.failed_encodings}
+        self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
+        for sequence in self._fail_pictures(failed) if failed else ():
+            schedule.chunks.pop(sequence, None)
         self.timings.batch_seconds += output.batch_seconds
         self.timings.network_seconds += output.network_seconds
         if not schedule.chunks:
@@ -257,8 +265,10 @@ class Engine:
             sequence.clock.encode_seconds += output.encode_seconds
         for sequence, logprobs in zip(planned.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
-        drawn = list(zip(planned.drawing, output.token_ids, strict=bool(output.token_ids)))
-        for sequence, _ in drawn:
+        logprobs_of = output.logprobs or [None] * len(output.token_ids)
+        results = zip(planned.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        drawn = [result for result in results if result[0] in schedule.chunks]
+        for sequence, _, _ in drawn:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
                 # Before the commit, which unpins the encodings that the request's other samples also need.
@@ -268,8 +278,7 @@ class Engine:
             self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         self.scheduler.commit(schedule)
         self._num_generated_tokens += len(drawn)
-        logprobs_of = output.logprobs or [None] * len(drawn)
-        for (sequence, token_id), logprob in zip(drawn, logprobs_of, strict=True):
+        for sequence, token_id, logprob in drawn:
             sequence.token_ids.append(token_id)
             self._requests.answer(sequence, logprob, self._finish_reason(sequence, token_id), now)
 

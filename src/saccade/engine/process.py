@@ -82,9 +82,10 @@ class Loop:
                     return
                 self._take(message)
             self.iteration += 1
-            frames = self.engine.step() if self.engine.has_work else {}
+            has_work = self.engine.has_work
+            frames = self.engine.step() if has_work else {}
             encoded = [(connection, self._encoder.encode(frame)) for connection, frame in frames.items()]
-            self.channel.send(EngineStep(self.iteration, encoded, self._load(bool(frames))))
+            self.channel.send(EngineStep(self.iteration, encoded, self._load(has_work)))
             for events in self.engine.feed.take():
                 self.channel.send(events)
 

@@ -30,6 +30,11 @@ class KvCache(NamedTuple):
     key_scale: float = 1.0
     value_scale: float = 1.0
 
+    def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
+        """Write the keys and values of tokens to their slots."""
+        self.keys.flatten(0, 1).index_copy_(0, slot_mapping, k_NKD)
+        self.values.flatten(0, 1).index_copy_(0, slot_mapping, v_NKW)
+
 
 class LatentCache(NamedTuple):
     """One layer's paged latents [num_blocks, block_size, width + rope_width], in a dtype as KvCache's, with a scale."""
@@ -86,11 +91,13 @@ class PackedLayout:
 class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
-    *metadata* names the fields of PagedLayout that the backend reads.
+    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if decodes launch the
+    same work whatever the lengths on the host say, so that a CUDA graph can repeat it.
     """
 
     name: str
     metadata: tuple[str, ...]
+    captures_decodes: bool
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""

@@ -40,3 +40,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = ""
     mm_encoder_attn_backend: str = ""
     resumes_at_states: bool = False
+    backend_reasons: tuple[str, ...] = ()

@@ -69,6 +69,16 @@ def test_an_entry_over_the_budget_lives_while_it_is_pinned() -> None:
     assert len(cache) == cache.used_bytes == 0
 
 
+def test_looking_is_no_use() -> None:
+    cache = filled(20, "a", "b")
+    assert key("a") in cache
+    assert cache.has_begun(key("a"))
+    cache.pin(pinned := picture("a"), 0, Until.COMPUTED)
+    cache.unpin(pinned, 0)
+    put(cache, "c")
+    assert [name for name in "abc" if key(name) in cache] == ["b", "c"]
+
+
 def test_tenant_and_grid_are_part_of_the_key() -> None:  # [eng] 9, 39
     cache = filled(30, "a")
     assert key("a", salt=b"other") not in cache

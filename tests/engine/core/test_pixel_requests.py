@@ -186,6 +186,31 @@ def test_parked_sequences_end_and_late_pixels_are_given_back(
     assert engines.drain(subject).released == [slot.name]
 
 
+def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
+    tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
+    now = time.monotonic()
+
+    def ask(request_id: str, after_seconds: float) -> None:
+        monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: now + after_seconds))
+        subject.submit(0, by_hash(asked, request_id))
+        assert [wanted.request_id for wanted in step(subject).pixels_wanted] == [request_id]
+
+    ask("again", 0)
+    ask("other", 10)
+    subject.abort(0, "again")
+    ask("again", 20)
+    late = now + pixel_requests.PATIENCE_SECONDS + 11
+    monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: late))
+    told = engines.drain(subject).answers
+    assert told["other"].failure is not None
+    assert told["again"].failure is None
+    subject.abort(0, "again")
+    assert engines.is_idle(subject)
+
+
 def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:
     """Retracted when everything else is forgotten, it is computed again and answers the same."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=40_000)  # room for one picture

@@ -1,6 +1,8 @@
 """Two kinds of KV state at once: paged blocks, and snapshots of recurrent states. Contract 4 holds for both."""
 
+import sys
 from collections.abc import Sequence as Ordered
+from typing import Any
 
 import pytest
 import scheduling
@@ -125,6 +127,31 @@ def test_what_is_kept_already_is_not_saved_again() -> None:
     while player.subject.has_work:
         player.step()
     assert player.num_saved == 1
+
+
+def test_the_cost_of_saving_is_linear() -> None:
+    """Counted in lines of Python that run, while many sequences save a state in one step."""
+
+    def num_lines(num_sequences: int) -> int:
+        group = RecurrentSnapshots(num_sequences, BLOCK, 1)
+        owners = [scheduling.of(range(10 * n, 10 * n + BLOCK + 1), (), n) for n in range(num_sequences)]
+        for owner in owners:
+            owner.row = owner.arrival
+        num_run = 0
+
+        def count(_: object, event: str, __: object) -> Any:
+            nonlocal num_run
+            num_run += event == "line"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        _, save = group.moves([], dict.fromkeys(owners, BLOCK))
+        sys.settrace(before)
+        assert len({move.snapshot for move in save}) == num_sequences
+        return num_run
+
+    assert num_lines(64) < 10 * num_lines(8)
 
 
 def test_a_snapshot_stays_until_it_is_restored() -> None:

@@ -26,7 +26,7 @@ class Gate:
         self.spoil = 0
         self._open = threading.Event()
         executor = engines.local(engine)
-        self._encode = executor.runner.encode
+        self._encode = executor.runner.encoder.encode
         executor.async_encoder = AsyncEncoder(self._pass, 1)
 
     def open(self) -> None:
@@ -224,6 +224,48 @@ def test_a_job_is_reported_where_its_step_fails_at_once(
     assert told.answers["text"].failure is not None
     assert told.answers["picture"].finish_reason == FinishReason.LENGTH
     assert not subject.scheduler.encodings.jobs
+
+
+def test_a_job_whose_thread_cannot_start_fails_once_and_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ran: list[int] = []
+
+    def encode(job: EncodeJob) -> Encoded:
+        ran.append(job.job_id)
+        return Encoded({}, 0.0)
+
+    subject = AsyncEncoder(encode, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        subject.begin(EncodeJob(1, (), beside=True))
+    subject.begin(EncodeJob(2, (), beside=True))
+    taken = [subject.take(60) for _ in range(2)]
+    (failed, error), (done, result) = (found for found in taken if found is not None)
+    assert (failed.job_id, str(error.exception())) == (1, "can't start new thread")
+    assert (done.job_id, result.result()) == (2, Encoded({}, 0.0))
+    assert subject.take() is None
+    assert ran == [2]
+
+
+def test_a_request_fails_where_no_thread_can_start_and_the_engine_goes_on(
+    subject: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    tokens(subject, 2)
+    asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        told = engines.drain(subject, asked)
+    assert told.answers["bad"].failure is not None
+    assert told.answers["text"].finish_reason == FinishReason.LENGTH
+    assert engines.is_idle(subject)
+    again = engines.drain(subject, msgspec.structs.replace(asked, request_id="again"))
+    assert again.answers["again"].finish_reason == FinishReason.LENGTH
 
 
 def test_a_job_keeps_its_threads_whatever_the_steps_set() -> None:

@@ -293,7 +293,7 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
         ({"num_blocks": 4, "max_model_len": 65}, "--max-model-len is 65, but the KV cache holds 64 tokens"),
         ({"num_blocks": None, "kv_cache_bytes": 10}, "KV cache"),
         ({"attention_backend": "magic"}, "torch_sdpa"),
-        ({"mm_encoder_attn_backend": "magic"}, "torch_sdpa, amx"),
+        ({"mm_encoder_attn_backend": "magic"}, "torch_varlen, amx"),
         ({"mm_encoder_attn_backend": "amx"}, "in float32 on cpu"),
         ({"max_model_len": 10**6, "num_blocks": 10**5}, "--max-model-len"),
     ],

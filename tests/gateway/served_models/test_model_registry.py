@@ -39,7 +39,7 @@ def sound(tiny_qwen3_vl: Path) -> Description:
 def broken(sound: Description) -> Description:
     """A model whose config.json names a token for pictures that the tokenizer does not have."""
     config = json.loads(sound.files.files["config.json"])
-    changed = {**sound.files.files, "config.json": json.dumps({**config, "image_token_id": 9}).encode()}
+    changed = {**sound.files.files, "config.json": json.dumps({**config, "image_token_id": 99999}).encode()}
     return msgspec.structs.replace(sound, model="broken", files=ModelFiles(files=changed))
 
 
@@ -67,7 +67,7 @@ async def tried() -> None:
 
 async def test_the_only_model_cannot_be_served(broken: Description) -> None:
     registry, _ = await built(Described(broken), Described(broken))
-    assert "token 9 stands for pictures" in registry.unservable.result().message
+    assert "token 99999 stands for pictures" in registry.unservable.result().message
 
 
 async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:
@@ -112,4 +112,4 @@ async def test_the_program_ends_with_the_token_and_the_key(broken: Description, 
         await server.stop()
     assert process.returncode == 1
     assert "image_token_id" in said.decode()
-    assert "token 9" in said.decode()
+    assert "token 99999" in said.decode()

@@ -5,10 +5,10 @@ needs are pinned; the others are evicted, least recently used first. Pinned entr
 may exceed the budget: the encode budget limits what one step encodes.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
+from saccade.byte_lru import ByteLru
 from saccade.engine.core.pictures import EncoderKey, RequestPicture, Until
 from saccade.protocol.kv_events import KvEvent, PictureRemoved, PictureStored
 
@@ -18,7 +18,6 @@ class _Entry:
     """A picture that is encoded or planned to be. *pictures* are the pinned pictures of requests."""
 
     encoding_id: int
-    num_bytes: int
     is_encoded: bool = False
     pictures: set[RequestPicture] = field(default_factory=set)
 
@@ -31,18 +30,22 @@ class EncoderCache:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.used_bytes = 0
         self.on_event: Callable[[KvEvent], None] | None = None
-        self._entries: OrderedDict[EncoderKey, _Entry] = OrderedDict()
+        self._entries: ByteLru[EncoderKey, _Entry] = ByteLru(budget_bytes, self._is_kept, self._drop)
         self._dropped: list[int] = []
         self._num_begun = 0
 
     def __contains__(self, key: EncoderKey) -> bool:
-        entry = self._entries.get(key)
+        entry = self._entries.peek(key)
         return entry is not None and entry.is_encoded
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of all entries together."""
+        return self._entries.num_bytes
 
     @property
     def pins(self) -> dict[EncoderKey, frozenset[RequestPicture]]:
@@ -60,55 +63,49 @@ class EncoderCache:
 
     def encoding_id(self, key: EncoderKey) -> int:
         """Return the id of an entry, and mark the entry used. Raises KeyError."""
-        self._entries.move_to_end(key)
-        return self._entries[key].encoding_id
+        entry = self._entries.get(key)
+        if entry is None:
+            raise KeyError(key)
+        return entry.encoding_id
 
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for a picture that is going to be encoded, and evict others if needed."""
         self._num_begun += 1
-        self._entries[key] = _Entry(self._num_begun, num_bytes)
-        self.used_bytes += num_bytes
-        if self.used_bytes > self.budget_bytes:
-            for other in self._evictable():
-                self._evict(other)
+        self._entries.put(key, _Entry(self._num_begun), num_bytes)
 
     def complete(self, key: EncoderKey) -> None:
         """Record that the picture is encoded."""
-        entry = self._entries[key]
+        entry = self._entry(key)
         entry.is_encoded = True
         for picture in entry.pictures:
             picture.complete()
         if self.on_event is not None:
             self.on_event(PictureStored(key.salt, key.content_hash))
-        if not entry.pictures:
-            self._evict(key)
+        self._evict(key)
 
     def abandon(self, key: EncoderKey) -> None:
         """Remove the entry and pins of a picture that was not encoded, or whose step failed."""
-        entry = self._entries.pop(key)
+        entry = self._entry(key)
+        self._entries.pop(key)
         for picture in entry.pictures:
             picture.abandon()
-        self.used_bytes -= entry.num_bytes
         self._dropped.append(entry.encoding_id)
 
     def pin(self, picture: RequestPicture, sample: int, until: Until) -> None:
         """Keep the entry of *picture*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
-        entry = self._entries[picture.key]
+        entry = self._entry(picture.key)
         picture.pin(sample, until, is_encoded=entry.is_encoded)
         entry.pictures.add(picture)
 
     def unpin(self, picture: RequestPicture, sample: int, untils: Collection[Until] = tuple(Until)) -> None:
         """Undo pins of *sample*, if it has them."""
         if picture.unpin(sample, untils):
-            entry = self._entries[picture.key]
-            entry.pictures.remove(picture)
-            if entry.is_encoded and not entry.pictures:
-                self._evict(picture.key)
+            self._entry(picture.key).pictures.remove(picture)
+            self._evict(picture.key)
 
     def clear(self) -> None:
         """Drop every entry that is encoded and not pinned."""
-        for key in self._evictable():
-            self._drop(key)
+        self._entries.clear()
 
     def snapshot(self) -> Iterator[PictureStored]:
         """Return every picture that is encoded now; later changes are not included."""
@@ -120,17 +117,23 @@ class EncoderCache:
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
 
-    def _evictable(self) -> list[EncoderKey]:
-        return [key for key, entry in self._entries.items() if entry.is_encoded and not entry.pictures]
+    def _entry(self, key: EncoderKey) -> _Entry:
+        """Return an entry without marking it used. Raises KeyError."""
+        entry = self._entries.peek(key)
+        if entry is None:
+            raise KeyError(key)
+        return entry
 
     def _evict(self, key: EncoderKey) -> None:
-        """Drop an evictable entry if the budget is exceeded. So no evictable entry stays while it is."""
-        if self.used_bytes > self.budget_bytes:
-            self._drop(key)
+        """Drop an entry that need not be kept if the budget is exceeded. So no such entry stays while it is."""
+        if self.used_bytes > self.budget_bytes and not self._is_kept(key):
+            self._entries.drop(key)
 
-    def _drop(self, key: EncoderKey) -> None:
-        entry = self._entries.pop(key)
-        self.used_bytes -= entry.num_bytes
+    def _is_kept(self, key: EncoderKey) -> bool:
+        entry = self._entry(key)
+        return bool(entry.pictures) or not entry.is_encoded
+
+    def _drop(self, key: EncoderKey, entry: _Entry) -> None:
         self._dropped.append(entry.encoding_id)
         if self.on_event is not None:
             self.on_event(PictureRemoved(key.salt, key.content_hash))

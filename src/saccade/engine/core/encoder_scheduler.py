@@ -38,13 +38,17 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id."""
+    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id.
+
+    While *begins_no_jobs* is set, every picture is encoded within a step.
+    """
 
     def __init__(
         self, budget_patches: int, aside: bool, block_manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
     ) -> None:
         self.encoder_cache = cache
         self.jobs: dict[int, frozenset[EncoderKey]] = {}
+        self.begins_no_jobs = False
         self.num_hits = 0
         self.costs = costs
         self._is_beside = False
@@ -76,7 +80,7 @@ class EncoderScheduler:
 
     def begin(self, decodes: bool) -> None:
         """Start planning a step. *decodes* says whether a sequence decodes in the step."""
-        self._is_beside = self._aside and decodes
+        self._is_beside = self._aside and decodes and not self.begins_no_jobs
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:

@@ -107,6 +107,8 @@ class PixelRequests:
                 continue
             for picture in pictures:
                 picture.ask()
+            # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
+            self._deadlines.pop(key, None)
             self._deadlines[key] = time.monotonic() + PATIENCE_SECONDS
             self._frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
 

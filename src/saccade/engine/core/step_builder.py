@@ -66,9 +66,7 @@ class StepBuilder:
             self._rows.note_draw(owner)
         within = {key: content for key, content in pixels.items() if key not in schedule.aside}
         beside = {key: content for key, content in pixels.items() if key in schedule.aside}
-        jobs = tuple(
-            self._job(part, is_beside) for part, is_beside in ((within, False), (beside, True)) if part
-        )
+        jobs = tuple(self._job(part, is_beside) for part, is_beside in ((within, False), (beside, True)) if part)
         restore, save = self._state_moves(starting, schedule)
         step = StepInput(
             number=self._num_steps,

@@ -36,8 +36,15 @@ class AsyncEncoder:
         return bool(self._jobs)
 
     def begin(self, job: EncodeJob) -> None:
-        """Queue *job*, to run after the earlier jobs."""
-        self._jobs.append((job, self._pool.submit(self._run, job)))
+        """Queue *job*, to run after the earlier jobs. If the thread cannot be started, the job has failed."""
+        try:
+            future = self._pool.submit(self._run, job)
+        except (RuntimeError, MemoryError) as error:
+            # The pool has queued the job all the same, and a later thread would run it. A new pool has not.
+            self._pool = ThreadPoolExecutor(1, "async-encoder")
+            future = Future()
+            future.set_exception(error)
+        self._jobs.append((job, future))
 
     def take(self, patience_seconds: float = 0.0) -> tuple[EncodeJob, Future[Encoded]] | None:
         """Return the oldest job if it is done, else None. Its future raises the exception of the encoding."""

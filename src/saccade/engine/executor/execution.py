@@ -3,27 +3,61 @@
 from dataclasses import dataclass
 
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor import memory
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
-from saccade.nn.backends import load_backend, load_vision_backend
+from saccade.errors import StartupError
+from saccade.models.facts import Latent, Paged
+from saccade.nn.backends import Workload, load_backend, load_vision_backend, why
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.vision import PackedSelfAttention
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of one loaded model are computed."""
+    """How the steps of one loaded model are computed; *reasons* say why with these backends, decoder's first."""
 
     backend: AttentionBackend
     vision_backend: VisionAttentionBackend
     threads: Threads
+    ranks: Ranks = ALONE
+    reasons: tuple[str, str] = ("", "")
 
 
 def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     """Choose how to compute a loaded model, and pack its weights. Raises StartupError if a backend cannot."""
     network = model.network
-    backend = load_backend(config.attention_backend)
-    vision_backend = load_vision_backend(config.mm_encoder_attn_backend, network.device, network.dtype)
+    of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
+    backend = load_backend(config.attention_backend, of_decoder)
+    vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
+    if config.cuda_graphs and (network.device.type != "cuda" or not backend.captures_decodes):
+        raise StartupError(
+            f"--cuda-graphs needs a GPU and --attention-backend triton, not {backend.name} on {network.device.type}."
+        )
     use_operations(model.module, resolve(network.device.type, network.dtype))
-    return Execution(backend, vision_backend, choose_threads(config.threads, model.num_parameters))
+    reasons = (
+        why(config.attention_backend, backend, of_decoder),
+        why(config.mm_encoder_attn_backend, vision_backend, of_tower),
+    )
+    threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
+    return Execution(backend, vision_backend, threads, model.ranks, reasons)
+
+
+def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
+    """Return what a backend for the decoder of *model* has to compute."""
+    network = model.network
+    specs = network.facts.kv_specs
+    sizes = frozenset((spec.key_width, spec.value_width) for spec in specs if isinstance(spec, Paged))
+    has_latent_layers = any(isinstance(spec, Latent) for spec in specs)
+    cache_dtype = memory.block_format(config, model).dtype
+    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers)
+
+
+def tower_workload(model: LoadedModel) -> Workload:
+    """Return what a backend for the vision tower of *model* has to compute."""
+    layers = (layer for layer in model.module.modules() if isinstance(layer, PackedSelfAttention))
+    sizes = frozenset((layer.head_dim, layer.head_dim) for layer in layers)
+    return Workload(model.network.device, model.network.dtype, head_sizes=sizes)

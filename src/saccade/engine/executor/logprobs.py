@@ -5,6 +5,7 @@ vocabulary, K most likely tokens.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +33,33 @@ def score(logits_RV: torch.Tensor, ids_R: torch.Tensor, num_top: int) -> torch.T
     return torch.cat([part.double() for part in parts], dim=1)
 
 
-def fetch(tensors: Ordered[torch.Tensor]) -> list[npt.NDArray[np.float64]]:
-    """Return float64 *tensors* on the host, in one transfer."""
-    host = torch.cat([tensor.flatten() for tensor in tensors]).cpu().numpy()
-    ends = np.cumsum([tensor.numel() for tensor in tensors])
-    parts = np.split(host, ends[:-1])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy of tensors of *shapes*, *joined* in one, to the host; *done* is None for tensors of a CPU."""
+
+    joined: torch.Tensor
+    shapes: tuple[torch.Size, ...]
+    done: torch.cuda.Event | None
+
+    def wait(self) -> list[npt.NDArray[np.float64]]:
+        """Wait for the copy, and return the tensors."""
+        if self.done is not None:
+            self.done.synchronize()
+        ends = np.cumsum([shape.numel() for shape in self.shapes])
+        parts = np.split(self.joined.numpy(), ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def begin_copy(tensors: Ordered[torch.Tensor]) -> HostCopy:
+    """Start to copy float64 *tensors* to the host, in one transfer."""
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    shapes = tuple(tensor.shape for tensor in tensors)
+    if joined.device.type != "cuda":
+        return HostCopy(joined, shapes, None)
+    host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True).copy_(joined, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    return HostCopy(host, shapes, done)
 
 
 def unpack(scores: npt.NDArray[np.float64], num_tops: Ordered[int | None]) -> list[TokenLogprob]:

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence as Ordered
 
+import numpy as np
 import torch
+
+from saccade.engine.executor.transfer import transfer
 
 AllowedIds = tuple[int, ...]
 
@@ -28,7 +31,7 @@ class AllowedTokens:
             return
         mask_V = self._forbidden_V.get(allowed)
         if mask_V is None:
-            ids = torch.tensor(allowed, dtype=torch.int64, device=self._device)
+            (ids,) = transfer([np.array(allowed, np.int64)], self._device)
             mask_V = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device).index_fill_(0, ids, False)
             self._forbidden_V[allowed] = mask_V
             self.num_built += 1

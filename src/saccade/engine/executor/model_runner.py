@@ -6,16 +6,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from saccade.engine.core.step import EncodeJob, PromptScores, SamplingInput, StepInput
+from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import logprobs
-from saccade.engine.executor.async_encoder import Encoded
-from saccade.engine.executor.batch import Batch, build_batch, transfer
+from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.decode_graphs import DecodeGraphs
+from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
-from saccade.models.facts import MediaShape
+from saccade.engine.executor.transfer import transfer
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
 from saccade.protocol.output import TokenLogprob
@@ -30,6 +31,18 @@ class Forwarded(NamedTuple):
     batch_seconds: float = 0.0
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
+    failed_encodings: tuple[int, ...] = ()
+
+
+class Launched(NamedTuple):
+    """Token ids and log probabilities that are being computed and copied to the host; *copy* is None without any.
+
+    *scored* are the drawn tokens whose log probabilities are requested, as indices.
+    """
+
+    copy: logprobs.HostCopy | None
+    sampling: SamplingInput
+    scored: tuple[int, ...]
 
 
 class Drawn(NamedTuple):
@@ -40,17 +53,15 @@ class Drawn(NamedTuple):
     prompt_logprobs: list[list[TokenLogprob]]
 
 
-NOTHING_DRAWN = Drawn([], [], [])
-
-
 class ModelRunner:
-    """The network, caches, encodings and row buffers of one device."""
+    """The network, caches, encodings and row buffers of one device, which may be one of several ranks."""
 
     def __init__(self, network: Network, execution: Execution, caches: Caches) -> None:
         self.network = network
         self.backend = execution.backend
-        self.vision_backend = execution.vision_backend
         self.threads = execution.threads
+        self.ranks = execution.ranks
+        self.encoder = Encoder(network, execution.vision_backend, execution.ranks)
         self.device = network.device
         self.dtype = network.dtype
         self.allowed = AllowedTokens(network.facts.vocab_size, self.device)
@@ -58,6 +69,7 @@ class ModelRunner:
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
         self.encodings: dict[int, torch.Tensor] = {}
         self.caches = caches
+        self.graphs: DecodeGraphs | None = None
 
     def update(self, step: StepInput) -> None:
         """Prepare a step: drop encodings, end and start rows, change block tables, restore states."""
@@ -76,7 +88,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, step: StepInput, *, beside_pictures: bool) -> Forwarded:
-        """Encode the pictures within the step, run the network over the chunks, and save recurrent states."""
+        """Encode the pictures within the step, run the network over the chunks, and save recurrent states.
+
+        If a picture cannot be encoded, only the rows that show it are without meaning.
+        """
         began = time.perf_counter()
         jobs = [job for job in step.jobs if not job.beside]
         if not step.chunks and not jobs:
@@ -87,50 +102,57 @@ class ModelRunner:
         block_size = self.caches.sizes.block_size
         batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
         built = time.perf_counter()
-        encode_seconds = 0.0
-        for job in jobs:
-            encoded = self.encode(job)
-            encode_seconds += encoded.seconds
-            self.encodings.update(encoded.features)
+        outcomes = [self.encoder.encode_together(job) for job in jobs]
+        for outcome in outcomes:
+            self.encodings.update(outcome.features)
         hidden = None if batch is None else self._forward(batch)
         self.caches.save(step.save)
-        return Forwarded(step, batch, hidden, built - began, encode_seconds, time.perf_counter() - built)
+        return Forwarded(
+            step,
+            batch,
+            hidden,
+            built - began,
+            sum(outcome.seconds for outcome in outcomes),
+            time.perf_counter() - built,
+            tuple(failed for outcome in outcomes for failed in outcome.failed),
+        )
 
     @torch.inference_mode()
-    def encode(self, job: EncodeJob) -> Encoded:
-        """Encode pictures in one call. Has no side effects, so another thread may call it while a step runs."""
-        began = time.perf_counter()
-        # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
-        joined = bytearray(b"").join(picture.pixels for picture in job.pictures)
-        (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.device)
-        items = [MediaShape(picture.grid, picture.original_size) for picture in job.pictures]
-        metadata, counts = self.network.prepare(items, self.vision_backend)
-        features = self.network.encode(flat, metadata)
-        # The parts are copies: a view would keep the whole batch's storage while one picture lives.
-        parts = [part.clone() for part in features.split_with_sizes(counts)]
-        ids = [picture.encoding_id for picture in job.pictures]
-        return Encoded(dict(zip(ids, parts, strict=True)), time.perf_counter() - began)
-
-    @torch.inference_mode()
-    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawn:
-        """Sample from a step's hidden states, and compute the requested log probabilities."""
+    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:
+        """Sample from a step's hidden states, compute the requested log probabilities, and wait for neither."""
         batch, hidden = forwarded.batch, forwarded.hidden
+        scored = tuple(index for index, num_top in enumerate(sampling.num_top) if num_top is not None)
         if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
-            return NOTHING_DRAWN
+            return Launched(None, sampling, scored)
         params = [self.rows.sampling(row) for row in batch.drawing]
-        scored = [index for index, num_top in enumerate(sampling.num_top) if num_top is not None]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
-        raw = logits[scored] if scored else None
+        (scored_on_device,) = transfer([np.array(scored, np.int64)], self.device) if scored else (None,)
+        raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
         ids = self.sampler(logits, batch.drawing, params, sampling)
+        if batch.drawing:
+            self.ranks.broadcast(ids, 0)
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
-        if raw is None and not sampling.prompt_scores:
-            return Drawn(ids.tolist(), [], [])
+        found = [ids.double()]
+        if raw is not None and scored_on_device is not None:
+            num_top = max(sampling.num_top[index] or 0 for index in scored)
+            found.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
         starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
-        prompts = [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
-        return _scored(sampling, ids, raw, scored, prompts)
+        found += [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
+        return Launched(logprobs.begin_copy(found), sampling, scored)
+
+    @torch.inference_mode()
+    def receive_drawn(self, forwarded: Forwarded) -> None:
+        """Receive the tokens that rank 0 draws for a step. Only rank 0 computes logits."""
+        batch = forwarded.batch
+        if batch is None or not batch.drawing:
+            return
+        ids = torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device)
+        self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, self.ranks.broadcast(ids, 0))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
+        if self.graphs is not None and (hidden := self.graphs.run(batch)) is not None:
+            return hidden
         plan = self.backend.plan(batch.layout, self.dtype)
         context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
         if batch.media_rows is None:
@@ -148,20 +170,22 @@ class ModelRunner:
         )
 
 
-def _scored(
-    sampling: SamplingInput, ids: torch.Tensor, raw: torch.Tensor | None, scored: list[int], prompts: list[torch.Tensor]
-) -> Drawn:
-    """Fetch drawn *ids*, log probabilities of *scored* rows with logits *raw*, and log probabilities of *prompts*."""
-    num_tops = [sampling.num_top[index] for index in scored]
-    scores = [] if raw is None else [logprobs.score(raw, ids[scored], max(top or 0 for top in num_tops))]
-    token_ids, *host = logprobs.fetch([ids.double(), *scores, *prompts])
-    found = dict(zip(scored, logprobs.unpack(host.pop(0), num_tops), strict=True)) if scores else {}
-    prompt_logprobs = [
-        logprobs.unpack(one, [wanted.num_top] * len(one))
-        for wanted, one in zip(sampling.prompt_scores, host, strict=True)
-    ]
+def collect(launched: Launched) -> Drawn:
+    """Wait for what `draw` launched."""
+    if launched.copy is None:
+        return Drawn([], [], [])
+    sampling, scored = launched.sampling, launched.scored
+    ids, *scores = launched.copy.wait()
+    token_ids = [int(token_id) for token_id in ids]
+    found: dict[int, TokenLogprob] = {}
+    if scored:
+        num_tops = [sampling.num_top[index] for index in scored]
+        found = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
     return Drawn(
-        [int(token_id) for token_id in token_ids],
-        [found.get(index) for index in range(len(token_ids))],
-        prompt_logprobs,
+        token_ids,
+        [found.get(index) for index in range(len(token_ids))] if scored else [],
+        [
+            logprobs.unpack(one, [wanted.num_top] * len(one))
+            for wanted, one in zip(sampling.prompt_scores, scores, strict=True)
+        ],
     )

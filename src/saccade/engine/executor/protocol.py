@@ -19,10 +19,10 @@ class Executor(Protocol):
         """Start to compute *step*."""
 
     def sample(self, sampling: SamplingInput) -> None:
-        """Draw the tokens of the oldest step that was not sampled yet."""
+        """Start to draw the tokens of the oldest step that was not sampled yet; *sampling* must have its number."""
 
     def collect(self) -> StepOutput:
-        """Return the output of the oldest sampled step."""
+        """Wait for the output of the oldest sampled step, and return it."""
 
     def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
         """Submit, sample and collect one step."""
@@ -32,3 +32,6 @@ class Executor(Protocol):
 
     def check_device(self) -> None:
         """Raise if the device has failed, so that no later step could succeed."""
+
+    def close(self) -> None:
+        """End everything that was started. No call may follow."""

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
 from saccade.gateway.generation.answer import Answer
-from saccade.gateway.generation.choice import Choice, Chunk
+from saccade.gateway.generation.choice import Chunk, GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import prompt_logprobs
 from saccade.gateway.generation.generate import Asked, Generation
 from saccade.gateway.http.body_reader import COPIES, BodyReader
@@ -147,7 +147,7 @@ async def send_stream(stream: EventStream, answer: Answer, deltas: AsyncIterator
     await stream.write(last + DONE, more=False)
 
 
-def _whole_choice(choice: Choice, chunks: list[Chunk]) -> answers.Choice:
+def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> answers.Choice:
     content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
     reasoning = "".join(chunk.reasoning for chunk in chunks)
     logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
@@ -188,7 +188,10 @@ def _events(template: answers.ChatCompletionChunk, chunk: Chunk) -> bytes:
 
 
 def _with_delta(
-    template: answers.ChatCompletionChunk, choice: Choice, delta: answers.Delta, finish_reason: str | None = None
+    template: answers.ChatCompletionChunk,
+    choice: GeneratedChoice,
+    delta: answers.Delta,
+    finish_reason: str | None = None,
 ) -> answers.ChatCompletionChunk:
     if choice.record is None:
         wire = answers.ChunkChoice(delta, finish_reason, choice.index)

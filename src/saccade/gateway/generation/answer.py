@@ -7,7 +7,7 @@ from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
 from saccade.gateway.fleet.workers import Worker
-from saccade.gateway.generation.choice import Choice, Chunk, choices_of
+from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.http.access_log import line_of_request
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.openai.requests import ChatRequest
@@ -96,7 +96,7 @@ class Answer:
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
         )
 
-    def _choice(self, delta: TokenDelta) -> Choice:
+    def _choice(self, delta: TokenDelta) -> GeneratedChoice:
         if delta.failure is not None:
             raise from_code(delta.failure.code, delta.failure.message, delta.failure.param)
         if not 0 <= delta.index < len(self.choices):
@@ -106,7 +106,7 @@ class Answer:
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]
 
-    def _observe(self, choice: Choice, delta: TokenDelta) -> None:
+    def _observe(self, choice: GeneratedChoice, delta: TokenDelta) -> None:
         if delta.token_ids:
             now = time.perf_counter()
             if choice.first_token_at:

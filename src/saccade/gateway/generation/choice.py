@@ -20,7 +20,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 class Chunk(NamedTuple):
     """What a delta added to *choice*, as text: to its reasoning, then to its content."""
 
-    choice: "Choice"
+    choice: "GeneratedChoice"
     reasoning: str
     content: str
 
@@ -50,8 +50,8 @@ class TokenRecord:
         )
 
 
-class Choice:
-    """One choice. Call begin() before its first delta.
+class GeneratedChoice:
+    """One choice while it is generated. Call begin() before its first delta.
 
     *detokenizer* is that of the content, so stop strings do not apply to reasoning, which *reasoning* detokenises where
     the model has it. *hidden_ids* count as generated and are not shown where they end the choice.
@@ -126,14 +126,14 @@ class Choice:
         return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
 
 
-def choices_of(request: ChatRequest, served: ServedModel) -> list[Choice]:
+def choices_of(request: ChatRequest, served: ServedModel) -> list[GeneratedChoice]:
     """Return the choices that *request* asks for, before their first tokens."""
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:
         hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
     rules = text_rules(request)
     return [
-        Choice(
+        GeneratedChoice(
             index,
             Detokenizer(served.tokenizer, rules),
             hidden_ids,

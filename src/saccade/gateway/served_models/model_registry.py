@@ -18,8 +18,8 @@ _logger = structlog.get_logger(__name__)
 class ModelRegistry:
     """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
 
-    Files that the operator has *given* for a model's name stand in for those that its worker sends. *unservable* gets the
-    reason when all workers have described their models and none can be built, unless one was served before.
+    Files that the operator has *given* for a model's name stand in for those that its worker sends. *unservable* gets
+    the reason when all workers have described their models and none can be built, unless one was served before.
     """
 
     def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles]) -> None:

@@ -20,7 +20,7 @@ from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_fre
 
 
 class SelfAttention(Layer):
-    """One matrix makes queries, keys and values; queries and keys are rotated per head, after a norm if there is one."""
+    """One matrix makes queries, keys and values; queries and keys are rotated per head, some are normalised first."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the MLP or the experts; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then MLP or experts; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()

@@ -30,9 +30,10 @@ from saccade.nn.vision import grid_list
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """What depends on shapes alone. *order* int64 [U] chooses from the newline, number 0, and the features of all views.
+    """What depends on shapes alone.
 
-    It is None where the pictures' features are those of their views.
+    *order* int64 [U] chooses from the newline, which is number 0, and the features of all views, from 1. It is None
+    where the pictures' features are those of their views.
     """
 
     views: ViewMetadata
@@ -62,7 +63,7 @@ class Network(Layer):
     ) -> None:
         super().__init__()
         self.facts = facts
-        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks)
+        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = Projector(facts)
         self.language_model = TextDecoder(facts.text, ranks)
         newline_E = nn.Parameter(torch.empty(facts.text.hidden_size), requires_grad=False)

@@ -1,8 +1,9 @@
 """LLaVA-NeXT's arithmetic of high resolution: the tiles of a picture and the features that remain. No torch.
 
-Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres"); transformers 5.23, image_processing_utils.py
-(select_best_resolution, get_patch_output_size) and models/llava_next/processing_llava_next.py (_get_unpadded_features), modeling_llava_next.py (pack_image_features, unpad_image).
-Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
+Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
+transformers 5.23, image_processing_utils.py (select_best_resolution, get_patch_output_size),
+models/llava_next/processing_llava_next.py (_get_unpadded_features) and modeling_llava_next.py (pack_image_features,
+unpad_image). Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
 """
 
 import math

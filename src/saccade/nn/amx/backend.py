@@ -14,6 +14,7 @@ import torch
 
 from saccade.nn.amx.kernel import ARGUMENTS, attention, workspace_bytes
 from saccade.nn.backends import torch_sdpa
+from saccade.nn.backends.workload import Workload
 from saccade.nn.context import PackedLayout
 
 PART_SCORES = 1 << 18
@@ -21,16 +22,6 @@ PART_SCORES = 1 << 18
 
 PARTS_PER_THREAD = 2
 """More than one, so that the other threads take work from a thread that is delayed."""
-
-
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why this backend cannot compute on *device* in *dtype*; None where it can."""
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return f"it computes in bfloat16 on a CPU, not in {str(dtype).removeprefix('torch.')} on {device.type}"
-    # Linux enables the tile registers only for a process that requests them, as _init_amx does.
-    if not (torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
-        return "this processor has no AMX, or the system does not enable it"
-    return None
 
 
 class OpenMP:
@@ -54,6 +45,17 @@ class VisionAttentionBackend:
 
     name = "amx"
     metadata = ("max_seqlen", "sequence_lengths")
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return why this backend cannot compute *workload*; None if it can."""
+        device, dtype = workload.device.type, str(workload.dtype).removeprefix("torch.")
+        if device != "cpu" or workload.dtype != torch.bfloat16:
+            return f"it computes in bfloat16 on a CPU, not in {dtype} on {device}"
+        # Linux enables the tile registers only for a process that requests them, as _init_amx does.
+        if not (torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
+            return "this processor has no AMX, or the system does not enable it"
+        return None
 
     def __init__(self) -> None:
         self._kernel = attention()

@@ -1,53 +1,130 @@
 """Attention backends by name, one registry for decoders and one for vision towers. Only the chosen one is imported."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-
-import torch
+from typing import Any, NamedTuple
 
 from saccade.errors import StartupError
+from saccade.nn.backends.workload import Workload
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 
+__all__ = ["AUTO", "BACKENDS", "PLAIN", "VISION_BACKENDS", "Workload", "load_backend", "load_vision_backend", "why"]
+
 AUTO, PLAIN, AMX = "auto", "torch_sdpa", "amx"
-BACKENDS: Mapping[str, str] = MappingProxyType({PLAIN: "saccade.nn.backends.torch_sdpa"})
-"""Module of each backend for decoders; it has a class AttentionBackend."""
+PLAIN_WORKLOAD = Workload()
 
-VISION_BACKENDS: Mapping[str, str] = MappingProxyType(
-    {PLAIN: "saccade.nn.backends.torch_sdpa", AMX: "saccade.nn.amx.backend"}
+
+class Entry(NamedTuple):
+    """A backend: its *module*, which is not imported for auto on another device than *device_type*, if that is set.
+
+    *install* is the command that installs what the module imports.
+    """
+
+    module: str
+    device_type: str | None = None
+    install: str = ""
+
+
+BACKENDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
+        "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
+        "flashinfer": Entry("saccade.nn.backends.flashinfer_paged", "cuda", "pip install flashinfer-python"),
+    }
 )
-"""Module of each backend for vision towers, the slowest first.
+"""Backends for decoders, the last that auto takes first. The module has a class AttentionBackend.
 
-It has a class VisionAttentionBackend and a function `unavailable(device, dtype)` that returns why the backend cannot
-compute there, or None. A module whose import fails is not installed.
+Such a class has a static method `unavailable(workload)` that returns why it cannot compute a Workload, or None. A
+module whose import fails is not installed.
 """
 
+VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
+        "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
+        "flashinfer_cudnn": Entry(
+            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install flashinfer-python nvidia-cudnn-frontend"
+        ),
+        "torch_varlen": Entry("saccade.nn.backends.torch_varlen", "cuda"),
+        AMX: Entry("saccade.nn.amx.backend", "cpu", "pip install 'saccade[cpu]'"),
+    }
+)
+"""Backends for vision towers, in the same order. The module has a class VisionAttentionBackend, as above."""
 
-def load_backend(name: str) -> AttentionBackend:
-    """Return a new backend for decoders. Raises StartupError for an unknown name."""
-    chosen = PLAIN if name == AUTO else name
-    if chosen not in BACKENDS:
-        raise StartupError(f"attention_backend must be one of {', '.join((AUTO, *BACKENDS))}, not {name!r}.")
-    backend: AttentionBackend = importlib.import_module(BACKENDS[chosen]).AttentionBackend()
+
+def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBackend:
+    """Return a new backend for decoders; auto is the first that can compute *workload*.
+
+    Raises StartupError for an unknown name, and for a backend that cannot.
+    """
+    backend: AttentionBackend = _load("--attention-backend", name, BACKENDS, "AttentionBackend", workload)
     return backend
 
 
-def load_vision_backend(name: str, device: torch.device, dtype: torch.dtype) -> VisionAttentionBackend:
-    """Return a new backend for vision towers; auto is the fastest that can compute on *device* in *dtype*.
+def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> VisionAttentionBackend:
+    """Return a new backend for vision towers; auto is the first that can compute *workload*.
 
-    Raises StartupError for an unknown name, and for a backend that cannot compute there.
+    Raises StartupError for an unknown name, and for a backend that cannot.
     """
-    if name not in (AUTO, *VISION_BACKENDS):
-        raise StartupError(
-            f"mm_encoder_attn_backend must be one of {', '.join((AUTO, *VISION_BACKENDS))}, not {name!r}."
-        )
-    for candidate in reversed(list(VISION_BACKENDS)) if name == AUTO else [name]:
-        try:
-            module = importlib.import_module(VISION_BACKENDS[candidate])
-            reason = module.unavailable(device, dtype)
-        except ImportError as error:
-            reason = f"it is not installed ({error}); `pip install 'saccade[cpu]'` installs it"
+    backend: VisionAttentionBackend = _load(
+        "--mm-encoder-attn-backend", name, VISION_BACKENDS, "VisionAttentionBackend", workload
+    )
+    return backend
+
+
+def why(asked: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
+    """Return why *backend* was loaded where *asked* was asked for, for the summary of a start.
+
+    Backends for other devices go without saying.
+    """
+    if asked != AUTO:
+        return "as asked"
+    entries = BACKENDS if hasattr(backend, "paged") else VISION_BACKENDS
+    preferred = list(entries)[list(entries).index(backend.name) + 1 :]
+    here = [name for name in preferred if entries[name].device_type == workload.device.type]
+    reasons = _reasons(entries, type(backend).__name__, workload, reversed(here))
+    chosen = f"auto for {str(workload.dtype).removeprefix('torch.')} on {workload.device.type}"
+    return "; ".join([chosen, *(f"not {name}: {reason}" for name, reason in reasons.items())])
+
+
+def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, workload: Workload) -> Any:
+    if asked != AUTO and asked not in entries:
+        names = ", ".join((AUTO, *entries))
+        raise StartupError(f"{flag} must be one of {names}, not {asked!r}. {_here(entries, class_name, workload)}")
+    for name in reversed(list(entries)) if asked == AUTO else [asked]:
+        is_other_device = entries[name].device_type not in (None, workload.device.type)
+        if asked == AUTO and is_other_device:
+            continue
+        reason = _reason(entries[name], class_name, workload)
         if reason is None:
-            backend: VisionAttentionBackend = module.VisionAttentionBackend()
-            return backend
-    raise StartupError(f"mm_encoder_attn_backend cannot be {name}: {reason}.")
+            return getattr(importlib.import_module(entries[name].module), class_name)()
+    raise StartupError(f"{flag} cannot be {asked}: {reason}. {_here(entries, class_name, workload)}")
+
+
+def _here(entries: Mapping[str, Entry], class_name: str, workload: Workload) -> str:
+    """Return a sentence on what can compute *workload*, and why the others cannot."""
+    reasons = _reasons(entries, class_name, workload, entries)
+    can = ", ".join(name for name in entries if name not in reasons)
+    return " ".join([f"Here {can} can compute.", *(f"Not {name}: {reason}." for name, reason in reasons.items())])
+
+
+def _reasons(entries: Mapping[str, Entry], class_name: str, workload: Workload, names: Iterable[str]) -> dict[str, str]:
+    """Return the reasons against those of *names* that cannot compute *workload*."""
+    found = {}
+    for name in names:
+        device_type = entries[name].device_type
+        if device_type not in (None, workload.device.type):
+            found[name] = f"it computes on {'a GPU' if device_type == 'cuda' else 'a CPU'}"
+        elif (reason := _reason(entries[name], class_name, workload)) is not None:
+            found[name] = reason
+    return found
+
+
+def _reason(entry: Entry, class_name: str, workload: Workload) -> str | None:
+    try:
+        module = importlib.import_module(entry.module)
+    except ImportError as error:
+        return f"it is not installed ({error}); `{entry.install}` installs it"
+    reason: str | None = getattr(module, class_name).unavailable(workload)
+    return reason

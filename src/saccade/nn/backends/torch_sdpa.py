@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from saccade.nn.backends.workload import Workload
 from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
@@ -74,7 +75,14 @@ class AttentionBackend:
     """nn.context.AttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("slot_mapping", "block_tables", "context_lengths", "query_lengths", "host_context_lengths")
+    metadata: tuple[str, ...] = (
+        "slot_mapping",
+        "block_tables",
+        "context_lengths",
+        "query_lengths",
+        "host_context_lengths",
+    )
+    captures_decodes = False
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""
@@ -119,12 +127,20 @@ class AttentionBackend:
         output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
         return output.view(q_NQC.shape)[..., :value_width]
 
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
+
 
 class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
     metadata = ("max_seqlen", "sequence_lengths")
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return None: this backend computes anywhere."""
 
     def packed(
         self,
@@ -142,10 +158,6 @@ class VisionAttentionBackend:
         return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
 
 
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return None: these backends compute anywhere."""
-
-
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
     lengths = layout.host_context_lengths[: layout.num_decodes]
     buckets: dict[int, list[int]] = {}
@@ -157,7 +169,7 @@ def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup
 def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -> DecodeGroup:
     device = layout.slot_mapping.device
     whole = len(members) == layout.num_decodes
-    rows = None if whole else torch.tensor(members, device=device)
+    rows = None if whole else torch.tensor(members).to(device, non_blocking=True)
     tables = layout.block_tables[: layout.num_decodes] if rows is None else layout.block_tables[rows]
     lengths = layout.context_lengths[: layout.num_decodes] if rows is None else layout.context_lengths[rows]
     host = [layout.host_context_lengths[row] for row in members]

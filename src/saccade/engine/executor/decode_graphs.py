@@ -1,0 +1,149 @@
+"""Replay decodes as CUDA graphs: one graph for each of a few numbers of rows, over buffers that never move.
+
+A graph repeats the kernels of one call with the addresses and sizes that they had. So a step's input is copied into the
+graph's buffers, rows are added up to the graph's number, and the attention backend must read lengths and block tables
+on the device alone (AttentionBackend.captures_decodes). An added row reads and writes the padding block and the padding
+row of the caches, which belong to no sequence. A step with other chunks runs without a graph.
+
+CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: n rows of a
+step, B of a graph, M blocks of the longest table, E hidden size.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from saccade.engine.executor.batch import Batch
+from saccade.engine.executor.caches import Caches
+from saccade.models.network import Network
+from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
+
+Compute = Callable[[], torch.Tensor]
+
+
+class Captured(NamedTuple):
+    """A call that `replay` repeats; its result is then in *output*."""
+
+    output: torch.Tensor
+    replay: Callable[[], None]
+
+
+Capture = Callable[[Compute], Captured]
+
+
+def capture_cuda(compute: Compute) -> Captured:
+    """Capture a call in a CUDA graph. It runs once before, so that nothing is compiled or allocated in the capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = compute()
+    return Captured(output, graph.replay)
+
+
+def row_counts(max_rows: int) -> list[int]:
+    """Return the numbers of rows that get a graph: powers of two, and *max_rows*."""
+    return [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The input of the largest graph, int64: ids, slots, lengths and rows [B], positions [3, B], tables [B, M]."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    rows: torch.Tensor
+
+
+class DecodeGraphs:
+    """Graphs of one network over *caches*, which have a padding block and row; *max_blocks* is M."""
+
+    def __init__(
+        self,
+        network: Network,
+        backend: AttentionBackend,
+        caches: Caches,
+        max_blocks: int,
+        capture: Capture = capture_cuda,
+    ) -> None:
+        self.row_counts = row_counts(caches.sizes.num_rows)
+        self._network = network
+        self._backend = backend
+        self._caches = caches
+        self._capture = capture
+        self._captured: dict[int, Captured] = {}
+        most, device = caches.sizes.num_rows, network.device
+        shapes = ((most,), (3, most), (most,), (most, max_blocks), (most,), (most,))
+        self._buffers = _Buffers(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+
+    def prepare(self) -> Iterable[tuple[int, int]]:
+        """Capture all graphs, the largest first; yield how many are done, and how many there are."""
+        for number, count in enumerate(reversed(self.row_counts)):
+            yield number, len(self.row_counts)
+            self._pad(0, count)
+            self._graph(count)
+
+    def run(self, batch: Batch) -> torch.Tensor | None:
+        """Return the hidden states [n, E] of a step; None if the step must run without a graph."""
+        layout = batch.layout
+        num_rows, num_blocks = layout.block_tables.shape
+        is_small = num_rows <= self.row_counts[-1] and num_blocks <= self._buffers.tables.shape[1]
+        if layout.num_decodes < num_rows or batch.media_rows is not None or not is_small:
+            return None
+        count = next(count for count in self.row_counts if count >= num_rows)
+        buffers = self._buffers
+        buffers.input_ids[:num_rows].copy_(batch.input_ids)
+        buffers.positions[:, :num_rows].copy_(batch.positions)
+        buffers.slots[:num_rows].copy_(layout.slot_mapping)
+        buffers.tables[:num_rows, :num_blocks].copy_(layout.block_tables)
+        buffers.lengths[:num_rows].copy_(layout.context_lengths)
+        buffers.rows[:num_rows].copy_(layout.rows)
+        self._pad(num_rows, count)
+        graph = self._graph(count)
+        graph.replay()
+        # A copy, since the next replay may come before tokens were sampled from these.
+        return graph.output[:num_rows].clone()
+
+    def _pad(self, start: int, stop: int) -> None:
+        """Make rows from *start* up to *stop* touch the padding block and row alone."""
+        sizes, buffers = self._caches.sizes, self._buffers
+        for buffer, value in (
+            (buffers.input_ids[start:stop], 0),
+            (buffers.positions[:, start:stop], 0),
+            (buffers.slots[start:stop], sizes.num_blocks * sizes.block_size),
+            (buffers.tables[start:stop, :1], sizes.num_blocks),
+            (buffers.lengths[start:stop], 1),
+            (buffers.rows[start:stop], sizes.num_rows),
+        ):
+            buffer.fill_(value)
+
+    @torch.inference_mode()
+    def _graph(self, count: int) -> Captured:
+        if count not in self._captured:
+            self._captured[count] = self._capture(self._compute(count))
+        return self._captured[count]
+
+    def _compute(self, count: int) -> Compute:
+        """Return the call of the network over the first *count* rows of the buffers."""
+        buffers = self._buffers
+        layout = PagedLayout(
+            slot_mapping=buffers.slots[:count],
+            block_tables=buffers.tables[:count],
+            context_lengths=buffers.lengths[:count],
+            query_lengths=(1,) * count,
+            host_context_lengths=(1,) * count,
+            num_decodes=count,
+            block_size=self._caches.sizes.block_size,
+            rows=buffers.rows[:count],
+        )
+        plan = self._backend.plan(layout, self._network.dtype)
+        context = ForwardContext(buffers.positions[:, :count], layout, self._caches.layers, self._backend, plan)
+        return lambda: self._network(buffers.input_ids[:count], context)

@@ -1,0 +1,141 @@
+"""Attention of decoders on a GPU by FlashInfer's kernels for paged caches, for prefill chunks and decodes in one call.
+
+Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, release 0.6. FlashInfer compiles
+its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
+
+It has never run on a GPU here: tests compare its arguments with the published signature.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
+from saccade.nn.context import ForwardContext, PagedLayout
+
+WORKSPACE_BYTES = 128 << 20
+HEAD_SIZES = (64, 128, 256)
+
+
+class _Kind(NamedTuple):
+    """The properties of layers that share a plan of FlashInfer."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+    scale: float | None
+    window: int | None
+    soft_cap: float | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step of S sequences with B blocks in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
+
+    *query_borders* count tokens, *block_borders* blocks; *blocks* int32 [B] is on the device; *last_lengths* count the
+    tokens in each sequence's last block. *planned* are the kinds of layers that FlashInfer has planned for.
+    """
+
+    query_borders: torch.Tensor
+    block_borders: torch.Tensor
+    blocks: torch.Tensor
+    last_lengths: torch.Tensor
+    block_size: int
+    planned: set[_Kind] = field(default_factory=set)
+
+
+class AttentionBackend:
+    """nn.context.AttentionBackend."""
+
+    name = "flashinfer"
+    metadata = ("slot_mapping", "block_tables", "query_lengths", "host_context_lengths")
+    captures_decodes = False
+
+    def __init__(self) -> None:
+        self._workspace: torch.Tensor | None = None
+        self._wrappers: dict[_Kind, Any] = {}
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return why this backend cannot compute *workload*; None if it can."""
+        reason = not_on_gpu(workload) or not_in(workload, HALF) or not_for_latents(workload)
+        others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
+        if reason is None and others:
+            known = ", ".join(map(str, HEAD_SIZES))
+            return f"its keys and values have {known} channels, not {others[0][0]} and {others[0][1]}"
+        return reason
+
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+        """Bring the lengths and block tables into FlashInfer's form; no value is read from the device."""
+        contexts = np.array(layout.host_context_lengths, np.int64)
+        num_blocks = -(-contexts // layout.block_size)
+        width = layout.block_tables.shape[1]
+        index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(num_blocks)])
+        on_device = torch.from_numpy(index).to(layout.block_tables.device, non_blocking=True)
+        return Plan(
+            _borders(np.array(layout.query_lengths, np.int64)),
+            _borders(num_blocks),
+            layout.block_tables.flatten().index_select(0, on_device).int(),
+            torch.from_numpy((contexts - 1) % layout.block_size + 1).int(),
+            layout.block_size,
+        )
+
+    def paged(
+        self,
+        q_NQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKW: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """Write keys and values, then attend to the cache."""
+        cache = context.paged_cache(layer)
+        cache.write(context.layout.slot_mapping, k_NKD, v_NKW)
+        kind = _Kind(
+            q_NQD.shape[1], k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], scale, window, soft_cap, q_NQD.dtype
+        )
+        wrapper = self._planned(kind, context.plan, q_NQD.device)
+        return wrapper.run(q_NQD.contiguous(), (cache.keys, cache.values)).flatten(1)  # type: ignore[no-any-return]
+
+    def _planned(self, kind: _Kind, plan: Plan, device: torch.device) -> Any:
+        """Return the wrapper for *kind*, planned for the step."""
+        if self._workspace is None:
+            # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.
+            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        if kind not in self._wrappers:
+            self._wrappers[kind] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        wrapper = self._wrappers[kind]
+        if kind not in plan.planned:
+            plan.planned.add(kind)
+            wrapper.plan(
+                plan.query_borders,
+                plan.block_borders,
+                plan.blocks,
+                plan.last_lengths,
+                kind.num_heads,
+                kind.num_kv_heads,
+                kind.key_width,
+                plan.block_size,
+                head_dim_vo=kind.value_width,
+                causal=True,
+                sm_scale=kind.scale,
+                # FlashInfer's window counts the tokens before the query's own.
+                window_left=-1 if kind.window is None else kind.window - 1,
+                logits_soft_cap=kind.soft_cap,
+                q_data_type=kind.dtype,
+                kv_data_type=kind.dtype,
+            )
+        return wrapper
+
+
+def _borders(lengths: "np.ndarray[Any, np.dtype[np.int64]]") -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], lengths.cumsum()))).int()

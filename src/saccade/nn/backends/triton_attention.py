@@ -1,0 +1,164 @@
+"""Attention by two Triton kernels: of vision towers, and of decodes over a paged cache; prefill chunks go to PyTorch.
+
+With TRITON_INTERPRET=1 Triton computes on a CPU, which is how the tests run the kernels; they have never run on a GPU
+here.
+
+Shapes: N tokens, S sequences, Q query heads, K key/value heads, D head size, W width of a value.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+
+from saccade.nn.backends import torch_sdpa
+from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
+from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
+
+ROWS, COLUMNS = 64, 64
+"""Queries and keys of one product."""
+
+LEAST = 16
+"""The smallest dimension of a matrix product in Triton."""
+
+
+def _reason(workload: Workload) -> str | None:
+    if workload.device.type == "cpu" and triton.knobs.runtime.interpret:
+        # The interpreter's products take the bits of bfloat16 for integers.
+        reason = not_in(workload, (torch.float32, torch.float16))
+    else:
+        reason = not_on_gpu(workload) or not_in(workload, (torch.float32, *HALF))
+    return reason or not_for_sizes(workload, 1, 256)
+
+
+class VisionAttentionBackend:
+    """nn.context.VisionAttentionBackend."""
+
+    name = "triton"
+    metadata = ("cu_seqlens", "max_seqlen", "sequence_lengths")
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return why this backend cannot compute *workload*; None if it can."""
+        return _reason(workload)
+
+    def packed(
+        self,
+        q_NQD: torch.Tensor,
+        k_NQD: torch.Tensor,
+        v_NQD: torch.Tensor,
+        layout: PackedLayout,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """Attend within each sequence in one launch."""
+        num_heads, head_size = q_NQD.shape[1:]
+        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q_NQD, k_NQD, v_NQD))
+        output_NQD = q.new_empty(q.shape)
+        steps = (step for x in (q, k, v) for step in x.stride()[:2])
+        grid = (triton.cdiv(layout.max_seqlen, ROWS), len(layout.sequence_lengths), num_heads)
+        packed_kernel[grid](
+            *(q, k, v, output_NQD, layout.cu_seqlens, head_size**-0.5 if scale is None else scale),
+            *(*steps, output_NQD.stride(0), head_size),
+            WIDTH=_rounded(head_size),
+            ROWS=ROWS,
+            COLUMNS=COLUMNS,
+        )
+        return output_NQD.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prefill chunks of a step, as the plain backend takes them; None without any."""
+
+    prefills: PagedLayout | None
+    plain: Any
+
+
+class AttentionBackend:
+    """nn.context.AttentionBackend."""
+
+    name = "triton"
+    metadata = torch_sdpa.AttentionBackend.metadata
+    captures_decodes = True
+
+    def __init__(self) -> None:
+        self._plain = torch_sdpa.AttentionBackend()
+
+    @staticmethod
+    def unavailable(workload: Workload) -> str | None:
+        """Return why this backend cannot compute *workload*; None if it can."""
+        return _reason(workload) or not_for_latents(workload)
+
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+        """Plan the prefill chunks."""
+        first = layout.num_decodes
+        if first == len(layout.query_lengths):
+            return Plan(None, None)
+        prefills = replace(
+            layout,
+            slot_mapping=layout.slot_mapping[first:],
+            block_tables=layout.block_tables[first:],
+            context_lengths=layout.context_lengths[first:],
+            query_lengths=layout.query_lengths[first:],
+            host_context_lengths=layout.host_context_lengths[first:],
+            num_decodes=0,
+            rows=layout.rows[first:],
+        )
+        return Plan(prefills, self._plain.plan(prefills, dtype))
+
+    def paged(
+        self,
+        q_NQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKW: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """Write keys and values, then attend to the cache."""
+        scoring = torch_sdpa.Scoring(scale, window, soft_cap)
+        plan: Plan = context.plan
+        layout, num_decodes = context.layout, context.layout.num_decodes
+        outputs = []
+        if num_decodes:
+            cache = context.paged_cache(layer)
+            cache.write(layout.slot_mapping[:num_decodes], k_NKD[:num_decodes], v_NKW[:num_decodes])
+            outputs.append(_decode(q_NQD[:num_decodes], cache, layout, scoring))
+        if plan.prefills is not None:
+            rest = ForwardContext(
+                context.positions[:, num_decodes:], plan.prefills, context.kv_caches, self._plain, plan.plain
+            )
+            q, k, v = (x[num_decodes:] for x in (q_NQD, k_NKD, v_NKW))
+            outputs.append(self._plain.paged(q, k, v, layer, rest, **scoring._asdict()))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: torch_sdpa.Scoring) -> torch.Tensor:
+    """Attend with one query token a sequence; return [S, Q * W]."""
+    num_rows, num_heads, key_size = q_SQD.shape
+    block_size, num_kv_heads, value_size = cache.values.shape[1:]
+    q = q_SQD if q_SQD.stride(2) == 1 else q_SQD.contiguous()
+    output = q.new_empty(num_rows, num_heads * value_size)
+    decode_kernel[(num_rows, num_kv_heads)](
+        *(q, cache.keys, cache.values, output, layout.block_tables, layout.context_lengths),
+        *(key_size**-0.5 if scoring.scale is None else scoring.scale, scoring.window or 0, scoring.soft_cap or 0.0),
+        *(q.stride(0), q.stride(1), layout.block_tables.stride(0)),
+        *(key_size, value_size, num_heads // num_kv_heads),
+        BLOCK_SIZE=block_size,
+        HEADS=_rounded(num_heads // num_kv_heads),
+        KEY_WIDTH=_rounded(key_size),
+        VALUE_WIDTH=_rounded(value_size),
+        COLUMNS=COLUMNS,
+        HAS_WINDOW=scoring.window is not None,
+        HAS_SOFT_CAP=scoring.soft_cap is not None,
+    )
+    return output
+
+
+def _rounded(size: int) -> int:
+    return max(LEAST, 1 << (size - 1).bit_length())

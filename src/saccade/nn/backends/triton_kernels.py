@@ -1,0 +1,107 @@
+"""Triton's kernels of attention: of vision towers, and of decodes over a paged cache.
+
+Both pass over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al.
+2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches them. Shapes: Q query heads, K key/value heads.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def packed_kernel(
+    q, k, v, output, cu_seqlens, scale, q_token, q_head, k_token, k_head, v_token, v_head, output_token, head_size,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Attend with ROWS queries of one sequence and head, in both directions. Programs: (rows, sequence, head).
+
+    *_token and *_head are the steps in entries between tokens and heads. WIDTH is head_size rounded up.
+    """
+    sequence, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first = tl.load(cu_seqlens + sequence).to(tl.int64)
+    length = tl.load(cu_seqlens + sequence + 1) - first
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(0) * ROWS < length:
+        channel = tl.arange(0, WIDTH)
+        is_row, is_channel = (row < length)[:, None], channel < head_size
+        at_row = (first + row)[:, None]
+        queries = tl.load(
+            q + at_row * q_token + head * q_head + channel[None, :], mask=is_row & is_channel[None, :], other=0.0
+        )
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        result = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(0, length, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            is_seen = column < length
+            keys = tl.load(
+                k + (first + column)[None, :] * k_token + head * k_head + channel[:, None],
+                mask=is_seen[None, :] & is_channel[:, None], other=0.0,
+            )  # fmt: skip
+            scores = tl.dot(queries, keys, input_precision="ieee") * scale
+            scores = tl.where(is_seen[None, :], scores, float("-inf"))
+            raised = tl.maximum(highest, tl.max(scores, 1))
+            shares, shrink = tl.exp(scores - raised[:, None]), tl.exp(highest - raised)
+            values = tl.load(
+                v + (first + column)[:, None] * v_token + head * v_head + channel[None, :],
+                mask=is_seen[:, None] & is_channel[None, :], other=0.0,
+            )  # fmt: skip
+            result = result * shrink[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+            total, highest = total * shrink + tl.sum(shares, 1), raised
+        place = output + at_row * output_token + head * head_size + channel[None, :]
+        tl.store(place, (result / total[:, None]).to(output.dtype.element_ty), mask=is_row & is_channel[None, :])
+
+
+@triton.jit
+def decode_kernel(
+    q, keys, values, output, block_tables, context_lengths, scale, window, soft_cap,
+    q_token, q_head, table_row, key_size, value_size, heads_per_kv_head,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """Attend with the query heads that share a key/value head, of one sequence. Programs: (sequence, key/value head).
+
+    Caches are [slots, K, size] without gaps. HEADS and the widths are the numbers of heads and channels, rounded up.
+    """
+    sequence, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_kv_heads = tl.num_programs(1)
+    length = tl.load(context_lengths + sequence)
+    member = tl.arange(0, HEADS)
+    head = kv_head * heads_per_kv_head + member
+    is_head = (member < heads_per_kv_head)[:, None]
+    key_channel, value_channel = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    is_key, is_value = key_channel < key_size, value_channel < value_size
+    queries = tl.load(
+        q + sequence * q_token + head[:, None] * q_head + key_channel[None, :],
+        mask=is_head & is_key[None, :],
+        other=0.0,
+    )
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    result = tl.zeros([HEADS, VALUE_WIDTH], tl.float32)
+    first = 0 * length
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0)
+    for start in range(first, length, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        is_seen = column < length
+        block = tl.load(block_tables + sequence * table_row + column // BLOCK_SIZE, mask=is_seen, other=0).to(tl.int64)
+        place = (block * BLOCK_SIZE + column % BLOCK_SIZE) * num_kv_heads + kv_head
+        key_columns = tl.load(
+            keys + place[None, :] * key_size + key_channel[:, None], mask=is_seen[None, :] & is_key[:, None], other=0.0
+        )
+        scores = tl.dot(queries, key_columns, input_precision="ieee") * scale
+        if HAS_SOFT_CAP:
+            # The hyperbolic tangent by the exponential function, which Triton has everywhere.
+            scores = soft_cap * (2 / (1 + tl.exp(-2 * scores / soft_cap)) - 1)
+        scores = tl.where(is_seen[None, :], scores, float("-inf"))
+        raised = tl.maximum(highest, tl.max(scores, 1))
+        shares, shrink = tl.exp(scores - raised[:, None]), tl.exp(highest - raised)
+        value_rows = tl.load(
+            values + place[:, None] * value_size + value_channel[None, :],
+            mask=is_seen[:, None] & is_value[None, :], other=0.0,
+        )  # fmt: skip
+        result = result * shrink[:, None] + tl.dot(shares.to(value_rows.dtype), value_rows, input_precision="ieee")
+        total, highest = total * shrink + tl.sum(shares, 1), raised
+    at = output + (sequence * num_kv_heads * heads_per_kv_head + head)[:, None] * value_size + value_channel[None, :]
+    tl.store(at, (result / total[:, None]).to(output.dtype.element_ty), mask=is_head & is_value[None, :])

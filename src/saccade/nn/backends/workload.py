@@ -1,0 +1,57 @@
+"""What a backend of attention would have to compute, and the reasons against a backend that several of them share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+CPU = torch.device("cpu")
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The attention of a loaded network.
+
+    *cache_dtype* is the dtype of cached keys and values, None where it is *dtype*. *head_sizes* are the pairs (width of
+    a key, width of a value) of all heads; empty if they are not known.
+    """
+
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    head_sizes: frozenset[tuple[int, int]] = frozenset()
+    has_latent_layers: bool = False
+
+
+def not_on_gpu(workload: Workload) -> str | None:
+    """Return the reason against a backend that computes on GPUs alone; None if there is a GPU."""
+    if workload.device.type != "cuda":
+        return f"it computes on a GPU, not on a {workload.device.type}"
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def not_in(workload: Workload, dtypes: Sequence[torch.dtype]) -> str | None:
+    """Return the reason against a backend for *dtypes*, which reads no cache in another dtype than the queries'."""
+    if workload.dtype not in dtypes:
+        return f"it computes in {' and '.join(map(_name, dtypes))}, not in {_name(workload.dtype)}"
+    if workload.cache_dtype not in (None, workload.dtype):
+        return f"it reads no KV cache in {_name(workload.cache_dtype)}"
+    return None
+
+
+def not_for_latents(workload: Workload) -> str | None:
+    """Return the reason against a backend without a method `latent`."""
+    return "it has no attention over latents, which layers of this model need" if workload.has_latent_layers else None
+
+
+def not_for_sizes(workload: Workload, multiple: int, most: int) -> str | None:
+    """Return the reason against a backend for heads of up to *most* channels, in multiples of *multiple*."""
+    others = sorted({size for pair in workload.head_sizes for size in pair if size % multiple or size > most})
+    if not others:
+        return None
+    return f"its heads have a multiple of {multiple} channels, at most {most}, not {', '.join(map(str, others))}"
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,201 @@
+"""Decodes by graphs, with a stand-in for CUDA's: the choice of a graph, rows that are added, addresses that stay.
+
+The stand-in calls the captured function again at each replay. The network is a real one; attention is by Triton's
+interpreter, the one backend whose decodes may be captured.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+import torch
+
+from saccade.engine import startup
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import Chunk, RowStart, StepInput, TableChange
+from saccade.engine.executor import decode_graphs
+from saccade.engine.executor.batch import build_batch
+from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.decode_graphs import Captured, Compute, DecodeGraphs, row_counts
+from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.loader import load_model
+from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.loop import Engine
+from saccade.errors import StartupError
+from saccade.protocol.request import SamplingParams
+
+WIDE = (1, 6, 16)
+MAX_BLOCKS = 16
+
+
+class Again:
+    """Captures by keeping the call. A replay whose result or input lies elsewhere than at the capture fails."""
+
+    def __init__(self) -> None:
+        self.num_captures = 0
+        self.replayed: list[int] = []
+
+    def __call__(self, compute: Compute) -> Captured:
+        self.num_captures += 1
+        output = compute()
+
+        def replay() -> None:
+            self.replayed.append(len(output))
+            output.copy_(compute())
+
+        return Captured(output, replay)
+
+
+class Addressed:
+    """A network that fails where an input lies at another address than at the first call with as many rows."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+        self._addresses: dict[int, tuple[int, ...]] = {}
+        self.facts, self.device, self.dtype = network.facts, network.device, network.dtype
+
+    def __call__(self, input_ids: torch.Tensor, context: Any) -> torch.Tensor:
+        layout = context.layout
+        inputs = (
+            input_ids,
+            context.positions,
+            layout.slot_mapping,
+            layout.block_tables,
+            layout.context_lengths,
+            layout.rows,
+        )
+        addresses = tuple(tensor.data_ptr() for tensor in inputs)
+        assert self._addresses.setdefault(len(input_ids), addresses) == addresses
+        return self._network(input_ids, context)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def subject(tiny_qwen3_vl: Path) -> Engine:
+    return engines.engine(tiny_qwen3_vl, attention_backend="triton", max_num_seqs=5, num_blocks=80, max_model_len=240)
+
+
+def with_graphs(engine: Engine) -> tuple[ModelRunner, Again]:
+    """Have *engine* decode by graphs, over caches with a padding block and row."""
+    runner, again = engines.local(engine).runner, Again()
+    caches = runner.caches
+    sizes = replace(caches.sizes, num_padding=1)
+    runner.caches = Caches(runner.network.facts.kv_specs, sizes, runner.dtype, runner.device)
+    runner.graphs = DecodeGraphs(Addressed(runner.network), runner.backend, runner.caches, MAX_BLOCKS, again)
+    return runner, again
+
+
+def asked(folder: Path) -> list[Any]:
+    parts: list[list[Any]] = [[5, (WIDE, 1), 9], [30], [(WIDE, 2), 3], [11], [17]]
+    return [engines.request(folder, part, str(index), index, max_tokens=6 + index) for index, part in enumerate(parts)]
+
+
+def test_numbers_of_rows() -> None:
+    assert row_counts(1) == [1]
+    assert row_counts(6) == [1, 2, 4, 6]
+    assert row_counts(8) == [1, 2, 4, 8]
+
+
+def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    expected = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
+    subject.reset_caches(prefix=True, media=True)
+    _, again = with_graphs(subject)
+    found = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
+    assert {name: answer.token_ids for name, answer in found.items()} == {
+        name: answer.token_ids for name, answer in expected.items()
+    }
+    # Five rows decode, then fewer and fewer as answers end.
+    assert set(again.replayed) == {5, 4, 2, 1}
+    assert again.num_captures == 4
+    assert engines.is_idle(subject)
+
+
+@pytest.fixture
+def three_rows(subject: Engine) -> tuple[ModelRunner, Again, StepInput]:
+    """A runner with three decoding rows, and the step that follows."""
+    runner, again = with_graphs(subject)
+    params = SamplingParams(max_tokens=9, temperature=0)
+    starts = tuple(RowStart(row, row, params, 0) for row in range(3))
+    tables = tuple(TableChange(row, 0, (2 * row, 2 * row + 1)) for row in range(3))
+    chunks = tuple(Chunk(row, 0, 20, tuple(range(row, row + 20)), draws=True) for row in range(3))
+    first = StepInput(1, started=starts, tables=tables, chunks=chunks)
+    runner.update(first)
+    runner.forward(first, beside_pictures=False)
+    return runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
+
+
+def test_added_rows_write_nothing_of_a_sequence(three_rows: tuple[ModelRunner, Again, StepInput]) -> None:
+    runner, again, step = three_rows
+    before = [[part.clone() for part in cache] for cache in runner.caches.layers]
+    forwarded = runner.forward(step, beside_pictures=False)
+    assert again.replayed == [4]
+    assert forwarded.hidden is not None
+    assert forwarded.hidden.shape[0] == 3
+    for cache, parts in zip(runner.caches.layers, before, strict=True):
+        for tensor, kept in zip(cache, parts, strict=True):
+            changed = (tensor != kept).flatten(2).any(-1).nonzero().tolist()
+            # One slot of each row, and one of the padding block.
+            assert sorted(changed) == [[1, 4], [3, 4], [5, 4], [80, 0]]
+
+
+def test_hidden_states_outlive_the_next_replay(three_rows: tuple[ModelRunner, Again, StepInput]) -> None:
+    runner, _, step = three_rows
+    first = runner.forward(step, beside_pictures=False).hidden
+    assert first is not None
+    kept = first.clone()
+    other = StepInput(3, chunks=tuple(Chunk(row, 21, 1, (9,), draws=True) for row in range(3)))
+    assert not torch.equal(runner.forward(other, beside_pictures=False).hidden, kept)  # type: ignore[arg-type]
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("reason", ["prefill", "rows", "blocks"])
+def test_other_steps_run_without_a_graph(three_rows: tuple[ModelRunner, Again, StepInput], reason: str) -> None:
+    runner, again, step = three_rows
+    chunks = step.chunks
+    if reason == "prefill":
+        chunks = (*chunks[:2], Chunk(2, 20, 2, (7, 8), draws=True))
+    batch = build_batch(chunks, runner.rows, 16, runner.device)
+    graphs = runner.graphs
+    assert graphs is not None
+    if reason == "rows":
+        graphs.row_counts = [1, 2]
+    elif reason == "blocks":
+        graphs = DecodeGraphs(runner.network, runner.backend, runner.caches, 1, again)
+    assert graphs.run(batch) is None
+    assert again.replayed == []
+
+
+def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
+    runner, again = with_graphs(subject)
+    assert runner.graphs is not None
+    assert list(runner.graphs.prepare()) == [(number, 4) for number in range(4)]
+    assert again.num_captures == 4
+    assert again.replayed == []
+
+
+def test_the_default_capture_is_cudas() -> None:
+    assert DecodeGraphs.__init__.__defaults__ == (decode_graphs.capture_cuda,)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
+def test_graphs_on_a_cpu_are_refused(tiny_qwen3_vl: Path, backend: str) -> None:
+    with pytest.raises(StartupError, match=f"needs a GPU and --attention-backend triton, not {backend} on cpu"):
+        engines.engine(tiny_qwen3_vl, cuda_graphs=True, attention_backend=backend)
+
+
+def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again, shown = Again(), []
+    monkeypatch.setattr(DecodeGraphs.__init__, "__defaults__", (again,))
+    config = EngineConfig(
+        str(tiny_qwen3_vl), "tiny", device="cpu", dtype="float32", num_blocks=9, max_num_seqs=3, cuda_graphs=True,
+        attention_backend="triton",
+    )  # fmt: skip
+    model = load_model(config, lambda *_: None)
+    execution = prepare(replace(config, cuda_graphs=False), model)
+    caches = startup.allocate(config, model)
+    runner = startup.make_runner(config, model, execution, caches, lambda *stage: shown.append(stage))
+    assert shown == [("capturing CUDA graphs", number, 3) for number in range(3)]
+    assert again.num_captures == 3
+    assert runner.graphs is not None
+    assert {len(part) for cache in caches.layers for part in cache} == {10}

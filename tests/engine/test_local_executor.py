@@ -1,0 +1,128 @@
+"""The executor of one device: its calls launch work, and only `collect` waits for the device."""
+
+from typing import Any
+
+import pytest
+import torch
+import toy_network
+from torch.overrides import TorchFunctionMode
+
+from saccade.engine.core.step import Chunk, PromptScores, RowCounts, RowStart, SamplingInput, StepInput, TableChange
+from saccade.engine.executor import logprobs
+from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.local import LocalExecutor
+from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.threads import Threads
+from saccade.nn.backends import load_backend, load_vision_backend
+from saccade.protocol.request import SamplingParams
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+PARAMS = (
+    SamplingParams(max_tokens=4, temperature=0),
+    SamplingParams(max_tokens=4, temperature=0.7, top_p=0.5, top_k=7, min_p=0.1, num_logprobs=2),
+    SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=(3, 4), logit_bias={5: 1.0}, num_logprobs=0),
+    SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.5, stop_token_ids=(7,), min_tokens=2),
+)
+
+
+def executor(device: torch.device) -> LocalExecutor:
+    network = toy_network.Network(toy_network.Facts()).to(device)
+    execution = Execution(load_backend("torch_sdpa"), load_vision_backend("torch_sdpa"), Threads(1, 0))
+    caches = Caches(network.facts.kv_specs, CacheSizes(256, 16, 4, 2), torch.float32, device)
+    return LocalExecutor(ModelRunner(network, execution, caches))
+
+
+def prefill() -> tuple[StepInput, SamplingInput]:
+    """Four rows start; prompts of several lengths, one beyond the shortest group of decodes."""
+    lengths = (5, 17, 600, 33)
+    started = tuple(RowStart(row, row, params, 0) for row, params in enumerate(PARAMS))
+    tables = tuple(
+        TableChange(row, 0, tuple(range(64 * row, 64 * row + -(-(length + 9) // 16))))
+        for row, length in enumerate(lengths)
+    )
+    chunks = tuple(
+        Chunk(row, 0, length, tuple(range(length % 7, 7)) * (length // 7) + (1,) * length, draws=True)
+        for row, length in enumerate(lengths)
+    )
+    chunks = tuple(
+        Chunk(chunk.row, 0, chunk.num_tokens, (chunk.token_ids or ())[: chunk.num_tokens], draws=True)
+        for chunk in chunks
+    )
+    return StepInput(1, started=started, tables=tables, chunks=chunks), sampling(1, PromptScores(1, 2, (4, 5, 6), 2))
+
+
+def decode() -> tuple[StepInput, SamplingInput]:
+    chunks = tuple(Chunk(row, length, 1, None, draws=True) for row, length in enumerate((5, 17, 600, 33)))
+    return StepInput(2, chunks=chunks), sampling(2)
+
+
+def sampling(number: int, *prompt_scores: PromptScores) -> SamplingInput:
+    counts = (RowCounts(3, b"\3" + bytes(7), b"\1" + bytes(7)),)
+    return SamplingInput(
+        number,
+        uniforms=(0.1, 0.5, 0.2, 0.9),
+        num_top=(None, 2, 0, None),
+        too_short=(3,),
+        counts=counts,
+        prompt_scores=prompt_scores,
+    )
+
+
+class NoWaiting(TorchFunctionMode):
+    """Refuses copies from the host for which the host waits. A meta tensor has no value that could be read."""
+
+    num_copies = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        found = func(*args, **kwargs)
+        if name in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(part, list) for part in index), "an index that is copied from the host"
+        elif name == "tensor":
+            assert found.device == CPU, "a tensor that is copied from the host"
+        elif name == "to" and args[0].device == CPU != found.device:
+            assert kwargs.get("non_blocking"), "a copy from the host that waits for the device"
+            self.num_copies += 1
+        return found
+
+
+def test_a_step_is_launched_and_sampled_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr(logprobs.HostCopy, "wait", lambda copy: waited.append(copy) or [])
+    subject = executor(META)
+    with NoWaiting() as mode:
+        for step, wanted in (prefill(), decode()):
+            subject.submit(step)
+            subject.sample(wanted)
+        with pytest.raises(AssertionError, match="an index"):  # the check itself works
+            torch.zeros(9, device=META)[[1, 2]]
+    assert mode.num_copies > 4
+    assert waited == []
+
+
+def test_launched_ahead_equals_one_by_one() -> None:
+    """A step may be submitted and sampled before the last one was collected."""
+    one_by_one, ahead = executor(CPU), executor(CPU)
+    expected = [one_by_one.execute(*call) for call in (prefill(), decode())]
+    for step, wanted in (prefill(), decode()):
+        ahead.submit(step)
+        ahead.sample(wanted)
+    found = [ahead.collect(), ahead.collect()]
+    for one, other in zip(expected, found, strict=True):
+        assert (one.number, one.token_ids, one.logprobs) == (other.number, other.token_ids, other.logprobs)
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert [logprob is None for logprob in one.logprobs] == [True, False, False, True]
+    assert [len(scores) for scores in expected[0].prompt_logprobs] == [3]
+
+
+def test_the_sampling_of_another_step_is_refused() -> None:
+    subject = executor(CPU)
+    (first, wanted), (_, other) = prefill(), decode()
+    subject.submit(first)
+    with pytest.raises(ValueError, match="step 1 is to be sampled next, not 2"):
+        subject.sample(other)
+    subject.sample(wanted)
+    assert subject.collect().number == 1

@@ -1,0 +1,141 @@
+"""The adapters of libraries for GPUs: their arguments are those that the libraries publish, and mean what they should."""
+
+import sys
+
+import published
+import pytest
+import torch
+from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_packed
+
+from saccade.errors import StartupError
+from saccade.nn.backends import AUTO, PLAIN, Workload, load_backend, load_vision_backend, why
+from saccade.nn.backends.workload import HALF
+from saccade.nn.context import AttentionBackend, PackedLayout, VisionAttentionBackend
+
+GPU = torch.device("cuda")
+FLASHINFER, CUDNN, VARLEN = "flashinfer", "flashinfer_cudnn", "torch_varlen"
+LENGTHS = [(6,), (4, 4, 4), (3, 8, 1), (1,) * 9, (7,) * 70]
+TOWER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(72, 72)}))
+DECODER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(128, 128)}))
+
+
+@pytest.fixture(autouse=True)
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    published.install(monkeypatch)
+
+
+def decoder() -> AttentionBackend:
+    return load_backend(FLASHINFER, DECODER)
+
+
+def tower(name: str) -> VisionAttentionBackend:
+    return load_vision_backend(name, TOWER)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+def test_flashinfer(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
+    output, expected = attend(decoder(), queries, contexts, dtype, 64, dim=64)
+    assert output.shape == (sum(queries), HEADS * 64)
+    assert_close(output, expected, ulps=2)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_flashinfer_with_options(options: dict[str, float]) -> None:
+    output, expected = attend(decoder(), [1, 1, 7, 4], [30, 2, 7, 40], torch.float16, 64, options, dim=64)
+    assert_close(output, expected, ulps=2)
+
+
+def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
+    backend = decoder()
+    before = published.BatchPrefillWithPagedKVCacheWrapper.num_made
+    for options in ({}, {"window": 4}, {}, {"window": 4}):
+        attend(backend, [1, 5], [9, 12], torch.float16, 64, options, dim=64)
+    assert published.BatchPrefillWithPagedKVCacheWrapper.num_made - before == 2
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", [CUDNN, VARLEN])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=len)
+def test_towers(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
+    assert_close(*attend_packed(tower(name), lengths, dtype, scale, dim=72), ulps=2)
+
+
+def test_cudnn_rounds_lengths_up_and_keeps_metadata_while_a_tower_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = tower(CUDNN)
+    calls = []
+
+    def record(*args: torch.Tensor, **kwargs: object) -> tuple[torch.Tensor, None]:
+        calls.append(kwargs)
+        return args[0], None
+
+    monkeypatch.setattr(
+        sys.modules["saccade.nn.backends.flashinfer_cudnn"], "cudnn_batch_prefill_with_kv_cache", record
+    )
+    q = torch.zeros(5000, 2, 8, dtype=torch.bfloat16)
+    layouts = [PackedLayout(torch.tensor([0, *borders], dtype=torch.int32), longest, (1,) * len(borders))
+               for borders, longest in (((4000, 5000), 4000), (range(50, 5001, 50), 50), ((5000,), 5000))]  # fmt: skip
+    for layout in (*layouts, layouts[-1]):
+        backend.packed(q, q, q, layout)
+    assert [call["max_token_per_sequence"] for call in calls] == [4096, 4096, 8192, 8192]
+    assert [len(call["actual_seq_lens_q"]) for call in calls] == [8, 128, 8, 8]  # type: ignore[arg-type]
+    assert calls[2]["batch_offsets_q"] is calls[3]["batch_offsets_q"]
+    assert calls[0]["batch_offsets_q"].tolist() == [0, 4000 * 16, *[5000 * 16] * 7]  # type: ignore[attr-defined]
+
+
+def test_more_channels_than_an_offset_counts_are_refused() -> None:
+    q = torch.empty(1 << 27, 2, 8, dtype=torch.bfloat16, device="meta")
+    layout = PackedLayout(torch.tensor([0, 1 << 27], dtype=torch.int32), 1 << 27, (1 << 27,))
+    with pytest.raises(ValueError, match="channels of queries are more than"):
+        tower(CUDNN).packed(q, q, q, layout)
+
+
+def test_auto_on_a_gpu() -> None:
+    assert load_backend(AUTO, DECODER).name == FLASHINFER
+    assert load_vision_backend(AUTO, TOWER).name == VARLEN
+    odd = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(20, 20)}))
+    assert load_vision_backend(AUTO, odd).name == "triton"
+    assert "not torch_varlen: its heads have a multiple of 8 channels" in why(AUTO, load_vision_backend(AUTO, odd), odd)
+    assert load_backend(AUTO, odd).name == "triton"
+    latents = Workload(GPU, torch.bfloat16, has_latent_layers=True)
+    assert load_backend(AUTO, latents).name == PLAIN
+    assert "not flashinfer: it has no attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)
+    cached = Workload(GPU, torch.bfloat16, torch.float8_e4m3fn)
+    assert load_backend(AUTO, cached).name == PLAIN
+    assert load_backend(AUTO, Workload(GPU, torch.float32)).name == "triton"
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "reason"),
+    [
+        (CUDNN, Workload(GPU, torch.float32), "float16 and bfloat16, not in float32"),
+        (CUDNN, Workload(GPU, torch.bfloat16, head_sizes=frozenset({(160, 160)})), "at most 128, not 160"),
+        (VARLEN, Workload(dtype=torch.bfloat16), "it computes on a GPU, not on a cpu"),
+        (VARLEN, Workload(GPU, torch.bfloat16, head_sizes=frozenset({(20, 20)})), "multiple of 8"),
+    ],
+)
+def test_a_tower_that_a_backend_cannot_compute(name: str, workload: Workload, reason: str) -> None:
+    with pytest.raises(StartupError, match=f"cannot be {name}: .*{reason}"):
+        load_vision_backend(name, workload)
+
+
+def test_an_old_gpu_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+    with pytest.raises(StartupError, match=r"compute capability 8\.0"):
+        load_vision_backend(VARLEN, TOWER)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(StartupError, match="torch finds no CUDA device"):
+        load_vision_backend(CUDNN, TOWER)
+
+
+def test_heads_that_flashinfer_has_no_kernel_for() -> None:
+    with pytest.raises(StartupError, match="64, 128, 256 channels, not 192 and 128"):
+        load_backend(FLASHINFER, Workload(GPU, torch.bfloat16, head_sizes=frozenset({(192, 128)})))
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(StartupError, match="pip install flashinfer-python` installs it"):
+        load_backend(FLASHINFER, DECODER)
+    assert load_backend(AUTO, DECODER).name == "triton"

@@ -1,0 +1,236 @@
+"""Libraries for GPUs as they are published, played on a CPU: their signatures, what they demand, and the right result.
+
+Source of the signatures and demands: flashinfer/prefill.py and flashinfer/cudnn/prefill.py of FlashInfer's release 0.6,
+torch/nn/attention/varlen.py of the installed torch. A call that the library would refuse, or would compute wrongly, fails
+an assertion.
+"""
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from attention import reference
+from torch.nn.attention import varlen
+
+HALF = (torch.float16, torch.bfloat16)
+WORKSPACE_BYTES = 128 << 20
+PUBLISHED_VARLEN = inspect.signature(varlen.varlen_attn)
+
+
+def has_form(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Assert what a C++ function of tensors looks at."""
+    assert tuple(tensor.shape) == shape, f"{tuple(tensor.shape)}, not {shape}"
+    assert tensor.dtype == dtype
+    assert tensor.is_contiguous()
+
+
+def has_borders(borders: torch.Tensor, count: int) -> None:
+    """Assert that *borders* of *count* sequences begin at 0 and do not fall."""
+    has_form(borders, (count + 1,), torch.int32)
+    assert borders[0] == 0
+    assert (borders.diff() >= 0).all()
+
+
+def check_workspace(workspace: torch.Tensor) -> None:
+    assert workspace.numel() * workspace.element_size() >= WORKSPACE_BYTES
+    assert workspace.is_contiguous()
+    assert workspace.data_ptr() % 16 == 0
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    """flashinfer.BatchPrefillWithPagedKVCacheWrapper, with the parameters that have been published."""
+
+    num_made = 0
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indptr_buf: torch.Tensor | None = None,
+        paged_kv_indices_buf: torch.Tensor | None = None,
+        paged_kv_last_page_len_buf: torch.Tensor | None = None,
+        custom_mask_buf: torch.Tensor | None = None,
+        mask_indptr_buf: torch.Tensor | None = None,
+        backend: str = "auto",
+        jit_args: list[Any] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        check_workspace(float_workspace_buffer)
+        assert kv_layout == "NHD"
+        assert not use_cuda_graph
+        type(self).num_made += 1
+        self.num_plans = 0
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        o_data_type: torch.dtype | None = None,
+        non_blocking: bool = True,
+    ) -> None:
+        count = len(qo_indptr) - 1
+        has_borders(qo_indptr, count)
+        has_borders(paged_kv_indptr, count)
+        has_form(paged_kv_indices, (int(paged_kv_indptr[-1]),), torch.int32)
+        has_form(paged_kv_last_page_len, (count,), torch.int32)
+        assert ((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all()
+        assert num_qo_heads % num_kv_heads == 0
+        assert q_data_type in HALF
+        assert kv_data_type == q_data_type
+        assert head_dim_qk in (64, 128, 256)
+        assert (causal, pos_encoding_mode) == (True, "NONE")
+        self.heads = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo or head_dim_qk)
+        self.page_size, self.dtype = page_size, q_data_type
+        self.borders = qo_indptr.tolist()
+        self.lengths = (paged_kv_indptr.diff() - 1) * page_size + paged_kv_last_page_len
+        self.pages = paged_kv_indices.split(paged_kv_indptr.diff().tolist())
+        # The library's window counts the tokens to the left of a query's own.
+        window = None if window_left < 0 else window_left + 1
+        self.options = {"scale": sm_scale, "window": window, "soft_cap": logits_soft_cap or None}
+        self.num_plans += 1
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert not args
+        num_heads, num_kv_heads, key_width, value_width = self.heads
+        has_form(q, (self.borders[-1], num_heads, key_width), self.dtype)
+        for cache, width in zip(paged_kv_cache, (key_width, value_width), strict=True):
+            has_form(cache, (len(cache), self.page_size, num_kv_heads, width), self.dtype)
+        outputs = []
+        for number, (pages, length) in enumerate(zip(self.pages, self.lengths.tolist(), strict=True)):
+            k, v = (cache[pages.long()].flatten(0, 1)[:length] for cache in paged_kv_cache)
+            own = q[self.borders[number] : self.borders[number + 1]]
+            outputs.append(reference(own, k, v, causal=True, **self.options))  # type: ignore[arg-type]
+        return torch.cat(outputs).to(self.dtype).view(len(q), num_heads, value_width)
+
+
+def cudnn_batch_prefill_with_kv_cache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    workspace_buffer: torch.Tensor,
+    *,
+    max_token_per_sequence: int,
+    max_sequence_kv: int,
+    actual_seq_lens_q: torch.Tensor,
+    actual_seq_lens_kv: torch.Tensor,
+    block_tables: torch.Tensor | None = None,
+    causal: bool,
+    return_lse: bool,
+    q_scale: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    batch_offsets_q: torch.Tensor | None = None,
+    batch_offsets_o: torch.Tensor | None = None,
+    batch_offsets_k: torch.Tensor | None = None,
+    batch_offsets_v: torch.Tensor | None = None,
+    batch_offsets_stats: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    is_cuda_graph_compatible: bool = False,
+    backend: str | None = None,
+    o_data_type: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache, for sequences without a cache."""
+    check_workspace(workspace_buffer)
+    assert q.dtype in HALF
+    for tensor in (q, k_cache, v_cache):
+        has_form(tensor, tuple(q.shape), q.dtype)
+    assert isinstance(max_token_per_sequence, int)
+    assert max_token_per_sequence == max_sequence_kv
+    count = len(actual_seq_lens_q)
+    for lengths in (actual_seq_lens_q, actual_seq_lens_kv):
+        has_form(lengths, (count, 1, 1, 1), torch.int32)
+        assert lengths.min() >= 0
+        assert lengths.max() <= max_token_per_sequence
+    assert not causal
+    assert not return_lse
+    outputs = torch.zeros_like(q)
+    channels = q.shape[1] * q.shape[2]
+    for offsets in (batch_offsets_q, batch_offsets_o, batch_offsets_k, batch_offsets_v):
+        assert offsets is not None
+        has_borders(offsets, count)
+        assert (offsets % channels == 0).all()
+    assert batch_offsets_q is not None
+    starts = (batch_offsets_q // channels).tolist()
+    for start, length in zip(starts, actual_seq_lens_q.flatten().tolist(), strict=False):
+        part = slice(start, start + length)
+        if length:
+            expected = reference(q[part], k_cache[part], v_cache[part], causal=False, scale=scale)
+            outputs[part] = expected.view_as(q[part]).to(q.dtype)
+    return outputs, None
+
+
+def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch.nn.attention.varlen.varlen_attn, with the installed signature."""
+    call = PUBLISHED_VARLEN.bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    q, borders = given["query"], given["cu_seq_q"]
+    assert q.dtype in HALF
+    assert q.shape[2] % 8 == 0
+    assert q.shape[2] <= 256
+    for tensor in (q, given["key"], given["value"]):
+        assert (tensor.shape, tensor.dtype) == (q.shape, q.dtype)
+        assert tensor.stride(2) == 1
+    has_borders(borders, len(borders) - 1)
+    assert given["cu_seq_k"] is borders
+    assert isinstance(given["max_q"], int)
+    assert given["max_q"] == given["max_k"] >= borders.diff().max()
+    assert given["window_size"] == (-1, -1)
+    parts = zip(*(given[name].split(borders.diff().tolist()) for name in ("query", "key", "value")), strict=True)
+    return torch.cat([reference(*part, causal=False, scale=given["scale"]) for part in parts]).view_as(q).to(q.dtype)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
+    library, cudnn = ModuleType("flashinfer"), ModuleType("flashinfer.cudnn")
+    library.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper  # type: ignore[attr-defined]
+    cudnn.cudnn_batch_prefill_with_kv_cache = cudnn_batch_prefill_with_kv_cache  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    monkeypatch.setitem(sys.modules, "flashinfer.cudnn", cudnn)
+    for name in ("flashinfer_paged", "flashinfer_cudnn", "torch_varlen"):
+        # Set before it is deleted, so that the module is forgotten at the end.
+        monkeypatch.setitem(sys.modules, f"saccade.nn.backends.{name}", ModuleType(name))
+        del sys.modules[f"saccade.nn.backends.{name}"]
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
