@@ -29,7 +29,7 @@ NETWORK: dict[str, Any] = {
         "long_factor": [1 + pair / 2 for pair in range(12)],
     },
     "vision_config": {
-        "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 5, "num_attention_heads": 5,
+        "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 5, "num_attention_heads": 2,
         "layer_norm_eps": 1e-5,
     },
 }  # fmt: skip

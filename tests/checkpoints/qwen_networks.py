@@ -104,7 +104,7 @@ def _qwen3_5_moe(ids: Mapping[str, int]) -> dict[str, Any]:
         "shared_expert_intermediate_size": 44, "tie_word_embeddings": False,
     }  # fmt: skip
     vision = _qwen3_5_tower(
-        depth=4, hidden_size=24, num_heads=3, intermediate_size=56, out_hidden_size=88, num_position_embeddings=49
+        depth=4, hidden_size=24, num_heads=6, intermediate_size=56, out_hidden_size=88, num_position_embeddings=49
     )
     vision |= {"model_type": "qwen3_5_moe", "deepstack_visual_indexes": []}
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}

@@ -79,7 +79,7 @@ def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server
     assert stages.splitlines()[-3:] == ["reading the model's files", "loading weights", "warming up"]
     assert "fork" not in stages
     assert "\ndevice     cpu, float32" in summary
-    assert "\nattention  torch_sdpa (auto for float32 on cpu)\n" in summary
+    assert "\nattention  torch_sdpa (auto for float32 on cpu) " in summary
     assert "vision encoder: torch_sdpa (auto for float32 on cpu" in summary
     assert "\nTry it:\ncurl " in summary
 

@@ -1,13 +1,12 @@
 """A network with quantised weights is the network with the values that they stand for, for every format."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import engines
 import pytest
 import torch
+from checkpoints.quantised import quantise
 from references.formats import REFERENCES
 from safetensors.torch import load_file, save_file
 
@@ -21,25 +20,8 @@ PLAIN = ("embed_tokens", "norm", "patch_embed", "pos_embed", "visual.blocks.1.",
 """Parts of the names of weights that are not quantised; a layer that was joined has parts of both kinds."""
 
 
-def quantise(folder: Path, name: str, ignore: list[str], into: Path) -> tuple[Path, Path]:
-    """Write two copies of *folder*: quantised, and with the values that the first one stands for."""
-    reference = REFERENCES[name]
-    quantised, plain = (shutil.copytree(folder, into / kind) for kind in ("quantised", "plain"))
-    tensors = load_file(folder / "model.safetensors")
-    values = dict(tensors)
-    for weight in [key for key in tensors if key.endswith(".weight") and not any(part in key for part in PLAIN)]:
-        fields = reference.write(tensors.pop(weight))
-        values[weight] = torch.from_numpy(reference.read(fields)).contiguous()
-        tensors |= {weight.removesuffix("weight") + end: field for end, field in fields.items()}
-    save_file(tensors, quantised / "model.safetensors")
-    save_file(values, plain / "model.safetensors")
-    section = {**reference.config, reference.ignore: ignore}
-    if name == "nvfp4":
-        (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
-    else:
-        config = json.loads((quantised / "config.json").read_text())
-        (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": section}))
-    return quantised, plain
+def is_quantised(name: str) -> bool:
+    return not any(part in name for part in PLAIN)
 
 
 @pytest.fixture(scope="module", params=REFERENCES)
@@ -47,7 +29,9 @@ def pair(
     request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """A quantised checkpoint, and its twin with plain weights."""
-    return quantise(tiny_qwen3_vl, request.param, ["model.visual.blocks.1"], tmp_path_factory.mktemp(request.param))
+    return quantise(
+        tiny_qwen3_vl, request.param, is_quantised, tmp_path_factory.mktemp(request.param), ["model.visual.blocks.1"]
+    )
 
 
 def load(folder: Path, ranks: Ranks = ALONE) -> torch.nn.Module:
@@ -126,7 +110,7 @@ def test_wrong_tensors_are_refused(
     tiny_qwen3_vl: Path,
     tmp_path: Path,
 ) -> None:
-    quantised, _ = quantise(tiny_qwen3_vl, name, [], tmp_path)
+    quantised, _ = quantise(tiny_qwen3_vl, name, is_quantised, tmp_path)
     tensors = load_file(quantised / "model.safetensors")
     change(tensors)
     save_file(tensors, quantised / "model.safetensors")
@@ -136,13 +120,13 @@ def test_wrong_tensors_are_refused(
 
 
 def test_ignored_modules_must_be_plain(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    quantised, _ = quantise(tiny_qwen3_vl, "fp8", ["lm_head"], tmp_path)
+    quantised, _ = quantise(tiny_qwen3_vl, "fp8", is_quantised, tmp_path, ["lm_head"])
     with pytest.raises(StartupError, match=r"lm_head\.weight \(model\.safetensors\) is F8_E4M3 instead of"):
         load(quantised)
 
 
 def test_quantised_weights_without_a_configuration_are_refused(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    quantised, _ = quantise(tiny_qwen3_vl, "nvfp4", [], tmp_path)
+    quantised, _ = quantise(tiny_qwen3_vl, "nvfp4", is_quantised, tmp_path)
     (quantised / "hf_quant_config.json").unlink()
     with pytest.raises(StartupError, match="U8 instead of F64"):
         load(quantised)

@@ -1,7 +1,11 @@
 """The processes of an engine's ranks: how they start and end, and what becomes of the engine."""
 
+import asyncio
+import json
 import os
 import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,13 @@ import msgspec
 import psutil
 import pytest
 import recordings
+from echo_worker import connected, running, tokens, until
 from engine_front import Front, config_of
 
-from saccade.errors import StartupError
+from saccade.errors import StartupError, WorkerFailed
 from saccade.protocol.engine_ipc import EngineReady, EngineStep, Forward
+from saccade.protocol.output import TokenDelta
+from saccade.worker.service import WorkerConfig
 
 SMALL = (1, 4, 6)
 END_SECONDS = 5
@@ -86,9 +93,52 @@ def test_what_ranks_cannot_share_is_refused_and_nothing_stays(tiny_qwen3_vl: Pat
 
 @pytest.mark.conformance
 def test_a_recording_of_two_ranks_is_replayed_by_two(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    with recordings.recording_engine(tiny_qwen3_vl, tmp_path, tensor_parallel_size=2, threads=1) as subject:
+    cache = {"num_blocks": None, "kv_cache_bytes": 1 << 20}
+    alone = engines.engine(tiny_qwen3_vl, **cache)
+    with recordings.recording_engine(tiny_qwen3_vl, tmp_path, tensor_parallel_size=2, threads=1, **cache) as subject:
+        # Each rank has half of every block.
+        assert subject.load().num_blocks == 2 * alone.load().num_blocks
         asked = [engines.request(tiny_qwen3_vl, [seed, (SMALL, seed), 3], str(seed), num_logprobs=1) for seed in (1, 2)]
         engines.drain(subject, *asked)
     [file] = recordings.segments(tmp_path)
     outcome = recordings.replayed(file)
     assert (outcome.num_tokens, outcome.num_different, outcome.first) == (16, 0, None)
+
+
+async def rest(deltas: AsyncIterator[TokenDelta]) -> list[TokenDelta]:
+    """What is still to come."""
+    return [delta async for delta in deltas]
+
+
+@pytest.mark.conformance
+async def test_a_worker_that_loses_a_rank_fails_its_requests_and_comes_back(
+    tiny_qwen3_vl: Path, tmp_path: Path
+) -> None:
+    settings = json.dumps({**config_of(tiny_qwen3_vl), "tensor_parallel_size": 2})
+    command = (sys.executable, "-m", "saccade.engine", "--config", settings)
+    asked = engines.request(tiny_qwen3_vl, [9, (SMALL, 1), 2], max_tokens=4000)
+    short = engines.request(tiny_qwen3_vl, [9, (SMALL, 1), 2], "short", max_tokens=5)
+    async with running(WorkerConfig(f"unix:{tmp_path}/w.sock", command)) as worker, connected(worker) as client:
+        expected = await tokens(client, short)
+        deltas = client.generate(asked)
+        await anext(deltas)
+        first = worker.relay.engine.pid
+        assert first is not None
+        rank_of(first).kill()
+        with pytest.raises(WorkerFailed):
+            await asyncio.wait_for(rest(deltas), END_SECONDS)
+        await until(lambda: client.ready)
+        assert worker.relay.engine.pid != first
+        assert await tokens(client, short) == expected
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("encoder", ["data", "weights"])
+def test_four_ranks_share_two_heads_of_keys(tiny_qwen3_vl: Path, encoder: str) -> None:
+    asked = [engines.request(tiny_qwen3_vl, [seed, (SMALL, seed), 9], str(seed), seed) for seed in (1, 2, 3, 4, 5)]
+    expected = engines.drain(engines.engine(tiny_qwen3_vl), *asked).answers
+    with engines.on_ranks(tiny_qwen3_vl, 4, mm_encoder_tp_mode=encoder) as subject:
+        told = engines.drain(subject, *asked).answers
+    assert {name: answer.token_ids for name, answer in told.items()} == {
+        name: answer.token_ids for name, answer in expected.items()
+    }

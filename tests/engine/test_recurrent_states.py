@@ -113,7 +113,7 @@ def test_samples_begin_from_the_prompt_s_snapshot(folder: Path, oracle: Oracle) 
     assert len({tuple(answer.token_ids) for answer in outcome.answers.values()}) == 3
 
 
-def test_a_recycled_state_never_leaks(folder: Path, oracle: Oracle) -> None:
+def test_a_recycled_state_never_leaks(folder: Path, oracle: Oracle) -> None:  # [eng] 41
     """Rows and blocks that nothing is kept in are spoilt behind every step."""
     subject = engine(folder, max_num_seqs=2, enable_prefix_caching=False, num_blocks=20)
     asked = [prompt(folder, length) for length in (1, 17, 40, 71)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints.kimi_k25 import TEXT, VISION, write_network
+from checkpoints.quantised import quantise
 from references.networks import KimiOracle
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -167,7 +168,7 @@ def test_layers_that_draft_further_tokens_are_ignored(tmp_path: Path) -> None:
     folder = write_network(tmp_path, num_nextn_predict_layers=1)
     network = build(config_of(folder))
     assert network.locate("language_model.model.layers.4.mlp.gate.weight") is None
-    with pytest.raises(StartupError, match=r"no parameter for the tensor language_model.model.layers.4\."):
+    with pytest.raises(StartupError, match=r"does not know: language_model\.model\.layers\.4\."):
         load_model(EngineConfig(str(without_drafts(folder)), "tiny", device="cpu"), lambda *_: None)
 
 
@@ -193,6 +194,32 @@ def without_drafts(folder: Path) -> Path:
 )  # fmt: skip
 def test_tensors_have_the_releases_names(folder: Path, name: str, target: Target | None) -> None:
     assert build(config_of(folder)).locate(name) == target
+
+
+RELEASED_IGNORE = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "ignore"),
+    [
+        ("int4", ".mlp.experts.", RELEASED_IGNORE),
+        ("fp8", "_proj.", ["lm_head", "re:.*mlp.gate$"]),
+        ("nvfp4", "_proj.", ["lm_head", "language_model.model.layers.*.mlp.gate"]),
+    ],
+)
+def test_quantised_weights_are_their_values(tmp_path: Path, name: str, part: str, ignore: list[str]) -> None:
+    """Experts as in the release; and all of the decoder, of which `kv_b_proj` is split before it is used."""
+    widths = {"kv_lora_rank": 48, "q_lora_rank": 32, "v_head_dim": 16, "intermediate_size": 160}
+    folder = write_network(tmp_path / "whole", moe_intermediate_size=32, **widths)
+    found = []
+    for copy in quantise(folder, name, lambda key: "language_model" in key and part in key, tmp_path, ignore):
+        subject = engines.engine(copy)
+        logits = engines.record_logits(subject)
+        asked = engines.request(copy, [5, ((90, 60), 1), 30], max_tokens=4)
+        token_ids = engines.drain(subject, asked).answers["a"].token_ids
+        found.append((token_ids, torch.stack(logits["a"])))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0)
 
 
 @torch.inference_mode()

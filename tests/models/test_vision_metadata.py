@@ -24,7 +24,9 @@ SIZES = [(150, 100), (64, 200), (300, 61)]
 @pytest.fixture(scope="module")
 def load(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
     """The loaded network of a tiny checkpoint, by its name."""
-    return cache(lambda name: load_model(EngineConfig(str(network_folder(name)), "tiny", device="cpu"), _silent).network)
+    return cache(
+        lambda name: load_model(EngineConfig(str(network_folder(name)), "tiny", device="cpu"), _silent).network
+    )
 
 
 def _silent(*_: Any) -> None:

@@ -193,6 +193,8 @@ class EngineFlags:
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    cuda_graphs: bool = ENGINE.cuda_graphs
+    "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
@@ -244,6 +246,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
+        cuda_graphs=flags.cuda_graphs,
         threads=flags.threads,
         tensor_parallel_size=flags.tensor_parallel_size,
         mm_encoder_tp_mode=flags.mm_encoder_tp_mode,

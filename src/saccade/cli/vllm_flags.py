@@ -50,7 +50,7 @@ def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing"
 
 SAME_NAME = "Same name, same meaning."
 ONE_STAGE = "A model is cut with `--tensor-parallel-size`, in no other way."
-NO_GRAPHS = "Steps run eagerly: there are no CUDA graphs and no compiled models."
+NO_GRAPHS = "Steps run eagerly, except decodes with `--cuda-graphs`; models are not compiled."
 OWN_SCHEDULER = "The scheduler has other settings: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
 NO_TOOLS = "Requests with tools are refused."
 NO_LORA = "Adapters are not supported."

@@ -50,6 +50,7 @@ class EngineConfig:
     encode_budget_patches: int | None = None
     attention_backend: str = "auto"
     mm_encoder_attn_backend: str = "auto"
+    cuda_graphs: bool = False
     threads: int | None = None
     tensor_parallel_size: int = 1
     mm_encoder_tp_mode: str = "data"
@@ -84,6 +85,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise StartupError(f"{name} must not be negative, not {value}.")
+        if self.cuda_graphs and self.tensor_parallel_size > 1:
+            raise StartupError("cuda_graphs needs a tensor_parallel_size of 1: steps of ranks are not captured.")
         if self.record_pixels and self.record_steps is None:
             raise StartupError("record_pixels needs record_steps, the folder to record in.")
         if self.record_steps_bytes < MIB:

@@ -15,7 +15,6 @@ from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.local import LocalExecutor
-from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_files import fingerprint, weight_files
@@ -32,7 +31,7 @@ from saccade.engine.recording import (
     StepSubmitted,
 )
 from saccade.engine.self_description import describe_machine
-from saccade.engine.startup import allocate
+from saccade.engine.startup import allocate, make_runner
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files
 from saccade.protocol.output import TokenLogprob
@@ -193,7 +192,7 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
         execution = prepare(config, model)
         peers.join(model.network.device)
         caches = allocate(config, model, config.num_blocks or 0, peers)
-        runner = ModelRunner(model.network, execution, caches)
+        runner = make_runner(config, model, execution, caches)
         return LocalExecutor(runner, peers), describe_machine(model, execution)
 
 

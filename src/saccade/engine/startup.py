@@ -13,6 +13,7 @@ from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
@@ -34,17 +35,18 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         execution = prepare(config, model)
-        progress("connecting the ranks", 0, 0)
+        if peers.ranks.size > 1:
+            progress("waiting for the other ranks", 0, 0)
         peers.join(model.network.device)
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
             _use_all_memory(config, model, execution, peers)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers)
-        unrecorded = dataclasses.replace(config, record_steps=None)
-        warm = assemble(unrecorded, model, execution, caches, peers)
+        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
+        warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
-        return assemble(config, model, execution, caches, peers)
+        return assemble(config, model, execution, caches, peers, progress)
 
 
 def allocate(
@@ -76,12 +78,36 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Executi
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
     # This pool holds one step only; the context length applies to the engine that follows.
-    config = dataclasses.replace(config, max_model_len=None, record_steps=None)
+    config = dataclasses.replace(config, max_model_len=None, record_steps=None, cuda_graphs=False)
     warmup.run(assemble(config, model, execution, caches, peers), num_text_tokens, grid)
 
 
+def make_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    execution: Execution,
+    caches: Caches,
+    progress: Progress = lambda *_: None,
+) -> ModelRunner:
+    """Return the runner of *model* in *caches*; with cuda_graphs, after its graphs are captured."""
+    runner = ModelRunner(model.network, execution, caches)
+    if config.cuda_graphs:
+        max_positions = model.network.facts.max_position_embeddings
+        max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
+        max_blocks = -(-max_model_len // config.block_size)
+        runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
+        for done, total in runner.graphs.prepare():
+            progress("capturing CUDA graphs", done, total)
+    return runner
+
+
 def assemble(
-    config: EngineConfig, model: LoadedModel, execution: Execution, caches: Caches, peers: Peers | None = None
+    config: EngineConfig,
+    model: LoadedModel,
+    execution: Execution,
+    caches: Caches,
+    peers: Peers | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
     network, facts = model.network, model.network.facts
@@ -99,7 +125,7 @@ def assemble(
     itemsize = network.dtype.itemsize
     costs = EncodeCosts(facts.encode_cost, lambda *shape: facts.encoding_values(*shape) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
-    executor = LocalExecutor(ModelRunner(network, execution, caches), peers)
+    executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)

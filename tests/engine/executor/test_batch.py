@@ -2,16 +2,20 @@
 
 from array import array
 
+import numpy as np
+import pytest
 import torch
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step import StepInput
+from saccade.engine.core.step import Chunk, StepInput, TableChange
 from saccade.engine.core.step_builder import StepBuilder
+from saccade.engine.executor import batch
 from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.rows import RowBuffers
+from saccade.engine.executor.transfer import transfer
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -72,3 +76,36 @@ def test_chunk_takes_its_slices_of_an_item_in_two_spans() -> None:  # [eng] 24
     assert [(part.start, part.stop) for part in batch.media] == [(3, 4), (1, 2), (2, 4)]
     assert batch.positions[2].tolist() == [7, 3, 4, 5, 6, 7]
     assert batch.positions[0].tolist() == [6, 2, 4, 5, 6, 6]
+
+
+def test_tables_copied_by_their_changes_equal_tables_sent_whole() -> None:
+    draw = np.random.default_rng(0)
+    sent, copied = RowBuffers(4, CPU), RowBuffers(4, CPU, copies_tables=True)
+    lengths = [0] * 4
+    for _ in range(60):
+        changes = []
+        for row in draw.permutation(4)[: draw.integers(1, 4)].tolist():
+            start = int(draw.integers(0, lengths[row] + 1))
+            blocks = tuple(draw.integers(0, 999, draw.integers(1, 30)).tolist())
+            changes.append(TableChange(row, start, blocks))
+            lengths[row] = start + len(blocks)
+        chunks = [Chunk(row, 4 * length - 1, 1, (7,)) for row, length in enumerate(lengths) if length]
+        for rows in (sent, copied):
+            rows.change_tables(changes)
+        one, other = (build_batch(chunks, rows, 4, CPU).layout for rows in (sent, copied))
+        assert torch.equal(one.slot_mapping, other.slot_mapping)
+        assert one.block_tables.shape == other.block_tables.shape
+        for mine, yours, chunk in zip(one.block_tables, other.block_tables, chunks, strict=True):
+            assert torch.equal(mine[: lengths[chunk.row]], yours[: lengths[chunk.row]])
+    assert copied.tables.shape[1] > 64
+
+
+def test_no_step_sends_whole_tables_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = RowBuffers(2, torch.device("meta"))
+    rows.change_tables([TableChange(0, 0, tuple(range(5000))), TableChange(1, 0, (9,))])
+    sent = []
+    monkeypatch.setattr(batch, "transfer", lambda arrays, device: sent.extend(arrays) or transfer(arrays, device))
+    chunks = [Chunk(row, position, 1, (7,), draws=True) for row, position in enumerate((4 * 5000 - 1, 2))]
+    layout = build_batch(chunks, rows, 4, torch.device("meta")).layout
+    assert layout.block_tables.shape == (2, 5000)
+    assert sum(array.size for array in sent) < 40

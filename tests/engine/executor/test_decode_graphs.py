@@ -12,13 +12,18 @@ import engines
 import pytest
 import torch
 
+from saccade.engine import startup
+from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import Chunk, RowStart, StepInput, TableChange
 from saccade.engine.executor import decode_graphs
 from saccade.engine.executor.batch import build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import Captured, Compute, DecodeGraphs, row_counts
+from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.loop import Engine
+from saccade.errors import StartupError
 from saccade.protocol.request import SamplingParams
 
 WIDE = (1, 6, 16)
@@ -171,3 +176,26 @@ def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
 
 def test_the_default_capture_is_cudas() -> None:
     assert DecodeGraphs.__init__.__defaults__ == (decode_graphs.capture_cuda,)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
+def test_graphs_on_a_cpu_are_refused(tiny_qwen3_vl: Path, backend: str) -> None:
+    with pytest.raises(StartupError, match=f"needs a GPU and --attention-backend triton, not {backend} on cpu"):
+        engines.engine(tiny_qwen3_vl, cuda_graphs=True, attention_backend=backend)
+
+
+def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again, shown = Again(), []
+    monkeypatch.setattr(DecodeGraphs.__init__, "__defaults__", (again,))
+    config = EngineConfig(
+        str(tiny_qwen3_vl), "tiny", device="cpu", dtype="float32", num_blocks=9, max_num_seqs=3, cuda_graphs=True,
+        attention_backend="triton",
+    )  # fmt: skip
+    model = load_model(config, lambda *_: None)
+    execution = prepare(replace(config, cuda_graphs=False), model)
+    caches = startup.allocate(config, model)
+    runner = startup.make_runner(config, model, execution, caches, lambda *stage: shown.append(stage))
+    assert shown == [("capturing CUDA graphs", number, 3) for number in range(3)]
+    assert again.num_captures == 3
+    assert runner.graphs is not None
+    assert {len(part) for cache in caches.layers for part in cache} == {10}

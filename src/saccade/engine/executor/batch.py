@@ -5,14 +5,13 @@ Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from saccade.engine.core.step import Chunk, MediaSlice
 from saccade.engine.executor.rows import Ints, RowBuffers
+from saccade.engine.executor.transfer import transfer
 from saccade.nn.context import PagedLayout
 
 
@@ -50,44 +49,35 @@ def build_batch(chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, devic
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
     host: tuple[Ints, ...] = (
-        input_ids, positions, slots, tables, np.array(contexts, np.int64), ends[sampled] - 1,
-        np.concatenate(media_rows), row_of[sampled], np.array(latest, np.int64), row_of[latest],
-        row_of,
+        input_ids, positions, slots, np.array(contexts, np.int64), ends[sampled] - 1, np.concatenate(media_rows),
+        row_of[sampled], np.array(latest, np.int64), row_of[latest], row_of,
     )  # fmt: skip
-    on_device = transfer(host, device)
+    on_device = transfer(host if rows.copies_tables else (*host, tables), device)
     if latest:
-        on_device[0].index_copy_(0, on_device[8], rows.last_token_ids.index_select(0, on_device[9]))
+        on_device[0].index_copy_(0, on_device[7], rows.last_token_ids.index_select(0, on_device[8]))
+    has_tables = len(on_device) > len(host)
+    tables_on_device = on_device[-1] if has_tables else rows.copied_tables(on_device[9], tables.shape[1])
     media = tuple(piece for chunk in chunks for piece in chunk.media)
     return Batch(
         input_ids=on_device[0],
         positions=on_device[1],
         layout=PagedLayout(
             slot_mapping=on_device[2],
-            block_tables=on_device[3],
-            context_lengths=on_device[4],
+            block_tables=tables_on_device,
+            context_lengths=on_device[3],
             query_lengths=lengths,
             host_context_lengths=contexts,
             num_decodes=num_decodes,
             block_size=block_size,
-            rows=on_device[10],
+            rows=on_device[9],
         ),
         starts=starts,
-        sample_rows=on_device[5],
+        sample_rows=on_device[4],
         drawing=tuple(chunks[index].row for index in sampled),
-        drawing_on_device=on_device[7],
-        media_rows=on_device[6] if media else None,
+        drawing_on_device=on_device[6],
+        media_rows=on_device[5] if media else None,
         media=media,
     )
-
-
-def transfer(arrays: Ordered[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Return *arrays*, all of one dtype, as views of one tensor on *device*. The host does not wait for the copy."""
-    joined = arrays[0].ravel() if len(arrays) == 1 else np.concatenate([array.ravel() for array in arrays])
-    flat = torch.from_numpy(joined)
-    if device.type != "cpu":
-        flat = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
-    parts = flat.split_with_sizes([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _tokens(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from saccade.engine.core.step import StateMove, StepInput
-from saccade.engine.executor.batch import transfer
+from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks

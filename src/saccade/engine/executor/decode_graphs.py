@@ -125,6 +125,7 @@ class DecodeGraphs:
         ):
             buffer.fill_(value)
 
+    @torch.inference_mode()
     def _graph(self, count: int) -> Captured:
         if count not in self._captured:
             self._captured[count] = self._capture(self._compute(count))

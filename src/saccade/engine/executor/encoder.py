@@ -16,7 +16,7 @@ import torch
 
 from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor.async_encoder import Encoded
-from saccade.engine.executor.batch import transfer
+from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import VisionAttentionBackend

@@ -6,6 +6,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
+from saccade.errors import StartupError
 from saccade.models.facts import Latent, Paged
 from saccade.nn.backends import Workload, load_backend, load_vision_backend, why
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
@@ -32,6 +33,10 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     backend = load_backend(config.attention_backend, of_decoder)
     vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
+    if config.cuda_graphs and (network.device.type != "cuda" or not backend.captures_decodes):
+        raise StartupError(
+            f"--cuda-graphs needs a GPU and --attention-backend triton, not {backend.name} on {network.device.type}."
+        )
     use_operations(model.module, resolve(network.device.type, network.dtype))
     reasons = (
         why(config.attention_backend, backend, of_decoder),

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from saccade.engine.executor.batch import transfer
+from saccade.engine.executor.transfer import transfer
 
 AllowedIds = tuple[int, ...]
 

@@ -96,7 +96,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     network = model.network
     specs = specs_of_rank(network.facts.kv_specs, model.ranks)
     snapshots = num_snapshots(config, specs, network.dtype)
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots)
+    num_padding = 1 if config.cuda_graphs else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
     return Caches(specs, sizes, network.dtype, network.device, block_format(config, model))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import logprobs
-from saccade.engine.executor.batch import Batch, build_batch, transfer
+from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
@@ -16,6 +16,7 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
+from saccade.engine.executor.transfer import transfer
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
 from saccade.protocol.output import TokenLogprob

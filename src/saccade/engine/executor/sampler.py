@@ -20,8 +20,8 @@ import torch
 
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
-from saccade.engine.executor.batch import transfer
 from saccade.engine.executor.masks import AllowedTokens
+from saccade.engine.executor.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
 

@@ -61,10 +61,10 @@ class LatentAttention(Layer):
         self.to_keys_QKW = self.to_values_QWV = torch.empty(0)
 
     def absorb(self) -> None:
-        """Split the loaded kv_b_proj into the matrices of keys and of values; both are views of its weight."""
+        """Split the loaded kv_b_proj into the matrices of keys and of values, in the network's dtype."""
         if self.kv_b_proj is None:
             return
-        parts = self.kv_b_proj.weight.data.unflatten(0, (self.num_heads, -1))
+        parts = self.kv_b_proj.dequantised().data.unflatten(0, (self.num_heads, -1))
         self.to_keys_QKW, values_QVW = parts.split((self.config.plain_width, self.config.value_width), dim=1)
         self.to_values_QWV = values_QVW.transpose(1, 2)
         # Without the layer nothing packs its weight, which would be a copy that is never read.

@@ -1,7 +1,7 @@
 """The network: a tower with attention within windows, and a text decoder with biases of queries, keys and values.
 
-Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values of
-a patch, E width of the tower, U merged patches, X width of the text model.
+Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values
+of a patch, E width of the tower, U merged patches, X width of the text model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,12 +98,12 @@ class VisionTower(nn.Module):
         places: list[npt.NDArray[np.float32]] = []
         sizes: list[int] = []
         start = 0
-        for grid in (grid for grid in grids for _ in range(grid[0])):
-            order, frame_sizes = frame_windows(grid[1] // merge, grid[2] // merge, self.config.window)
-            orders.append(order + start)
-            places.append(frame_coordinates(grid, merge).reshape(len(order), -1)[order])
+        for frame in [grid for grid in grids for _ in range(grid[0])]:
+            frame_order, frame_sizes = frame_windows(frame[1] // merge, frame[2] // merge, self.config.window)
+            orders.append(frame_order + start)
+            places.append(frame_coordinates(frame, merge).reshape(len(frame_order), -1)[frame_order])
             sizes += frame_sizes
-            start += len(order)
+            start += len(frame_order)
         order_U = np.concatenate(orders)
         host = (np.concatenate(places).reshape(-1, 2), order_U, np.argsort(order_U))
         places_P2, order, restored = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)

@@ -8,7 +8,6 @@ latent, G = Q / K query heads per key/value head.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -137,7 +136,7 @@ class VisionAttentionBackend:
     """nn.context.VisionAttentionBackend."""
 
     name = "torch_sdpa"
-    metadata = ("sequence_lengths",)
+    metadata = ("max_seqlen", "sequence_lengths")
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
@@ -151,12 +150,12 @@ class VisionAttentionBackend:
         layout: PackedLayout,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Attend within each sequence: neighbours of one length in one call."""
-        runs = [(length, len(list(run))) for length, run in groupby(layout.sequence_lengths)]
-        sizes = [length * count for length, count in runs]
-        parts = zip(*(tensor.split_with_sizes(sizes) for tensor in (q_NQD, k_NQD, v_NQD)), runs, strict=True)
-        outputs = [_packed_equal(q, k, v, count, scale) for q, k, v, (_, count) in parts]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        """Attend within each sequence: those of one length in one call, others one call each."""
+        lengths = layout.sequence_lengths
+        if min(lengths) == layout.max_seqlen:
+            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
+        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
+        return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
