@@ -74,10 +74,10 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
     """Connect this process with the other ranks; returns when all of them have called. Raises RuntimeError.
 
     *rendezvous* is the path of an empty file that all ranks can write to, and no other user. Tensors of the host go
-    over gloo, and over the loopback interface alone; tensors of a GPU go over NCCL.
+    over gloo, those of a GPU over NCCL; their sockets are those of the loopback interface alone.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    environ["GLOO_SOCKET_IFNAME"] = loopback
+    environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = loopback
     is_cuda = device.type == "cuda"
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
