@@ -9,6 +9,7 @@ from typing import Any
 import engines
 import pytest
 import torch
+from checkpoints.quantised import quantise
 from references.networks import QwenOracle
 from safetensors.torch import load_file, save_file
 
@@ -64,6 +65,16 @@ def tensors_for(folder: Path, target: Path) -> dict[str, torch.Tensor]:
         if path.suffix != ".safetensors":
             (target / path.name).symlink_to(path)
     return load_file(folder / "model.safetensors")
+
+
+def split_experts(tensors: dict[str, torch.Tensor]) -> None:
+    """Store each expert's matrices by themselves."""
+    for name in [name for name in tensors if ".experts." in name]:
+        experts, _, kind = name.rpartition(".")
+        for index, matrix in enumerate(tensors.pop(name)):
+            gate_up = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+            for part, rows in (gate_up if kind == "gate_up_proj" else {"down_proj": matrix}).items():
+                tensors[f"{experts}.{index}.{part}.weight"] = rows.contiguous()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,15 +181,34 @@ def test_experts_may_be_stored_one_by_one(
     network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     tensors = tensors_for(network_folder("qwen3_5_moe"), tmp_path)
-    for name in [name for name in tensors if ".experts." in name]:
-        experts, _, kind = name.rpartition(".")
-        for index, matrix in enumerate(tensors.pop(name)):
-            parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
-            for part, rows in (parts if kind == "gate_up_proj" else {"down_proj": matrix}).items():
-                tensors[f"{experts}.{index}.{part}.weight"] = rows.contiguous()
+    split_experts(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     for one, other in zip(load(tmp_path).parameters(), network("qwen3_5_moe").parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_fp8_blocks_end_where_segments_do_not(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Queries, keys and values of a delta net are one matrix, whose blocks of 128 rows lie across their borders."""
+    (tmp_path / "whole").mkdir()
+    tensors = tensors_for(network_folder("qwen3_5_moe"), tmp_path / "whole")
+    split_experts(tensors)
+    save_file(tensors, tmp_path / "whole" / "model.safetensors")
+    kept = ("norm", "embed_tokens", "visual", "conv1d", "in_proj_a", "in_proj_b", "gate.weight", "lm_head")
+    ignored = [
+        name.removesuffix(".weight")
+        for name in tensors
+        if name.endswith(".weight") and any(part in name for part in kept)
+    ]
+    folders = quantise(
+        tmp_path / "whole", "fp8", lambda name: not any(part in name for part in kept), tmp_path, ignored
+    )
+    subjects = [engines.engine(folder) for folder in folders]
+    first = engines.module(subjects[0]).language_model.layers[0]
+    assert first.linear_attn.in_proj_qkv.weight.numel() == 0  # it is packed
+    logits = [engines.record_logits(subject) for subject in subjects]
+    for subject, folder in zip(subjects, folders, strict=True):
+        engines.drain(subject, engines.request(folder, [40, ((96, 64), 1), 9]))
+    torch.testing.assert_close(*(torch.stack(one["a"]) for one in logits), atol=1e-4, rtol=0)
 
 
 def test_names(network: Callable[[str], Any]) -> None:
