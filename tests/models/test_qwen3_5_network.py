@@ -104,14 +104,14 @@ def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> N
     assert recurrent.shapes == ((6, 12, 20), (3, 2 * 24 + 120))
 
 
-def context(facts: Any, ranks: Ranks) -> ForwardContext:
+def context(facts: Any, ranks: Ranks, device: str = "cpu") -> ForwardContext:
     """A step of fresh sequences of LENGTHS tokens."""
     specs = [spec.of_rank(ranks.share) if isinstance(spec, Recurrent) else spec for spec in facts.kv_specs]
     specs = [
         Paged(ranks.share(spec.num_kv_heads), spec.key_width, spec.value_width) if isinstance(spec, Paged) else spec
         for spec in specs
     ]
-    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device("cpu"))
+    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device(device))
     tables, slots, first = torch.zeros(len(LENGTHS), 5, dtype=torch.int64), [], 0
     for row, length in enumerate(LENGTHS):
         count = -(-length // 16)
@@ -119,16 +119,16 @@ def context(facts: Any, ranks: Ranks) -> ForwardContext:
         slots.append(16 * first + torch.arange(length))
         first += count
     layout = PagedLayout(
-        slot_mapping=torch.cat(slots),
-        block_tables=tables,
-        context_lengths=torch.tensor(LENGTHS),
+        slot_mapping=torch.cat(slots).to(device),
+        block_tables=tables.to(device),
+        context_lengths=torch.tensor(LENGTHS).to(device),
         query_lengths=LENGTHS,
         host_context_lengths=LENGTHS,
         num_decodes=1,
         block_size=16,
-        rows=torch.tensor([2, 0, 1]),
+        rows=torch.tensor([2, 0, 1]).to(device),
     )
-    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, -1)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, -1).to(device)
     backend = AttentionBackend()
     return ForwardContext(positions, layout, caches.layers, backend, backend.plan(layout, torch.float32))
 
@@ -163,6 +163,16 @@ def test_layers_of_all_ranks_add_up(
         torch.testing.assert_close(sum(results[1:]), results[0], atol=1e-5, rtol=1e-4)
         mixed = [one.mlp.add_to(nothing, x) for one in layers]
         torch.testing.assert_close(sum(mixed[1:]), mixed[0], atol=1e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_step_never_looks_at_the_device(network_folder: Callable[[str], Path]) -> None:
+    """A meta tensor has no content to look at: neither the delta rule nor its convolution waits for the device."""
+    network = build(config_of(network_folder("qwen3_5")))
+    network.finish()
+    num_tokens = sum(LENGTHS)
+    hidden = network(torch.zeros(num_tokens, dtype=torch.int64, device="meta"), context(network.facts, Ranks(), "meta"))
+    assert (hidden.device.type, hidden.shape) == ("meta", (num_tokens, 104))
 
 
 def test_decays_and_offset_norms_stay_float32(network_folder: Callable[[str], Path]) -> None:
