@@ -91,6 +91,19 @@ def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_
     assert facts.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[str], Path]) -> None:
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        subject = engines.engine(network_folder(name), dtype=dtype)
+        logits = engines.record_logits(subject)
+        engines.drain(subject, engines.request(network_folder(name), [5, ((192, 128), 1), 9], max_tokens=1))
+        rows.append(logits["a"][0])
+    differences = (rows[0] - rows[1]).abs() / rows[0].std()
+    assert differences.mean() < 0.02
+    assert differences.max() < 0.1
+
+
 @pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
     facts = Facts.read(config_of(network_folder("llava_next")))
@@ -158,8 +171,8 @@ def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
     [
         ("language_model.model.embed_tokens.weight", ("language_model.embed_tokens.weight", None)),
         ("model.language_model.layers.3.mlp.up_proj.weight", ("language_model.layers.3.mlp.gate_up_proj.weight", 1)),
-        ("language_model.lm_head.weight", ("language_model.lm_head.weight", None)),
-        ("lm_head.weight", ("language_model.lm_head.weight", None)),
+        ("language_model.lm_head.weight", ("lm_head.weight", None)),
+        ("lm_head.weight", ("lm_head.weight", None)),
         ("vision_tower.vision_model.pre_layrnorm.bias", ("vision_tower.pre_layrnorm.bias", None)),
         ("model.vision_tower.pre_layrnorm.bias", ("vision_tower.pre_layrnorm.bias", None)),
         (
@@ -181,12 +194,19 @@ def test_names_of_old_and_new_releases(
     assert (found and found[:2]) == target
 
 
+def test_the_placeholder_is_that_of_the_gateway() -> None:  # E2: config.json, else the tokenizer's, else the default
+    config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
+    assert Facts.read(config).placeholder_token_ids == (32000,)
+    assert Facts.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
+    assert Facts.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
+
+
 def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> None:
     folder = network_folder("llava")
     config = config_of(folder)
     config["text_config"]["tie_word_embeddings"] = True
     network = build(config, json.loads((folder / "preprocessor_config.json").read_text()))
-    assert network.language_model.lm_head is None
+    assert network.lm_head is None
     assert network.locate("language_model.lm_head.weight") is None
 
 

@@ -9,4 +9,5 @@ FAMILY = Family(
     placeholder_keys=(),
     picture_tag="<|image_{number}|>\n",
     split_at_pictures=True,
+    limits=("One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",),
 )
