@@ -2,6 +2,7 @@
 
 import torch
 
+from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import (
     AttentionBackend,
     ForwardContext,
@@ -60,6 +61,11 @@ OPTIONS: list[dict[str, float]] = [
 ]
 
 
+def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """What float8 makes of values."""
+    return ((values.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
+
+
 def attend(
     backend: AttentionBackend,
     queries: list[int],
@@ -68,8 +74,9 @@ def attend(
     value_width: int = DIM,
     options: dict[str, float] | None = None,
     dim: int = DIM,
+    scales: tuple[float, float] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What *backend* makes of one step, and what it should."""
+    """What *backend* makes of one step, and what it should. With *scales* the cache has float8."""
     options = options or {}
     generator = torch.Generator().manual_seed(0)
     total, num_decodes = sum(queries), sum(length == 1 for length in queries)
@@ -78,6 +85,8 @@ def attend(
     # Everything that is not a sequence's own is NaN: nothing of it may reach an output.
     shape = (1 + sum(blocks_of), BLOCK, KV_HEADS)
     cache = KvCache(*(torch.full((*shape, width), float("nan"), dtype=dtype) for width in (dim, value_width)))
+    if scales is not None:
+        cache = KvCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn), *scales)
     order = torch.randperm(sum(blocks_of), generator=generator) + 1
     q = torch.randn(total, HEADS, dim, generator=generator).to(dtype)
     slots, expected, keys, values, cursor = [], [], [], [], 0
@@ -86,11 +95,13 @@ def attend(
         tables[row, : len(table)] = table
         own = (table.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context]
         k, v = (torch.randn(context, KV_HEADS, width, generator=generator).to(dtype) for width in (dim, value_width))
-        cache.keys.flatten(0, 1)[own[:-length]] = k[:-length]
-        cache.values.flatten(0, 1)[own[:-length]] = v[:-length]
+        CacheValues(cache.keys.flatten(0, 1), cache.key_scale).write(own[:-length], k[:-length])
+        CacheValues(cache.values.flatten(0, 1), cache.value_scale).write(own[:-length], v[:-length])
         slots.append(own[-length:])
         keys.append(k[-length:])
         values.append(v[-length:])
+        if scales is not None:
+            k, v = rounded(k, scales[0]), rounded(v, scales[1])
         expected.append(reference(q[cursor : cursor + length], k, v, causal=True, **options))  # type: ignore[arg-type]
         cursor += length
     layout = PagedLayout(

@@ -18,6 +18,7 @@ from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -166,6 +167,37 @@ def local(engine: Engine) -> LocalExecutor:
 def module(engine: Engine) -> Any:
     """The engine's network as the torch module that it is."""
     return local(engine).runner.network
+
+
+def cache_tensors(engine: Engine) -> list[torch.Tensor]:
+    """All tensors of the engine's caches: blocks, live states and snapshots."""
+    return [
+        tensor
+        for cache in local(engine).runner.caches.layers
+        for part in cache
+        for tensor in (part if isinstance(cache, RecurrentState) else (part,))
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+
+def poison(engine: Engine) -> Engine:
+    """The same engine; what any layer reads that it did not write shows in every number that follows."""
+    for tensor in cache_tensors(engine):
+        tensor.fill_(float("nan"))
+    return engine
+
+
+def spoil_unused(engine: Engine) -> None:
+    """Overwrite the rows and the blocks in which nothing is kept. The engine must have no prefix cache."""
+    caches = local(engine).runner.caches
+    used = {sequence.row for sequence in engine.scheduler.running}
+    rows = [row for row in range(caches.sizes.num_rows) if row not in used]
+    references = engine.scheduler.block_manager.paged_blocks.references
+    blocks = [block for block, count in enumerate(references) if count == 0]
+    for cache in caches.layers:
+        for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
+            if isinstance(tensor, torch.Tensor):
+                tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:

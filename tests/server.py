@@ -141,3 +141,16 @@ def serving(
         finally:
             if stderr is not None:
                 stderr.close()
+
+
+@contextlib.contextmanager
+def program(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `saccade WORDS`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "saccade.cli.main", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)

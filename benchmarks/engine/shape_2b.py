@@ -41,7 +41,7 @@ def write(folder: Path, *, half: bool = False) -> Path:
     config, num_tokens = _config(half)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     drawn = torch.randn(NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    tensors = {name: _tensor(name, shape, drawn) for name, shape in _shapes(config)}
+    tensors = {name: drawn_tensor(name, shape, drawn) for name, shape in _shapes(config)}
     tensors["model.language_model.embed_tokens.weight"][num_tokens:] = 0
     save_file(tensors, weights.with_suffix(".part"), metadata={"format": "pt"})
     weights.with_suffix(".part").rename(weights)
@@ -87,30 +87,31 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.mlp.down_proj.weight", (HIDDEN, MLP)
     settings = config["vision_config"]
     kernel = (settings["in_channels"], settings["temporal_patch_size"], settings["patch_size"], settings["patch_size"])
-    yield from _layer(f"{vision}.patch_embed.proj", VISION_HIDDEN, kernel)
+    yield from biased(f"{vision}.patch_embed.proj", VISION_HIDDEN, kernel)
     yield f"{vision}.pos_embed.weight", (SIDE_SQUARED, VISION_HIDDEN)
     for layer in range(settings["depth"]):
         prefix = f"{vision}.blocks.{layer}"
-        yield from _layer(f"{prefix}.norm1", VISION_HIDDEN)
-        yield from _layer(f"{prefix}.norm2", VISION_HIDDEN)
-        yield from _layer(f"{prefix}.attn.qkv", 3 * VISION_HIDDEN, (VISION_HIDDEN,))
-        yield from _layer(f"{prefix}.attn.proj", VISION_HIDDEN, (VISION_HIDDEN,))
-        yield from _layer(f"{prefix}.mlp.linear_fc1", VISION_MLP, (VISION_HIDDEN,))
-        yield from _layer(f"{prefix}.mlp.linear_fc2", VISION_HIDDEN, (VISION_MLP,))
+        yield from biased(f"{prefix}.norm1", VISION_HIDDEN)
+        yield from biased(f"{prefix}.norm2", VISION_HIDDEN)
+        yield from biased(f"{prefix}.attn.qkv", 3 * VISION_HIDDEN, (VISION_HIDDEN,))
+        yield from biased(f"{prefix}.attn.proj", VISION_HIDDEN, (VISION_HIDDEN,))
+        yield from biased(f"{prefix}.mlp.linear_fc1", VISION_MLP, (VISION_HIDDEN,))
+        yield from biased(f"{prefix}.mlp.linear_fc2", VISION_HIDDEN, (VISION_MLP,))
     merged = VISION_HIDDEN * settings["spatial_merge_size"] ** 2
     deep = [f"deepstack_merger_list.{number}" for number in range(len(DEEPSTACK))]
     for name in ("merger", *deep):
-        yield from _layer(f"{vision}.{name}.norm", VISION_HIDDEN if name == "merger" else merged)
-        yield from _layer(f"{vision}.{name}.linear_fc1", merged, (merged,))
-        yield from _layer(f"{vision}.{name}.linear_fc2", HIDDEN, (merged,))
+        yield from biased(f"{vision}.{name}.norm", VISION_HIDDEN if name == "merger" else merged)
+        yield from biased(f"{vision}.{name}.linear_fc1", merged, (merged,))
+        yield from biased(f"{vision}.{name}.linear_fc2", HIDDEN, (merged,))
 
 
-def _layer(name: str, num_outputs: int, inputs: tuple[int, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
+def biased(name: str, num_outputs: int, inputs: tuple[int, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield weight and bias of a layer, or of a norm without *inputs*."""
     yield f"{name}.weight", (num_outputs, *inputs)
     yield f"{name}.bias", (num_outputs,)
 
 
-def _tensor(name: str, shape: tuple[int, ...], drawn: torch.Tensor) -> torch.Tensor:
+def drawn_tensor(name: str, shape: tuple[int, ...], drawn: torch.Tensor) -> torch.Tensor:
     """Return N(0, 1 / inputs) for a matrix, and near 1 or 0 for a norm or a bias."""
     number = math.prod(shape)
     start = hash_of(name) % NUM_DRAWN

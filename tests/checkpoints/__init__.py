@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from checkpoints import kimi_k25, llava, phi3_v, qwen
+from checkpoints import kimi_k25, llava, phi3_v, qwen, qwen_networks
 from checkpoints.qwen3_vl import write_qwen3_vl
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
@@ -19,7 +19,11 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
 
-NETWORKS: dict[str, Callable[[Path], Path]] = {"qwen3_vl": write_qwen3_vl}
+NETWORKS: dict[str, Callable[[Path], Path]] = {
+    "qwen3_vl": write_qwen3_vl,
+    "kimi_k25": kimi_k25.write_network,
+    **{name: partial(qwen_networks.write, name=name) for name in qwen_networks.CONFIGS},
+}
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 
 __all__ = ["CHECKPOINTS", "NETWORKS", "write_qwen3_vl"]

@@ -17,17 +17,22 @@ from checkpoints.vocabulary import byte_level, write_json
 
 
 def randomize(model: torch.nn.Module) -> None:
-    """Draw the weights of *model*."""
+    """Draw the weights of *model*. Experts are [experts, outputs, inputs].
+
+    An embedding that makes logits too is small: with large ones greedy decoding repeats one token.
+    """
     generator = torch.Generator().manual_seed(0)
+    embedding_scale = 0.1 if getattr(model.config, "tie_word_embeddings", False) else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1:
                 parameter.add_(noise * 0.1)
             elif "embed_tokens" in name:
-                parameter.copy_(noise)
+                parameter.copy_(noise * embedding_scale)
             else:
-                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
+                fan_in = parameter.shape[-1] if parameter.ndim == 3 else parameter[0].numel()
+                parameter.copy_(noise / math.sqrt(fan_in))
 
 
 def _config(ids: dict[str, int]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from saccade.protocol.engine_ipc import EngineProgress
 PATH = {"PATH": os.environ["PATH"]}
 
 
-def test_count_is_shown_once_the_total_is_known() -> None:
+def test_percentage_is_shown_once_the_total_is_known() -> None:
     shown = io.StringIO()
     with StartProgress(Console(file=shown, force_terminal=True, width=100)) as progress:
         progress.show(EngineProgress("warming up", 0, 0))
         wait_until(lambda: "warming up" in shown.getvalue())
         progress.show(EngineProgress("loading weights", 1, 3))
-        wait_until(lambda: "1/3" in shown.getvalue())
-    assert "/?" not in shown.getvalue()
+        wait_until(lambda: "33 %" in shown.getvalue())
+    assert "? %" not in shown.getvalue()
 
 
 @pytest.mark.parametrize("model", ["tiny", 'it\'s "mine"'])

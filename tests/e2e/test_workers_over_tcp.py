@@ -3,34 +3,18 @@
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from certificates import Files, files
-from server import Server, free_port
+from server import Server, free_port, program
 
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.transport.client import WorkerClient
 
 __all__ = ["files"]
-
-
-@contextlib.contextmanager
-def program(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `saccade WORDS`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "saccade.cli.main", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 @pytest.fixture(scope="module")

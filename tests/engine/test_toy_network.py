@@ -13,7 +13,6 @@ from saccade.engine import startup
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import memory
-from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.loop import Engine
@@ -29,27 +28,11 @@ def model() -> LoadedModel:
     return toy_network.load()
 
 
-def tensors(caches: Caches) -> list[torch.Tensor]:
-    return [
-        tensor
-        for cache in caches.layers
-        for part in cache
-        for tensor in (part if isinstance(cache, RecurrentState) else (part,))
-    ]
-
-
-def poisoned(engine: Engine) -> Engine:
-    """The same engine; what any layer reads that it did not write shows in every number that follows."""
-    for tensor in tensors(engines.local(engine).runner.caches):
-        tensor.fill_(float("nan"))
-    return engine
-
-
 def engine(model: LoadedModel, **settings: Any) -> Engine:
     defaults = {"device": "cpu", "num_blocks": 64, "max_num_seqs": 4, "attention_backend": "torch_sdpa"}
     config = EngineConfig("", "toy", **{**defaults, "state_snapshot_blocks": 2, "num_state_snapshots": 16, **settings})
     config.check()
-    return poisoned(startup.assemble(config, model, prepare(config, model), startup.allocate(config, model)))
+    return engines.poison(startup.assemble(config, model, prepare(config, model), startup.allocate(config, model)))
 
 
 def request(length: int, seed: int = 0, num_samples: int = 1, **sampling: Any) -> EngineRequest:
@@ -95,7 +78,7 @@ def steps_of(subject: Engine) -> list[tuple[bytes, bytes, StepOutput]]:
 def test_a_block_counts_paged_and_latent_layers(model: LoadedModel) -> None:
     caches = engines.local(engine(model)).runner.caches
     in_blocks = [cache for cache in caches.layers if not isinstance(cache, RecurrentState)]
-    num_bytes = sum(tensor.nbytes for cache in in_blocks for tensor in cache)
+    num_bytes = sum(tensor.nbytes for cache in in_blocks for tensor in cache if isinstance(tensor, torch.Tensor))
     assert num_bytes == 64 * memory.block_bytes(model.network.facts.kv_specs, BLOCK, torch.float32)
 
 
@@ -150,20 +133,10 @@ def test_samples_begin_from_the_prompt_s_snapshot(model: LoadedModel, num_tokens
 def test_a_recycled_state_never_leaks(model: LoadedModel) -> None:
     """Rows, blocks and snapshots that nothing is kept in are spoilt behind every step."""
     subject = engine(model, max_num_seqs=2, enable_prefix_caching=False, num_blocks=20)
-    caches = engines.local(subject).runner.caches
-
-    def spoil() -> None:
-        used = {sequence.row for sequence in subject.scheduler.running}
-        rows = [row for row in range(caches.sizes.num_rows) if row not in used]
-        references = subject.scheduler.block_manager.paged_blocks.references
-        blocks = [block for block, count in enumerate(references) if count == 0]
-        for cache in caches.layers:
-            for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
-                tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
 
     asked = [request(length, seed=length) for length in LENGTHS]
     expected = check(model, engine(model), *asked).answers
-    answers = engines.drain(subject, *asked, each_step=spoil).answers
+    answers = engines.drain(subject, *asked, each_step=lambda: engines.spoil_unused(subject)).answers
     assert {name: one.token_ids for name, one in answers.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
@@ -176,12 +149,12 @@ def test_a_reset_forgets_every_kind(model: LoadedModel) -> None:
         outcome = check(model, subject, *asked)
         assert not any(answer.num_cached_tokens for answer in outcome.answers.values())
         subject.reset_caches(prefix=True, media=False)
-        poisoned(subject)
+        engines.poison(subject)
 
 
 def test_executors_that_get_the_same_steps_hold_the_same(model: LoadedModel) -> None:
     settings = {"num_blocks": 12, "max_num_batched_tokens": 24, "num_state_snapshots": 3}
-    subject, twin = engine(model, **settings), engines.local(engine(model, **settings))
+    subject, twin = engine(model, **settings), engine(model, **settings)
     steps = steps_of(subject)
     check(model, subject, *(request(length, seed=1) for length in LENGTHS))
     check(model, subject, *(request(length, seed=1, num_samples=2, temperature=1.0) for length in (50, 90)))
@@ -190,9 +163,9 @@ def test_executors_that_get_the_same_steps_hold_the_same(model: LoadedModel) -> 
     assert any(step.save for step in moves)
     assert subject.load().preemptions_total > 0
     for step, sampling, output in steps:
-        again = twin.execute(
+        again = engines.local(twin).execute(
             msgspec.msgpack.decode(step, type=StepInput), msgspec.msgpack.decode(sampling, type=SamplingInput)
         )
         assert (again.number, again.token_ids) == (output.number, output.token_ids)
-    for own, other in zip(*(tensors(one.runner.caches) for one in (engines.local(subject), twin)), strict=True):
+    for own, other in zip(engines.cache_tensors(subject), engines.cache_tensors(twin), strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)

@@ -1,7 +1,7 @@
 """A network with a layer of every kind of state, and a reference that computes a whole sequence at once.
 
-One layer of paged attention, one of latent attention, one linear recurrence; residual, without norms. The latent and
-the recurrent layer are naive but right for batches of chunks. The reference shares the weights and no other code.
+One layer of paged attention, one of latent attention, one linear recurrence; residual, without norms. The
+recurrent layer is naive but right for batches of chunks. The reference shares the weights and no other code.
 Shapes: N tokens of a step, L of a sequence, E hidden size, Q query heads, K key/value heads, D head size, W latent
 width, R width of a latent's turned part, V vocabulary.
 """
@@ -18,7 +18,7 @@ from torch.nn import functional
 from saccade.engine.executor.loader import LoadedModel
 from saccade.models.facts import Grid, KvSpec, Latent, Paged, Recurrent, Size
 from saccade.models.positions import MultimodalPositions
-from saccade.nn.context import ForwardContext, LatentCache, RecurrentState
+from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.protocol.description import ModelFiles
 
 E, Q, K, D, W, R, V = 32, 4, 2, 8, 12, 4, 67
@@ -124,25 +124,13 @@ class Network(nn.Module):
         return functional.linear(context.backend.paged(q, k, v.view(-1, K, D), 0, context), self.paged_o)
 
     def _latent(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        cache = context.kv_caches[1]
-        assert isinstance(cache, LatentCache)
-        layout, positions = context.layout, context.positions[0]
+        positions = context.positions[0]
         q = functional.linear(x_NE, self.latent_q).view(-1, Q, W + R)
         q = torch.cat((q[..., :W], turn(q[..., W:], positions)), dim=-1)
         latent = functional.linear(x_NE, self.latent)
         latent = torch.cat((latent[:, :W], turn(latent[:, None, W:], positions)[:, 0]), dim=-1)
-        pages = cache.latents.flatten(0, 1)
-        pages.index_copy_(0, layout.slot_mapping, latent)
-        outputs = []
-        for number, span in enumerate(_spans(layout.query_lengths)):
-            index = torch.arange(layout.host_context_lengths[number], device=x_NE.device)
-            slots = layout.block_tables[number][index // layout.block_size] * layout.block_size
-            past = pages[slots + index % layout.block_size]
-            own = index[len(index) - (span.stop - span.start) :]
-            scores = torch.einsum("nqw,lw->qnl", q[span], past) / math.sqrt(W + R)
-            scores = scores.masked_fill(index > own[:, None], float("-inf"))
-            outputs.append(torch.einsum("qnl,lw->nqw", scores.softmax(-1), past[:, :W]).flatten(1))
-        return functional.linear(torch.cat(outputs), self.latent_o)
+        attended = context.backend.latent(q, latent, 1, context, value_width=W, scale=(W + R) ** -0.5)
+        return functional.linear(attended.flatten(1), self.latent_o)
 
     def _recurrent(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         state = context.kv_caches[2]

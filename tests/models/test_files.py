@@ -51,7 +51,7 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
 @pytest.mark.parametrize("name", [name for name in models.families() if not models.has_network(name)])
 def test_family_without_network_is_refused_with_what_serves_it(name: str) -> None:
     instead = "tokenspeed://" if models.families()[name].external_grid else "No other worker"
-    with pytest.raises(StartupError, match=rf"does not run {name} yet; it runs qwen3_vl\. .*{instead}"):
+    with pytest.raises(StartupError, match=rf"does not run {name} yet; it runs .*\. .*{instead}"):
         models.load_network(name)
 
 

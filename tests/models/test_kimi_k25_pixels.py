@@ -108,7 +108,9 @@ def test_a_picture_in_wider_memory_gives_the_same_patches() -> None:
         ),
     ],
 )  # fmt: skip
-def test_settings_are_the_checkpoints_or_else_the_releases(preprocessor: Any, changed: dict[str, Any]) -> None:
+def test_settings_are_the_checkpoints_or_else_the_releases(
+    preprocessor: Any, changed: dict[str, Any]
+) -> None:  # [eng] 44
     assert Layout(CONFIG, preprocessor).settings == {**RELEASE, **changed}
 
 

@@ -35,7 +35,7 @@ NEWER = {
     "size": {"longest_edge": 16_777_216, "shortest_edge": 65_536}, "patch_size": 16, "temporal_patch_size": 2,
     "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
-FAMILIES = {"qwen2_vl": OLDER, "qwen3_vl": NEWER, "qwen3_5": NEWER}
+FAMILIES = {"qwen2_vl": OLDER, "qwen2_5_vl": OLDER, "qwen3_vl": NEWER, "qwen3_5": NEWER}
 TOWER_KEYS = ("patch_size", "spatial_merge_size", "temporal_patch_size")
 
 
@@ -111,9 +111,10 @@ def test_16_bit_grey_is_seen_as_its_upper_byte(family: str, layout: Layout, proc
     assert torch.equal(_normalised(patches, layout.settings), expected["pixel_values"])
 
 
-def test_where_the_file_is_silent_the_older_family_is_the_reference_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("older", ["qwen2_vl", "qwen2_5_vl"])
+def test_where_the_file_is_silent_the_older_families_are_the_reference_processor(older: str, tmp_path: Path) -> None:
     silent = {"do_resize": True}
-    reference, settings = _reference(tmp_path, silent), models.load_layout("qwen2_vl")({}, silent).settings
+    reference, settings = _reference(tmp_path, silent), models.load_layout(older)({}, silent).settings
     edges = (reference.size["shortest_edge"], reference.size["longest_edge"])
     assert (settings["min_pixels"], settings["max_pixels"]) == edges
     for key in ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std"):
@@ -135,7 +136,7 @@ def test_a_tower_of_another_cut_stops_the_start(key: str, family: str) -> None: 
     ("architecture", "model_type", "owner"),
     [  # A1
         ("Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl"),
-        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_vl"),
+        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_5_vl"),
         ("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl"),
         ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl"),
         ("Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5"),
@@ -172,11 +173,3 @@ def test_a_layout_of_another_size_is_refused(family: str, layout: Layout) -> Non
         models.load_pixels(family)(layout.settings).write(
             pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8)
         )
-
-
-@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
-def test_engine_refuses_experts_by_name(key: str, tiny_qwen3_vl: Path) -> None:
-    config = json.loads((tiny_qwen3_vl / "config.json").read_text())
-    config["text_config"][key] = 8
-    with pytest.raises(StartupError, match=f"{key}.*experts"):
-        models.load_facts("qwen3_vl", config)

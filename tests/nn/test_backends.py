@@ -65,6 +65,14 @@ def test_paged_with_options(
     assert_close(output, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
+    """Every token attends over keys and values as the cache gives them, also those of its own chunk."""
+    output, expected = attend(load_backend(AUTO), queries, contexts, dtype, scales=(0.25, 3.0))
+    assert_close(output, expected, ulps=2)
+
+
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
 @pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33)])

@@ -79,7 +79,7 @@ def reference(q_nQD: torch.Tensor, k_LQD: torch.Tensor, v_LQW: torch.Tensor) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
-def test_latent_attention(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
+def test_latent_attention(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:  # [eng] 41
     made = step(queries, contexts, dtype)
     q_NQC, latents = draw(queries, contexts, dtype)
     output = attend(made, q_NQC, latents)

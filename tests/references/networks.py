@@ -65,7 +65,43 @@ class QwenOracle:
         return ((patches.expand(-1, -1, frames, -1, -1).float() - mean) / std).flatten(1)
 
 
+class RecurrentOracle(QwenOracle):
+    """A network with recurrent layers, whose rounding errors add up over the sequence."""
+
+    atol = 1e-3
+
+
+class KimiOracle:
+    """A network with whole patches in raster order, normalised as the release does."""
+
+    atol = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.model = image_text_model(folder)
+        self.placeholder_token_ids: tuple[int, ...] = (self.model.config.image_token_id,)
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([asked.token_ids + token_ids[:-1]])}
+        if asked.media:
+            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
+            inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
+        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    @staticmethod
+    def pixel_values(item: MediaItem) -> torch.Tensor:
+        """Return normalised patches [P, 3, patch, patch]."""
+        patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.pixel_shape)
+        return ((patches.double() / 255.0).float() - 0.5) / 0.5
+
+
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
+    "qwen2_vl": QwenOracle,
+    "qwen2_5_vl": QwenOracle,
     "qwen3_vl": QwenOracle,
+    "kimi_k25": KimiOracle,
+    "qwen3_vl_moe": QwenOracle,
+    "qwen3_5": RecurrentOracle,
+    "qwen3_5_moe": RecurrentOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

@@ -172,12 +172,18 @@ class EngineFlags:
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
     "Size of the cache of encoded pictures."
+    state_snapshot_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.state_snapshot_bytes
+    "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
+    state_snapshot_blocks: Count = ENGINE.state_snapshot_blocks
+    "Blocks of the KV cache between two such snapshots; one more is taken at the end of each prompt."
     encode_budget_patches: Count | None = ENGINE.encode_budget_patches
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = ENGINE.enable_prefix_caching
     "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where the network runs; auto takes a GPU if there is one."
     attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
@@ -222,6 +228,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         aliases=tuple(aliases),
         device=flags.device,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
         max_model_len=flags.max_model_len,
         max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens,
@@ -229,6 +236,8 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         block_size=flags.block_size,
         kv_cache_bytes=flags.kv_cache_memory_bytes,
         encoder_cache_bytes=flags.encoder_cache_bytes,
+        state_snapshot_bytes=flags.state_snapshot_bytes,
+        state_snapshot_blocks=flags.state_snapshot_blocks,
         encode_budget_patches=flags.encode_budget_patches,
         gpu_memory_utilization=flags.gpu_memory_utilization,
         attention_backend=flags.attention_backend,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.cli.inspection import Stopwatch, draft_of, resized
-from saccade.engine.executor.loader import fingerprint, weight_files
+from saccade.engine.executor.weight_files import fingerprint, weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.pictures.collect import Picture
 from saccade.gateway.prompt.draft import Draft

@@ -16,11 +16,11 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
 
 
-class _Count(ProgressColumn):
+class _Percentage(ProgressColumn):
     """A column with the completed part of the total, empty until the total is known."""
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.total is None else f"{task.completed:g}/{task.total:g}")
+        return Text("" if task.total is None else f"{task.percentage:.0f} %")
 
 
 class StartProgress:
@@ -34,7 +34,7 @@ class StartProgress:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count())
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Percentage())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("starting the engine", total=None)
             self._bar.start()

@@ -78,6 +78,7 @@ SERVED = (
     _served("--block-size", SAME_NAME),
     _served("--enable-prefix-caching", "On by default; `--no-enable-prefix-caching` turns it off.", takes="nothing"),
     _served("--dtype", "Auto is the checkpoint's own, but float32 on a CPU without bfloat16."),
+    _served("--kv-cache-dtype", "`auto` or `fp8`, which is e4m3; auto is never fp8, whatever the checkpoint says."),
     _served("--attention-backend", "Same name, other values: `saccade serve --help` lists them."),
     _served("--mm-encoder-attn-backend", "Same name, other values: `saccade serve --help` lists them."),
     _served(
@@ -143,9 +144,12 @@ NOT_YET = (
     _not_yet("--enable-expert-parallel -ep", ONE_DEVICE, takes="nothing"),
     _not_yet("--api-server-count -asc", "A gateway is one process; start more `saccade gateway` beside it.", "1"),
     _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
-    _not_yet("--quantization -q", "Quantised weights are not served yet; use the model's bfloat16 release.", "none"),
-    _not_yet("--kv-cache-dtype", "The KV cache has the network's number format.", "auto"),
-    _not_yet("--calculate-kv-scales", "The KV cache has the network's number format.", takes="nothing"),
+    _not_yet(
+        "--quantization -q",
+        "The checkpoint says how its weights are quantised; weights are not quantised while they are loaded.",
+        "none compressed-tensors modelopt modelopt_fp4",
+    ),
+    _not_yet("--calculate-kv-scales", "An fp8 KV cache has the checkpoint's scales, else 1.", takes="nothing"),
     _not_yet("--cpu-offload-gb", "Weights are all on the device.", "0"),
     _not_yet("--kv-offloading-size", "KV blocks are never moved to the host's memory."),
     _not_yet("--load-format", "Weights are read from safetensors files only.", "auto safetensors"),

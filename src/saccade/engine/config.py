@@ -6,6 +6,7 @@ from saccade.errors import StartupError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "fp8")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -15,22 +16,25 @@ class EngineConfig:
     """All settings of an engine; sent to the engine's process as JSON.
 
     *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
+    *kv_cache_dtype* auto is the network's; fp8 is e4m3.
     *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
     *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
     one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many pictures at once takes as long as encoding
     them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
-    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, *num_state_snapshots*
-    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts. With
-    *kv_events_token_ids*, block events contain the token ids and media from which their blocks' keys were computed.
-    *aliases* are names in addition to *model*. *record_steps* is the folder for recordings of steps, of at most
-    *record_steps_bytes*, with pictures' pixels if *record_pixels* is set.
+    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, snapshots of their
+    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts:
+    *num_state_snapshots*, by default as many as *state_snapshot_bytes* hold. With *kv_events_token_ids*, block events
+    contain the token ids and media from which their blocks' keys were computed. *aliases* are names in addition to
+    *model*. *record_steps* is the folder for recordings of steps, of at most *record_steps_bytes*, with pictures'
+    pixels if *record_pixels* is set.
     """
 
     model_dir: str
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -46,7 +50,8 @@ class EngineConfig:
     cuda_graphs: bool = False
     threads: int | None = None
     enable_prefix_caching: bool = True
-    num_state_snapshots: int = 64
+    num_state_snapshots: int | None = None
+    state_snapshot_bytes: int = GIB
     state_snapshot_blocks: int = 64
     kv_events_token_ids: bool = False
     aliases: tuple[str, ...] = ()
@@ -56,7 +61,7 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
-        for name, known in (("device", DEVICES), ("dtype", DTYPES)):
+        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES)):
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
@@ -65,9 +70,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")
-        for name in ("encoder_cache_bytes", "num_state_snapshots"):
-            if getattr(self, name) < 0:
-                raise StartupError(f"{name} must not be negative, not {getattr(self, name)}.")
+        for name in ("encoder_cache_bytes", "num_state_snapshots", "state_snapshot_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise StartupError(f"{name} must not be negative, not {value}.")
         if self.record_pixels and self.record_steps is None:
             raise StartupError("record_pixels needs record_steps, the folder to record in.")
         if self.record_steps_bytes < MIB:

@@ -62,7 +62,7 @@ class Engine:
         self.timings = Timings()
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self._encoder_cache = scheduler.encodings.encoder_cache
-        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache)
+        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
         self._requests = Requests(scheduler)
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)

@@ -13,9 +13,11 @@ import msgspec
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.execution import prepare
-from saccade.engine.executor.loader import Progress, fingerprint, load_model, weight_files
+from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.protocol import Executor
+from saccade.engine.executor.weight_files import fingerprint, weight_files
+from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.recording import (
     Header,
     JobsTaken,

@@ -12,6 +12,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.recording import Machine
+from saccade.models.facts import Recurrent
 from saccade.protocol.description import Description
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.shared_memory import readers
@@ -38,6 +39,7 @@ def describe(
         mm_encoder_attn_backend=execution.vision_backend.name,
         backend_reasons=execution.reasons,
         takes_resets=True,
+        resumes_at_states=any(isinstance(spec, Recurrent) for spec in model.network.facts.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
     )

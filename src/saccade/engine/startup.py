@@ -12,12 +12,13 @@ from saccade.engine.core.kv.snapshots import RecurrentSnapshots
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
-from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.caches import NO_SCALES, Caches, CacheSizes
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, prepare
-from saccade.engine.executor.loader import LoadedModel, Progress, load_model
+from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine
@@ -45,14 +46,16 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = 
     """Return the caches of *model* with *num_blocks* blocks; None is as many as fit in memory."""
     network = model.network
     specs = network.facts.kv_specs
+    dtype = memory.cache_dtype(config, network.dtype)
     if num_blocks is None:
-        bytes_per_block = memory.block_bytes(specs, config.block_size, network.dtype)
+        bytes_per_block = memory.block_bytes(specs, config.block_size, dtype)
         wanted = config.max_model_len or network.facts.max_position_embeddings
         num_blocks = memory.num_blocks(config, bytes_per_block, wanted, network.device)
-    num_snapshots = config.num_state_snapshots if config.enable_prefix_caching else 0
+    num_snapshots = memory.num_snapshots(config, specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots, num_padding)
-    return Caches(specs, sizes, network.dtype, network.device)
+    scales = model.kv_scales if config.kv_cache_dtype == "fp8" else NO_SCALES
+    return Caches(specs, sizes, dtype, network.device, scales)
 
 
 def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
@@ -140,5 +143,6 @@ def _header(config: EngineConfig, model: LoadedModel, execution: Execution, cach
         dtype=machine.dtype,
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
+        num_state_snapshots=caches.sizes.num_snapshots,
     )
     return Header(machine=machine, config=resolved)

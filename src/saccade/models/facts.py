@@ -1,7 +1,7 @@
 """Facts about a model for the engine's core: counts, sizes, positions, kinds of state. No torch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Grid = tuple[int, int, int]
 Size = tuple[int, int]
+
+NETWORK_DTYPE = "network"
 
 
 class MediaShape(NamedTuple):
@@ -45,12 +47,33 @@ class Latent:
         return self.width + self.rope_width
 
 
+class HeadCut(NamedTuple):
+    """Dimension *dim* of a tensor consists of *parts*: a number of heads, and the entries of each."""
+
+    dim: int
+    parts: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
 class Recurrent:
-    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name."""
+    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name.
+
+    The dtype NETWORK_DTYPE is that of the network.
+    Dimension cuts[i].dim of tensor i consists of heads, which ranks share.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    cuts: tuple[HeadCut, ...] = ()
+
+    def of_rank(self, share: Callable[[int], int]) -> "Recurrent":
+        """Return what one rank keeps; *share* maps a number of heads to that of a rank."""
+        if not self.cuts:
+            return self
+        shapes = [list(shape) for shape in self.shapes]
+        for shape, cut in zip(shapes, self.cuts, strict=True):
+            shape[cut.dim] = sum(share(heads) * width for heads, width in cut.parts)
+        return replace(self, shapes=tuple(map(tuple, shapes)))
 
 
 KvSpec = Paged | Latent | Recurrent

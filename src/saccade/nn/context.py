@@ -20,21 +20,27 @@ class KvSpec(NamedTuple):
 
 
 class KvCache(NamedTuple):
-    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W]."""
+    """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
+
+    They have the network's dtype, or are float8_e4m3fn and divided by the scales (saccade.nn.cache_values).
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
-        """Write the keys and values of tokens to their slots."""
+        """Write the keys and values of tokens, in the cache's dtype, to their slots."""
         self.keys.flatten(0, 1).index_copy_(0, slot_mapping, k_NKD)
         self.values.flatten(0, 1).index_copy_(0, slot_mapping, v_NKW)
 
 
 class LatentCache(NamedTuple):
-    """One layer's paged latents [num_blocks, block_size, width + rope_width]."""
+    """One layer's paged latents [num_blocks, block_size, width + rope_width], in a dtype as KvCache's, with a scale."""
 
     latents: torch.Tensor
+    scale: float = 1.0
 
 
 class RecurrentState(NamedTuple):
@@ -196,3 +202,10 @@ class ForwardContext:
         if not isinstance(cache, LatentCache):
             raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a LatentCache.")
         return cache
+
+    def recurrent_state(self, layer: int) -> RecurrentState:
+        """Return the states of a recurrent layer. Raises TypeError for a layer of another kind."""
+        state = self.kv_caches[layer]
+        if not isinstance(state, RecurrentState):
+            raise TypeError(f"Layer {layer} has a {type(state).__name__}, not a RecurrentState.")
+        return state

@@ -11,7 +11,7 @@ from saccade.nn.ops import GELU, GELU_TANH, SILU, Activation
 ATTRIBUTES: Mapping[Activation | None, tuple[str, str]] = MappingProxyType(
     {None: ("none", ""), GELU: ("gelu", "none"), GELU_TANH: ("gelu", "tanh"), SILU: ("swish", "")}
 )
-"""oneDNN's name and algorithm of each activation."""
+"""oneDNN's name and algorithm of each activation; others are applied to its output."""
 
 ROWS = 128
 """How many tokens are rotated at a time: their float32 copies fit into the processor's cache."""
@@ -29,8 +29,11 @@ class OneDnnLinear(NamedTuple):
 
     def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         """Return activation(x W^T + b) [N, O]."""
-        attribute, algorithm = ATTRIBUTES[activation]
-        return torch.ops.mkldnn._linear_pointwise(x_NI, self.packed, self.bias_O, attribute, [], algorithm)  # type: ignore[no-any-return]
+        attribute, algorithm = ATTRIBUTES.get(activation, ATTRIBUTES[None])
+        output_NO: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_NI, self.packed, self.bias_O, attribute, [], algorithm
+        )
+        return output_NO if activation is None or activation in ATTRIBUTES else activation(output_NO)
 
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O]."""

@@ -4,14 +4,15 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
 
 from saccade.nn.context import ForwardContext
+from saccade.nn.formats.quantised import Part, QuantisedLinear
 from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
@@ -22,11 +23,21 @@ class Layer(nn.Module):
     The loader reads *shardings*, how parameters that consist of parts or are cut over ranks are laid out, by name, and
     *experts*: how the first dimension of a parameter with one entry for each expert is cut. The sharding of such a
     parameter is that of one entry.
+    The parameters in *float32* keep that dtype in a network of any other.
     """
 
     ops: Operations = PLAIN
     shardings: Mapping[str, Sharding] = MappingProxyType({})
     experts: Mapping[str, Sharding] = MappingProxyType({})
+    float32: tuple[str, ...] = ()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move or convert the parameters."""
+        super()._apply(fn, recurse)
+        for name in self.float32:
+            parameter = self.get_parameter(name)
+            parameter.data = parameter.data.float()
+        return self
 
 
 class Linear(Layer):
@@ -65,8 +76,24 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: PackedLinear | None = None
 
+    def hold(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Multiply by *parts*, one below the other, in place of the weight, whose parameter is empty."""
+        self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
+
+    def dequantised(self) -> torch.Tensor:
+        """Return the loaded weight [out_features, in_features], whatever its format. Call it before `pack`."""
+        return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
+
+    def make_plain(self) -> None:
+        """Replace a quantised weight by its values, for layers that rearrange it."""
+        if isinstance(self.packed, QuantisedLinear):
+            self.weight = nn.Parameter(self.dequantised(), requires_grad=False)
+            self.packed = None
+
     def pack(self) -> None:
         """Pack the loaded weight, and drop the plain one if the packed layout differs."""
+        if self.packed is not None:
+            return
         packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
         if not isinstance(packed, PlainLinear):
             self.packed = packed

@@ -4,7 +4,7 @@ The plain functions run anywhere and are the reference. `FASTER` names modules w
 type and dtype; such a function has the operation's name and signature, and returns None for shapes that it declines.
 `resolve` chooses once, when a model is loaded; layers call what it chose (saccade.nn.layers.Layer.ops).
 
-Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs.
+Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs, K experts of a token.
 """
 
 import dataclasses
@@ -17,14 +17,24 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from saccade.nn.delta_rule import causal_conv, delta_rule
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
-"""Cosine and sine [N, 1, D] of each token's angles, as saccade.nn.rope.cos_sin returns them."""
+"""Cosine and sine [N, 1, 2C] of each token's C angles, as saccade.nn.rope.cos_sin returns them."""
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
 
 GELU: Activation = functional.gelu
 GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
 SILU: Activation = functional.silu
-ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "silu": SILU})
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "quick_gelu": quick_gelu, "silu": SILU}
+)
 """Activations by their names in config.json."""
 
 
@@ -54,14 +64,26 @@ class PlainLinear(NamedTuple):
         return residual_NO + functional.linear(x_NI, self.weight_OI, self.bias_O)
 
 
+class ExpertMatrices(Protocol):
+    """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only what is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, expert: int, /) -> torch.Tensor:
+        """Return the weight [O, I] of one expert."""
+
+
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedLinear:
     """Return the linear layer of a loaded weight and bias."""
     return PlainLinear(weight_OI, bias_O)
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-    return functional.rms_norm(x_NE, x_NE.shape[-1:], weight_E, eps)
+    """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    A weight in float32 has the whole computed in float32, and rounded once.
+    """
+    return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
 
 def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -69,11 +91,22 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
     return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
 
 
+def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; channels from 2C on are kept."""
+    cos, sin = cos_sin
+    width = cos.shape[-1]
+    rotated, kept = x_NHD[..., :width], x_NHD[..., width:]
+    rotated = torch.addcmul(rotated * cos, rotated.roll(width // 2, -1), sin)
+    return torch.cat((rotated, kept), -1) if kept.shape[-1] else rotated
+
+
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
-    """Normalise each head by its RMS, scale it by its weight, and rotate its channel pairs (i, i + D / 2)."""
-    normed_NHD = functional.rms_norm(x_NHD, x_NHD.shape[-1:], None, eps) * weight_HD
-    cos_N1D, sin_N1D = cos_sin
-    return torch.addcmul(normed_NHD * cos_N1D, normed_NHD.roll(x_NHD.shape[-1] // 2, -1), sin_N1D)
+    """Normalise each head by its RMS, scale it by its weight, and rotate it.
+
+    A weight in float32 has the norm computed in float32, and rounded once.
+    """
+    normed_NHD = functional.rms_norm(x_NHD.to(weight_HD.dtype), x_NHD.shape[-1:], None, eps) * weight_HD
+    return rotary(normed_NHD.to(x_NHD.dtype), cos_sin)
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
@@ -102,6 +135,32 @@ def normalise_pixels(
     return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
 
 
+def experts(
+    x_NE: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    expert_ids_NK: torch.Tensor,
+    weights_NK: torch.Tensor,
+) -> torch.Tensor:
+    """Return for each token the sum of its experts' down(silu(gate(x)) * up(x)), weighted in float32: [N, E].
+
+    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not below
+    the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with the
+    experts that are chosen, not with all. The host waits for their number.
+    """
+    num_choices = expert_ids_NK.shape[1]
+    sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
+    chosen, counts = sorted_ids.unique_consecutive(return_counts=True)
+    share = weights_NK.flatten().float().unsqueeze(1)
+    sum_NE = torch.zeros(x_NE.shape, dtype=torch.float32, device=x_NE.device)
+    for expert, places in zip(chosen.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
+        if 0 <= expert < len(gate_up):
+            tokens = places // num_choices
+            gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), SILU)
+            sum_NE.index_add_(0, tokens, functional.linear(gated, down[expert]) * share.index_select(0, places))
+    return sum_NE.to(x_NE.dtype)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operations:
     """An implementation of each operation; the defaults are the plain ones."""
@@ -109,10 +168,30 @@ class Operations:
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
+    rotary: Callable[[torch.Tensor, CosSin], torch.Tensor] = rotary
     norm_rotary: Callable[[torch.Tensor, torch.Tensor, float, CosSin], torch.Tensor] = norm_rotary
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
     normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
+    experts: Callable[[torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor], torch.Tensor] = (
+        experts
+    )
+    causal_conv: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
+    ] = causal_conv
+    delta_rule: Callable[
+        [
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            torch.Tensor,
+            tuple[int, ...],
+        ],
+        torch.Tensor,
+    ] = delta_rule
 
 
 PLAIN = Operations()

@@ -1,7 +1,7 @@
 """Rotary embeddings (Su et al. 2021, arXiv:2104.09864), 1-D and multimodal.
 
 Multimodal positions have three axes (time, height, width). Formulas: transformers, modeling_qwen3_vl.py
-(get_rope_index, recomposition_frequencies) and Qwen2-VL, arXiv:2409.12191, section 2.1.
+and modeling_qwen2_vl.py (get_rope_index, recomposition_frequencies), and Qwen2-VL, arXiv:2409.12191, section 2.1.
 Shapes: N tokens, H heads, D head size.
 """
 
@@ -10,9 +10,12 @@ from collections.abc import Sequence
 import torch
 
 
-def inverse_frequencies(theta: float, size: int, device: torch.device) -> torch.Tensor:
-    """Return theta^(-2i/size) for i < size / 2, float32."""
-    return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size))
+def inverse_frequencies(
+    theta: float, size: int, device: torch.device, divisors: Sequence[float] | None = None
+) -> torch.Tensor:
+    """Return theta^(-2i/size) for i < size / 2, divided by divisors[i], float32."""
+    powers = theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
+    return 1.0 / (powers if divisors is None else torch.tensor(divisors, device=device) * powers)
 
 
 def interleaved_axes(section: Sequence[int]) -> list[int]:
@@ -27,14 +30,20 @@ def interleaved_axes(section: Sequence[int]) -> list[int]:
     return axes
 
 
-def cos_sin(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def chunked_axes(section: Sequence[int]) -> list[int]:
+    """Return the axis that rotates each channel: the channels of one axis are neighbours. See interleaved_axes."""
+    return [axis for axis, count in enumerate(section) for _ in range(count)]
+
+
+def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine [N, 1, D] for `ops.norm_rotary`, from float32 angles [N, D / 2]; half of sine is negated.
 
+    Both are multiplied by *magnitude*, as some ways to lengthen contexts need.
     Raises ValueError for angles of another shape: three axes must have become one angle a channel before.
     """
     if angles.ndim != 2:
         raise ValueError(f"A rotation takes one angle for each token and channel, [N, D / 2], not {[*angles.shape]}.")
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
     return torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
 
 

@@ -45,6 +45,15 @@ def bilinear_taps(
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
 
 
+@lru_cache(maxsize=32)
+def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
+    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
+
+    Successive pictures often have one size.
+    """
+    return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
+
+
 class FramePlaces(NamedTuple):
     """Where the patches of one frame are, in merge-block order. The arrays are cached: do not write to them.
 
@@ -71,30 +80,35 @@ def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
     """Return the attention layout of concatenated pictures: each frame attends only to itself."""
-    lengths = tuple(height * width for frames, height, width in grids for _ in range(frames))
+    return packed_sequences(tuple(height * width for frames, height, width in grids for _ in range(frames)), device)
+
+
+def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLayout:
+    """Return the attention layout of concatenated sequences, copied to *device* without a sync."""
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
     return PackedLayout(torch.from_numpy(borders).to(device, non_blocking=True), max(lengths), lengths)
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose kernel equals its stride, over uint8 patches of one frame.
+    """A convolution whose kernel equals its stride, over patches of one frame, as one matrix.
 
-    The checkpoint's kernel spans two frames; a picture shows the same frame twice, so the kernel summed over time gives
+    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time gives
     the same result from half the multiplications.
     """
 
-    def __init__(self, hidden_size: int, kernel: tuple[int, int, int, int]) -> None:
-        """*kernel* is (channels, frames, height, width)."""
+    def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
+        """*kernel* is (channels, height, width) or (channels, frames, height, width)."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if bias else None
         self.folded: Linear | None = None
 
     def fold(self) -> None:
-        """Sum the loaded kernel over time, in float32."""
-        folded_EC = self.weight.float().sum(2).flatten(1).to(self.weight.dtype)
-        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0])
+        """Make the matrix from the loaded kernel, which is summed over time in float32."""
+        kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
+        folded_EC = kernel.flatten(1)
+        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0], bias=False)
         self.folded.weight, self.folded.bias = nn.Parameter(folded_EC, requires_grad=False), self.bias
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
@@ -117,6 +131,7 @@ class PackedSelfAttention(Layer):
 
         Queries and keys are reordered in the same way, so their products do not change.
         """
+        self.qkv.make_plain()
         for parameter in self.qkv.parameters():
             queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
             halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))

@@ -18,6 +18,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     which the worker takes.
     *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the model. The backends that
     compute attention are empty where the worker does not tell.
+    *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
     """
 
     model: str
@@ -38,4 +39,5 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     attention_backend: str = ""
     mm_encoder_attn_backend: str = ""
+    resumes_at_states: bool = False
     backend_reasons: tuple[str, ...] = ()

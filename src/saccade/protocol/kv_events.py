@@ -1,4 +1,4 @@
-"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks and encoded pictures."""
+"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded pictures."""
 
 import msgspec
 
@@ -31,6 +31,22 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
     key: bytes
 
 
+class StateStored(msgspec.Struct, frozen=True, array_like=True, tag="state-stored"):
+    """The recurrent states behind block *key* are held: prompts that begin alike up to there can resume from it.
+
+    A model with recurrent layers (Description.resumes_at_states) can resume only at such a key, and only while the
+    blocks up to it are stored too.
+    """
+
+    key: bytes
+
+
+class StateRemoved(msgspec.Struct, frozen=True, array_like=True, tag="state-removed"):
+    """The recurrent states behind block *key* were dropped."""
+
+    key: bytes
+
+
 class PictureStored(msgspec.Struct, frozen=True, array_like=True, tag="picture-stored"):
     """A picture's encoding is held: for requests of this *salt* its pixels need not be sent."""
 
@@ -45,7 +61,7 @@ class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, tag="picture-
     content_hash: bytes
 
 
-KvEvent = BlockStored | BlockRemoved | PictureStored | PictureRemoved
+KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | PictureStored | PictureRemoved
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import engines
 import pytest
@@ -11,9 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.loader import choose_dtype, fingerprint, load_model, weight_files
+from saccade.engine.executor.loader import choose_dtype, load_model
+from saccade.engine.executor.weight_files import Checkpoint, fingerprint, weight_files
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files
+from saccade.nn.parallel import Ranks
 
 Tensors = dict[str, torch.Tensor]
 DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -54,6 +59,30 @@ def test_wrong_tensors(copy: Path, change: Callable[[Tensors], object], words: l
     assert all(word in error.value.message for word in words), error.value.message
 
 
+def test_all_faults_are_listed_at_once(copy: Path) -> None:
+    """Missing, unexpected and mis-shaped tensors, counted; of many, the first few are named."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["model.renamed.weight"] = tensors.pop(DOWN)
+        tensors[Q] = torch.ones(3, 5)
+        for number in range(30):
+            tensors[f"model.extra{number:02}"] = torch.ones(1)
+
+    rewrite(copy, change)
+    with pytest.raises(StartupError) as error:
+        load(copy)
+    words = ("lacks 1 tensors: language_model.layers.1.mlp.down_proj.weight", "has 31 tensors that", "model.extra10",
+             "and 19 more", "has 1 tensors that cannot", f"{Q} (model.safetensors) has shape [3, 5]")  # fmt: skip
+    assert all(word in error.value.message for word in words), error.value.message
+    assert "model.extra20" not in error.value.message
+
+
+def test_weights_that_are_no_floats_are_refused(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.update({DOWN: torch.ones(128, 256, dtype=torch.int8)}))
+    with pytest.raises(StartupError, match=r"down_proj\.weight \(model\.safetensors\) is I8 instead of"):
+        load(copy)
+
+
 def test_more_positions_than_the_model_has_are_refused_before_weights_are_read(tiny_qwen3_vl: Path) -> None:
     stages: list[str] = []
     config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", max_model_len=999_999)
@@ -79,9 +108,107 @@ def test_sharded_index_loads_the_same(copy: Path) -> None:
     index = {"weight_map": {name: shard for shard, members in shards.items() for name in members}}
     (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     assert all(torch.equal(value, whole[name]) for name, value in load(copy).state_dict().items())
+    wrong = index["weight_map"] | {DOWN: "a.safetensors", Q: "b.safetensors", "model.absent": "a.safetensors"}
+    moved = [name for name in (DOWN, Q) if wrong[name] != index["weight_map"][name]]
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": wrong}))
+    with pytest.raises(StartupError) as error:
+        load(copy)
+    assert f"names {len(moved) + 1} tensors that its files do not have" in error.value.message
+    assert all(f"{name} in {wrong[name]}" in error.value.message for name in (*moved, "model.absent"))
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     (copy / "b.safetensors").unlink()
     with pytest.raises(StartupError, match=r"b\.safetensors"):
         load(copy)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
+def test_damaged_index(copy: Path, content: str) -> None:
+    (copy / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json.*weight_map"):
+        load(copy)
+
+
+def test_progress_counts_bytes(copy: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    model = load_model(EngineConfig(str(copy), "tiny", device="cpu"), lambda *report: reports.append(report))
+    total = 4 * model.num_parameters
+    assert {(stage, of) for stage, _, of in reports} == {("loading weights", total)}
+    done = [count for _, count, _ in reports]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, total)
+    assert 10 < len(done) < 110
+
+
+def test_a_rank_reads_its_part_only(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of cut tensors; the others are read whole."""
+    counts: list[int] = []
+    read = Checkpoint.read
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        counts.append(read(*arguments).numel())
+        return read(*arguments)
+
+    monkeypatch.setattr(Checkpoint, "read", counted)
+    config = EngineConfig(str(copy), "tiny", device="cpu")
+    for ranks in (Ranks(), Ranks(1, 2)):
+        counts.clear()
+        model = load_model(config, lambda *_: None, ranks)
+        assert sum(counts) == model.num_parameters
+
+
+MEMORY = """
+import sys, threading
+import torch
+from pathlib import Path
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor import loader
+from saccade.models.qwen3_vl import facts, network  # imported before memory is measured
+from saccade.nn.parallel import Ranks
+
+def anonymous():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+before = peak = anonymous()
+ended = threading.Event()
+
+def watch():
+    global peak
+    while not ended.wait(0.001):
+        peak = max(peak, anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+ranks = Ranks(int(sys.argv[2]), int(sys.argv[3]))
+model = loader.load_model(EngineConfig(sys.argv[1], "tiny", device="cpu"), lambda *_: None, ranks)
+ended.set()
+watcher.join()
+print(max(peak, anonymous()) - before, 4 * model.num_parameters)
+"""
+
+
+def test_memory_while_loading(copy: Path) -> None:
+    """At the peak, anonymous memory is the weights: no file and no tensor is held a second time."""
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 20_000
+    (copy / "config.json").write_text(json.dumps(config))
+    tensors = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    shards: dict[str, Tensors] = {f"{number}.safetensors": {} for number in range(4)}
+    for number, name in enumerate(tensors):
+        if ".mlp." in name and "language_model" in name:
+            tensors[name] = torch.zeros((128, 20_000) if "down" in name else (20_000, 128))
+        shards[f"{number % 4}.safetensors"][name] = tensors[name]
+    for shard, members in shards.items():
+        save_file(members, copy / shard)
+    index = {"weight_map": {name: shard for shard, members in shards.items() for name in members}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    for ranks in ("0 1", "1 2"):
+        command = [sys.executable, "-c", MEMORY, str(copy), *ranks.split()]
+        child = subprocess.run(command, capture_output=True, text=True, check=True)
+        peak, weights = map(int, child.stdout.split())
+        assert weights > 60 << 20
+        assert weights < peak < weights + (64 << 20)
 
 
 def test_damaged_files(copy: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.kv.blocks import PagedBlocks
+from saccade.engine.core.kv.snapshots import RecurrentSnapshots
 from saccade.protocol.engine_ipc import CacheEvents
 from saccade.protocol.kv_events import (
     BlockRemoved,
@@ -22,6 +23,8 @@ from saccade.protocol.kv_events import (
     KvEvents,
     PictureRemoved,
     PictureStored,
+    StateRemoved,
+    StateStored,
 )
 
 EVENTS_PER_MESSAGE = 1024
@@ -29,14 +32,14 @@ EVENTS_PER_MESSAGE = 1024
 
 
 class Caches(NamedTuple):
-    """The caches that a watcher follows."""
+    """The caches that a watcher follows; *blocks* includes the snapshots of recurrent states."""
 
     blocks: bool
     pictures: bool
 
     def kinds(self) -> tuple[type, ...]:
         """Return the event types of these caches."""
-        blocks = (BlockStored, BlockRemoved) if self.blocks else ()
+        blocks = (BlockStored, BlockRemoved, StateStored, StateRemoved) if self.blocks else ()
         pictures = (PictureStored, PictureRemoved) if self.pictures else ()
         return (*blocks, *pictures)
 
@@ -66,10 +69,11 @@ class _Channel:
 
 
 class CacheFeed:
-    """The watchers of one engine's caches, by number. Not thread-safe."""
+    """The watchers of one engine's caches, by number. Not thread-safe. Most models have no *states*."""
 
-    def __init__(self, blocks: PagedBlocks, encodings: EncoderCache) -> None:
+    def __init__(self, blocks: PagedBlocks, encodings: EncoderCache, states: RecurrentSnapshots | None = None) -> None:
         self.blocks = blocks
+        self._states = states
         self._encodings = encodings
         self._changes: list[KvEvent] = []
         self._messages: list[CacheEvents] = []
@@ -90,6 +94,8 @@ class CacheFeed:
         events: list[Iterator[KvEvent]] = []
         if caches.blocks:
             events.append(self.blocks.snapshot())
+            if self._states is not None:
+                events.append(self._states.snapshot())
         if caches.pictures:
             events.append(self._encodings.snapshot())
         channel.watchers[watcher] = _Snapshot(channel.number, itertools.chain(*events))
@@ -120,6 +126,8 @@ class CacheFeed:
     def _listen(self) -> None:
         """Subscribe to the caches that have watchers, and unsubscribe from the others."""
         self.blocks.on_event = self._record if any(caches.blocks for caches in self._channels) else None
+        if self._states is not None:
+            self._states.on_event = self.blocks.on_event
         self._encodings.on_event = self._record if any(caches.pictures for caches in self._channels) else None
 
     def _record(self, event: KvEvent) -> None:

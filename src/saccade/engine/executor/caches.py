@@ -1,17 +1,20 @@
 """The tensors of all layers' caches: blocks of keys and values or of latents, recurrent states and their snapshots."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from saccade.engine.core.step import StateMove, StepInput
 from saccade.engine.executor.transfer import transfer
-from saccade.models.facts import KvSpec, Latent, Paged, Recurrent
+from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
+
+NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,25 @@ class CacheSizes:
 
 
 class Caches:
-    """One cache per layer, initially zero. Steps define the contents."""
+    """One cache per layer, initially zero. Steps define the contents.
 
-    def __init__(self, specs: Ordered[KvSpec], sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> None:
+    Blocks have *dtype*: the network's, or float8_e4m3fn with the checkpoint's scales of keys and values, *scales*, by
+    layer. Recurrent states have the dtypes of their specs.
+    """
+
+    def __init__(
+        self,
+        specs: Ordered[KvSpec],
+        sizes: CacheSizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Mapping[int, tuple[float, float]] = NO_SCALES,
+    ) -> None:
         self.sizes = sizes
-        self.layers = [_layer_cache(spec, sizes, dtype, device) for spec in specs]
+        self.layers = [
+            _scaled(_layer_cache(spec, sizes, dtype, device), scales.get(layer, (1.0, 1.0)))
+            for layer, spec in enumerate(specs)
+        ]
         self._device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
         self._pairs = [pair for state in states for pair in zip(state.live, state.snapshots, strict=True)]
@@ -67,6 +84,12 @@ def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
     return [move.row for move in moves], [move.snapshot for move in moves]
 
 
+def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor of Recurrent in a network of dtype *network*."""
+    dtype: torch.dtype = network if name == NETWORK_DTYPE else getattr(torch, name)
+    return dtype
+
+
 def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
     blocks = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
     match spec:
@@ -80,12 +103,23 @@ def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: to
         case Recurrent():
             live, snapshots = (
                 tuple(
-                    _zeros((count, *shape), getattr(torch, name), device)
+                    _zeros((count, *shape), state_dtype(name, dtype), device)
                     for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
                 )
                 for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
             )
             return RecurrentState(live, snapshots)
+
+
+def _scaled(cache: LayerCache, scales: tuple[float, float]) -> LayerCache:
+    """Return *cache* with the scales of keys and values; latents have that of keys."""
+    match cache:
+        case KvCache():
+            return cache._replace(key_scale=scales[0], value_scale=scales[1])
+        case LatentCache():
+            return cache._replace(scale=scales[0])
+        case _:
+            return cache
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

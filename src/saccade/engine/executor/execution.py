@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor import memory
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
@@ -27,7 +28,7 @@ class Execution:
 def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     """Choose how to compute a loaded model, and pack its weights. Raises StartupError if a backend cannot."""
     network = model.network
-    of_decoder, of_tower = decoder_workload(model), tower_workload(model)
+    of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     backend = load_backend(config.attention_backend, of_decoder)
     vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
     if config.cuda_graphs and (network.device.type != "cuda" or not backend.captures_decodes):
@@ -42,13 +43,13 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     return Execution(backend, vision_backend, choose_threads(config.threads, model.num_parameters), reasons)
 
 
-def decoder_workload(model: LoadedModel) -> Workload:
+def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     """Return what a backend for the decoder of *model* has to compute."""
     network = model.network
     specs = network.facts.kv_specs
     sizes = frozenset((spec.key_width, spec.value_width) for spec in specs if isinstance(spec, Paged))
     has_latent_layers = any(isinstance(spec, Latent) for spec in specs)
-    return Workload(network.device, network.dtype, head_sizes=sizes, has_latent_layers=has_latent_layers)
+    return Workload(network.device, network.dtype, memory.cache_dtype(config, network.dtype), sizes, has_latent_layers)
 
 
 def tower_workload(model: LoadedModel) -> Workload:

@@ -1,18 +1,55 @@
-"""Compute the size of the KV pool."""
+"""Compute the size of the KV pool, and the number of snapshots of recurrent states."""
 
 from collections.abc import Sequence as Ordered
+from math import prod
 
+import structlog
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
+from saccade.engine.executor.caches import state_dtype
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
 
+logger = structlog.get_logger(__name__)
+
+
+def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of cached keys, values and latents of a network that computes in *dtype*."""
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+
 
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Return the size in bytes of one block over all layers that have blocks."""
+    """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
     return values * block_size * dtype.itemsize
+
+
+def state_bytes(specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return the size in bytes of one sequence's recurrent states, over all layers that have them."""
+    return sum(
+        prod(shape) * state_dtype(name, dtype).itemsize
+        for spec in specs
+        if isinstance(spec, Recurrent)
+        for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+    )
+
+
+def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return how many snapshots of recurrent states to keep; 0 for a model that has no such state."""
+    size = state_bytes(specs, dtype)
+    if not (size and config.enable_prefix_caching):
+        return 0
+    if config.num_state_snapshots is not None:
+        return config.num_state_snapshots
+    count = config.state_snapshot_bytes // size
+    if config.state_snapshot_bytes and not count:
+        logger.warning(
+            "prefixes are not reused: state_snapshot_bytes is less than one snapshot",
+            state_snapshot_bytes=config.state_snapshot_bytes,
+            snapshot_bytes=size,
+        )
+    return count
 
 
 def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device) -> int:

@@ -2,17 +2,76 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number, section
 
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
+
+
+class TextStyle(NamedTuple):
+    """What an architecture fixes and config.json does not say.
+
+    *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
+    keys and values have biases. *interleaved_axes*: the channels of M-RoPE's axes alternate.
+    """
+
+    normed_heads: bool = True
+    qkv_bias: bool = False
+    interleaved_axes: bool = True
+
+
+BIASED_STYLE = TextStyle(normed_heads=False, qkv_bias=True, interleaved_axes=False)
+"""The style of Qwen2; the default is that of Qwen3."""
+
+
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text model's keys: `text_config`, or all of an older, flat config.json. Raises StartupError."""
+    return section(config, "text_config") if "text_config" in config else config
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Mixture of experts: of *num_experts* MLPs, *num_chosen* compute each token in the layers with such an MLP.
+
+    *layers* are the indices of these layers; the others have a dense MLP. With *normalised*, the weights of the chosen
+    experts sum to 1.
+    """
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+    normalised: bool
+    layers: frozenset[int]
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
+        """Read `text_config`; None for a dense model. Raises StartupError, naming the key."""
+        key = next((key for key in ("num_experts", "num_local_experts") if text.get(key)), None)
+        if key is None:
+            return None
+        step = integer({"decoder_sparse_step": 1, **text}, "decoder_sparse_step")
+        dense = text.get("mlp_only_layers") or []
+        layers = range(integer(text, "num_hidden_layers"))
+        config = cls(
+            num_experts=integer(text, key),
+            num_chosen=integer(text, "num_experts_per_tok"),
+            intermediate_size=integer(text, "moe_intermediate_size"),
+            normalised=bool(text.get("norm_topk_prob", True)),
+            layers=frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0),
+        )
+        if config.num_chosen > config.num_experts:
+            raise StartupError(f"config.json: `num_experts_per_tok` must be at most `{key}`, {config.num_experts}.")
+        return config
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The text half of config.json, checked."""
+    """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases.
+
+    *rotary_dim* is the number of channels of a head that are rotated, the first ones.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -25,44 +84,63 @@ class TextConfig:
     norm_eps: float
     attention_bias: bool
     rope_theta: float
+    rotary_dim: int
     mrope_section: tuple[int, int, int]
+    style: TextStyle = TextStyle()
+    experts: ExpertsConfig | None = None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "TextConfig":
-        """Read `text_config`. Raises StartupError, naming the key."""
+    def read(cls, text: Mapping[str, Any], style: TextStyle = TextStyle()) -> "TextConfig":  # noqa: B008 - immutable
+        """Read the text model's keys. Raises StartupError, naming the key."""
         choice(text, "hidden_act", ("silu",))
+        if text.get("use_sliding_window"):
+            raise StartupError("config.json: `use_sliding_window` is true; this network attends to all tokens only.")
         # Older releases have rope_scaling beside rope_theta; newer ones put both into rope_parameters.
         rope = section(text, "rope_parameters" if "rope_parameters" in text else "rope_scaling")
         theta = rope if "rope_theta" in rope else text
+        num_heads = integer(text, "num_attention_heads")
+        head_dim = integer(text, "head_dim") if style.normed_heads else _even_share(text, num_heads)
         config = cls(
             vocab_size=integer(text, "vocab_size"),
             hidden_size=integer(text, "hidden_size"),
             intermediate_size=integer(text, "intermediate_size"),
             num_layers=integer(text, "num_hidden_layers"),
-            num_heads=integer(text, "num_attention_heads"),
+            num_heads=num_heads,
             num_kv_heads=integer(text, "num_key_value_heads"),
-            head_dim=integer(text, "head_dim"),
+            head_dim=head_dim,
             max_position_embeddings=integer(text, "max_position_embeddings"),
             norm_eps=number(text, "rms_norm_eps"),
             attention_bias=bool(text.get("attention_bias", False)),
             rope_theta=number(theta, "rope_theta"),
-            mrope_section=_mrope_section(rope),
+            rotary_dim=int(head_dim * number({"partial_rotary_factor": 1.0, **rope}, "partial_rotary_factor")),
+            mrope_section=_mrope_section(rope, style.interleaved_axes),
+            style=style,
+            experts=ExpertsConfig.read(text),
         )
         if config.num_heads % config.num_kv_heads:
             raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
-        if 2 * sum(config.mrope_section) != config.head_dim:
+        if 2 * sum(config.mrope_section) != config.rotary_dim:
             raise StartupError(
-                f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of `head_dim` "
-                f"({config.head_dim // 2}), not {sum(config.mrope_section)}."
+                f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of the rotated "
+                f"channels of `head_dim` ({config.rotary_dim // 2}), not {sum(config.mrope_section)}."
             )
         return config
 
 
-def _mrope_section(rope: Mapping[str, Any]) -> tuple[int, int, int]:
-    if rope.get("rope_type", "default") != "default":
-        raise StartupError(f"config.json: rope type {rope['rope_type']!r} is not served.")
-    if not rope.get("mrope_interleaved", False):
-        raise StartupError("config.json: `mrope_interleaved` must be true for this network.")
+def _even_share(text: Mapping[str, Any], num_heads: int) -> int:
+    """Return the head size of a model whose heads share the hidden size."""
+    hidden_size = integer(text, "hidden_size")
+    if hidden_size % num_heads:
+        raise StartupError("config.json: `hidden_size` must be a multiple of `num_attention_heads`.")
+    return hidden_size // num_heads
+
+
+def _mrope_section(rope: Mapping[str, Any], interleaved: bool) -> tuple[int, int, int]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "mrope"):
+        raise StartupError(f"config.json: rope type {kind!r} is not served.")
+    if bool(rope.get("mrope_interleaved", False)) != interleaved:
+        raise StartupError(f"config.json: `mrope_interleaved` must be {str(interleaved).lower()} for this network.")
     match rope.get("mrope_section"):
         case [int(time), int(height), int(width)] if min(time, height, width) >= 0:
             return time, height, width
@@ -71,51 +149,79 @@ def _mrope_section(rope: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class VisionConfig:
-    """The vision half of config.json, checked. *deepstack_layers* are the blocks whose output is merged as well."""
+class TowerConfig:
+    """The vision half of config.json, checked: what all towers have."""
 
     depth: int
     hidden_size: int
     intermediate_size: int
     num_heads: int
     out_hidden_size: int
-    side: int
     patch_size: int
     merge_size: int
     temporal_patch_size: int
     channels: int
     activation: str
-    deepstack_layers: tuple[int, ...]
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> "VisionConfig":
+    def read(cls, vision: Mapping[str, Any]) -> Self:
         """Read `vision_config`. Raises StartupError, naming the key."""
-        num_positions = integer(vision, "num_position_embeddings")
-        side = round(num_positions**0.5)
-        if side * side != num_positions:
-            raise StartupError(f"config.json: `num_position_embeddings` must be a square, not {num_positions}.")
         config = cls(
             depth=integer(vision, "depth"),
             hidden_size=integer(vision, "hidden_size"),
             intermediate_size=integer(vision, "intermediate_size"),
             num_heads=integer(vision, "num_heads"),
             out_hidden_size=integer(vision, "out_hidden_size"),
-            side=side,
             patch_size=integer(vision, "patch_size"),
             merge_size=integer(vision, "spatial_merge_size"),
             temporal_patch_size=integer(vision, "temporal_patch_size"),
             channels=integer(vision, "in_channels"),
             activation=choice(vision, "hidden_act", ACTIVATIONS),
-            deepstack_layers=_deepstack_layers(vision),
+            **cls.more(vision),
         )
         if config.hidden_size % (4 * config.num_heads):
-            raise StartupError("config.json: the vision tower's `hidden_size` must be a multiple of 4 * `num_heads`.")
+            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_heads`.")
         return config
+
+    @classmethod
+    def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that a subclass adds. Raises StartupError, naming the key."""
+        return {}
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.hidden_size // self.num_heads
 
     @property
     def patch_values(self) -> int:
         """Values of one patch of one frame."""
         return self.channels * self.patch_size * self.patch_size
+
+    @property
+    def num_features(self) -> int:
+        """Vectors of the text model's width that each token of a picture has."""
+        return 1
+
+
+@dataclass(frozen=True)
+class VisionConfig(TowerConfig):
+    """A tower with side * side learned positions. *deepstack_layers* are the blocks whose output is merged as well."""
+
+    side: int
+    deepstack_layers: tuple[int, ...]
+
+    @classmethod
+    def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        num_positions = integer(vision, "num_position_embeddings")
+        side = round(num_positions**0.5)
+        if side * side != num_positions:
+            raise StartupError(f"config.json: `num_position_embeddings` must be a square, not {num_positions}.")
+        return {"side": side, "deepstack_layers": _deepstack_layers(vision)}
+
+    @property
+    def num_features(self) -> int:
+        return 1 + len(self.deepstack_layers)
 
 
 def _deepstack_layers(vision: Mapping[str, Any]) -> tuple[int, ...]:

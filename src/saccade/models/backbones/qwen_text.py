@@ -1,7 +1,8 @@
-"""Qwen's text decoder: grouped-query attention with normalised queries and keys, multimodal rotary positions, SwiGLU.
+"""Qwen's text decoder: grouped-query attention with multimodal rotary positions, then an MLP or a mixture of experts.
 
-Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLText*). Shapes: N tokens, E hidden size, Q query heads,
-K key/value heads, H = Q + K, D head size, V vocabulary.
+Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLText*), modeling_qwen2_vl.py (Qwen2VLAttention) and
+modeling_qwen3_vl_moe.py (Qwen3VLMoeTextSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value
+heads, H = Q + K, D head size, V vocabulary, C experts that compute a token.
 """
 
 from collections.abc import Sequence
@@ -9,34 +10,38 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from saccade.models.backbones.qwen_config import TextConfig
+from saccade.models.backbones.qwen_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext
+from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import cos_sin, interleaved_axes, inverse_frequencies
+from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
 
 
 class SelfAttention(Layer):
-    """One matrix makes queries, keys and values; queries and keys are normalised and rotated per head."""
+    """One matrix makes queries, keys and values; queries and keys are rotated per head, after a norm if there is one."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         head_dim, bias = config.head_dim, config.attention_bias
+        qkv_bias = bias or config.style.qkv_bias
         self.norm_eps = config.norm_eps
         self.head_dim = head_dim
         units = (num_heads, num_kv_heads, num_kv_heads)
         widths = tuple(count * head_dim for count in units)
-        self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
+        self.qkv_proj = Linear(config.hidden_size, widths, qkv_bias, split="outputs", units=units, ranks=ranks)
         self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
-        self.q_norm = RMSNorm(head_dim, config.norm_eps)
-        self.k_norm = RMSNorm(head_dim, config.norm_eps)
+        self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
+        self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
         self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
         self.qk_weight_HD = torch.empty(0)
 
     def join(self) -> None:
         """Concatenate the loaded norm weights of all heads, so that one call normalises queries and keys."""
+        if self.q_norm is None or self.k_norm is None:
+            return
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         q_HD, k_HD = self.q_norm.weight.expand(num_heads, -1), self.k_norm.weight.expand(num_kv_heads, -1)
         self.qk_weight_HD = torch.cat((q_HD, k_HD))
@@ -48,7 +53,10 @@ class SelfAttention(Layer):
         qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        qk_NHD = self.ops.norm_rotary(qk_NHD, self.qk_weight_HD, self.norm_eps, cos_sin)
+        if self.q_norm is None:
+            qk_NHD = self.ops.rotary(qk_NHD, cos_sin)
+        else:
+            qk_NHD = self.ops.norm_rotary(qk_NHD, self.qk_weight_HD, self.norm_eps, cos_sin)
         q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
         attended = self.attention(q_NQD, k_NKD, v_NKD, context)
         return self.o_proj.add_to(residual_NE, attended)
@@ -63,20 +71,44 @@ class Mlp(Layer):
         self.gate_up_proj = Linear(config.hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
         self.down_proj = Linear(width, config.hidden_size, bias=False, split="inputs", ranks=ranks)
 
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        return self.down_proj(self._gated(x_NE))  # type: ignore[no-any-return]
+
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the MLP of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
+        return self.down_proj.add_to(residual_NE, self._gated(x_NE))
+
+    def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
+        return self.ops.gated_activation(self.gate_up_proj(x_NE), SILU)
+
+
+class MixtureOfExperts(nn.Module):
+    """A router chooses experts for each token by their probabilities, which weigh the experts' results."""
+
+    def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
+        super().__init__()
+        self.config = experts
+        self.gate = Linear(config.hidden_size, experts.num_experts, bias=False)
+        self.experts = Experts(experts.num_experts, config.hidden_size, experts.intermediate_size, ranks)
+
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus the weighted results of the experts chosen for *x_NE*."""
+        chosen, normalised = self.config.num_chosen, self.config.normalised
+        ids_NC, weights_NC = softmax_top_k(self.gate(x_NE), chosen, renormalise=normalised)
+        return residual_NE + self.experts(x_NE, ids_NC, weights_NC)  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then the MLP or the experts; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = SelfAttention(config, layer, ranks)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config, ranks)
+        sparse = config.experts is not None and layer in config.experts.layers
+        self.mlp = MixtureOfExperts(config, config.experts, ranks) if sparse else Mlp(config, ranks)
 
     def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
@@ -104,8 +136,9 @@ class TextDecoder(nn.Module):
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
         device = self.embedding_VE.device
-        self.axes = torch.tensor(interleaved_axes(self.config.mrope_section), device=device)
-        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.head_dim, device)
+        axes = interleaved_axes if self.config.style.interleaved_axes else chunked_axes
+        self.axes = torch.tensor(axes(self.config.mrope_section), device=device)
+        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)
         for layer in self.layers:
             layer.self_attn.join()  # type: ignore[union-attr,operator]
 

@@ -1,11 +1,12 @@
 """Qwen's vision tower with learned, resampled positions and 2-D rotary attention, and the mergers that follow it.
 
-Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLVision*). Encoder contract: `prepare` does all that depends on
+Families with another tower build it from the same blocks. Formulas: transformers, modeling_qwen3_vl.py
+(Qwen3VLVision*). Encoder contract: `prepare` does all that depends on
 grids, on the host; `forward_blocks` then runs without a device sync; `merge` projects into the text network's space.
 Shapes: P patches, C channels * height * width of a patch, E hidden size, D head size, U merged patches, X text width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from saccade.models.backbones.qwen_config import VisionConfig
+from saccade.models.backbones.qwen_config import TowerConfig, VisionConfig
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
@@ -31,17 +32,19 @@ NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderMetadata:
-    """What depends on grids alone: `prepare` computes it, and every block reads it.
+Norm = Callable[[int, float], nn.Module]
+"""A norm's class; takes the number of channels, and what is added to the variance."""
 
-    *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *cos_sin* complex64 [P, 1, D / 2] is
-    the argument of `ops.rotary_pairs`. Raises ValueError for a layout that lacks what the backend needs.
+
+@dataclass(frozen=True, slots=True)
+class BlockMetadata:
+    """What a block reads beside its input: which patches attend to each other, and their rotations.
+
+    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout that lacks
+    what the backend needs.
     """
 
     layout: PackedLayout
-    taps: torch.Tensor
-    tap_weights: torch.Tensor
     cos_sin: torch.Tensor
     backend: VisionAttentionBackend
 
@@ -50,10 +53,28 @@ class EncoderMetadata:
         check_metadata(self.backend, self.layout)
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What depends on grids alone: `prepare` computes it.
+
+    *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *block* is for every block.
+    """
+
+    block: BlockMetadata
+    taps: torch.Tensor
+    tap_weights: torch.Tensor
+
+
+def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return the rotations [P, 1, D / 2] of patches at (row, column): half of the angles by row, half by column."""
+    frequencies = inverse_frequencies(ROPE_THETA, head_dim // 2, places_P2.device)
+    return cos_sin_pairs((places_P2.unsqueeze(-1) * frequencies).flatten(1))
+
+
 class VisionMlp(nn.Module):
     """Two linear layers with biases, and an activation between them."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
         self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size)
         self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size)
@@ -65,29 +86,29 @@ class VisionMlp(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then *mlp*; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm = LayerNorm) -> None:
         super().__init__()
-        self.norm1 = LayerNorm(config.hidden_size, NORM_EPS)
+        self.norm1 = norm(config.hidden_size, NORM_EPS)
         self.attn = PackedSelfAttention(config.hidden_size, config.num_heads)
-        self.norm2 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.mlp = VisionMlp(config)
+        self.norm2 = norm(config.hidden_size, NORM_EPS)
+        self.mlp = mlp
 
-    def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward(self, x_PE: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
         """Map [P, E] to [P, E]."""
         x_PE = self.attn.add_to(x_PE, self.norm1(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
-        return self.mlp.add_to(x_PE, self.norm2(x_PE))
+        return self.mlp.add_to(x_PE, self.norm2(x_PE))  # type: ignore[operator,no-any-return]
 
 
 class PatchMerger(nn.Module):
     """Concatenate each merge block and project it. The norm comes before the concatenation, or after it."""
 
-    def __init__(self, config: VisionConfig, norm_merged: bool) -> None:
+    def __init__(self, config: TowerConfig, *, norm_merged: bool = False, norm: Norm = LayerNorm) -> None:
         super().__init__()
         self.width = config.hidden_size * config.merge_size**2
         self.norm_merged = norm_merged
-        self.norm = LayerNorm(self.width if norm_merged else config.hidden_size, NORM_EPS)
+        self.norm = norm(self.width if norm_merged else config.hidden_size, NORM_EPS)
         self.linear_fc1 = Linear(self.width, self.width)
         self.linear_fc2 = Linear(self.width, config.out_hidden_size)
 
@@ -108,9 +129,11 @@ class VisionTower(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel)})
         self.pos_embed = nn.Module()
         self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
-        self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.depth))
-        self.merger = PatchMerger(config, norm_merged=False)
-        self.deepstack_merger_list = nn.ModuleList(PatchMerger(config, True) for _ in config.deepstack_layers)
+        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config)) for _ in range(config.depth))
+        self.merger = PatchMerger(config)
+        self.deepstack_merger_list = nn.ModuleList(
+            PatchMerger(config, norm_merged=True) for _ in config.deepstack_layers
+        )
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights."""
@@ -128,9 +151,12 @@ class VisionTower(nn.Module):
             frames += [frame_places(grid, self.config.merge_size, self.config.side)] * grid[0]
         host = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
         place_P2, taps_P4, weights_P4 = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
-        frequencies = inverse_frequencies(ROPE_THETA, self.config.hidden_size // self.config.num_heads // 2, device)
-        angles = (place_P2.unsqueeze(-1) * frequencies).flatten(1)
-        return EncoderMetadata(packed_layout(grids, device), taps_P4, weights_P4, cos_sin_pairs(angles), backend)
+        cos_sin = axial_cos_sin(place_P2, self.config.head_dim)
+        return EncoderMetadata(BlockMetadata(packed_layout(grids, device), cos_sin, backend), taps_P4, weights_P4)
+
+    def forward(self, patches_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map normalised patches [P, C] to features [U, W]."""
+        return self.merge(*self.forward_blocks(patches_PC, metadata))
 
     def forward_blocks(
         self, patches_PC: torch.Tensor, metadata: EncoderMetadata
@@ -146,7 +172,7 @@ class VisionTower(nn.Module):
         x_PE = x_PE + learned_PE.to(x_PE.dtype)
         tapped: dict[int, torch.Tensor] = {}
         for index, block in enumerate(self.blocks):
-            x_PE = block(x_PE, metadata)
+            x_PE = block(x_PE, metadata.block)
             if index in self.config.deepstack_layers:
                 tapped[index] = x_PE
         return x_PE, [tapped[layer] for layer in self.config.deepstack_layers]

@@ -1,10 +1,10 @@
-"""Qwen2-VL and Qwen2.5-VL."""
+"""Qwen2-VL."""
 
 from saccade.models.family import Family
 
 FAMILY = Family(
-    architectures=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-    model_types=("qwen2_vl", "qwen2_5_vl"),
+    architectures=("Qwen2VLForConditionalGeneration",),
+    model_types=("qwen2_vl",),
     placeholder="<|image_pad|>",
     template_switches=("add_vision_id",),
     external_grid="image_grid_thw",

@@ -1,99 +1,18 @@
 """The facts of Qwen3-VL for the engine's core, from its configuration. No torch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isqrt, prod
+from collections.abc import Mapping
 from typing import Any
 
-from saccade.errors import InvalidValue, StartupError
-from saccade.models.backbones.model_config import integer, section
+from saccade.models.backbones.model_config import section
 from saccade.models.backbones.qwen_config import TextConfig, VisionConfig
-from saccade.models.facts import Grid, KvSpec, Paged, Size
-from saccade.models.positions import MultimodalPositions
-
-EXPERT_KEYS = ("num_experts", "num_local_experts", "moe_intermediate_size")
+from saccade.models.backbones.qwen_facts import QwenFacts
 
 
-@dataclass(frozen=True)
-class Facts:
-    """models.facts.ModelFacts, and the validated parts of config.json for the network."""
-
-    text: TextConfig
-    vision: VisionConfig
-    placeholder_of: Mapping[str, int]
-    placeholder_token_ids: tuple[int, ...]
+class Facts(QwenFacts[VisionConfig]):
+    """models.facts.ModelFacts of a dense model, or of one with experts."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Facts":
         """Read config.json. Raises StartupError, naming the key."""
-        _check_dense(section(config, "text_config"))
         text = TextConfig.read(section(config, "text_config"))
-        vision = VisionConfig.read(section(config, "vision_config"))
-        if vision.out_hidden_size != text.hidden_size:
-            raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
-        if len(vision.deepstack_layers) > text.num_layers:
-            raise StartupError("config.json: more `deepstack_visual_indexes` than text layers.")
-        image_token_id = integer(config, "image_token_id", least=0)
-        placeholders = (image_token_id, integer(config, "video_token_id", least=0))
-        if max(placeholders) >= text.vocab_size:
-            raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, vision, {"image": image_token_id}, placeholders)
-
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        width = self.text.head_dim
-        return (Paged(self.text.num_kv_heads, width, width),) * self.text.num_layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
-
-    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
-        frames, height, width = grid
-        merge = self.vision.merge_size
-        if frames != 1 or min(height, width) < 1 or height % merge or width % merge:
-            raise InvalidValue(
-                f"A picture's grid must be one frame of rows and columns that are multiples of {merge}, "
-                f"not {tuple(grid)}."
-            )
-        return height * width // merge**2
-
-    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
-        """Return (patches, values per patch)."""
-        return prod(grid), self.vision.patch_values
-
-    def encode_cost(self, grid: Grid) -> int:
-        return prod(grid)
-
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values: for each token, one vector of the last block and of each deepstack block."""
-        width = self.vision.out_hidden_size * (1 + len(self.vision.deepstack_layers))
-        return self.item_tokens(grid, original_size) * width
-
-    def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of whole merged squares."""
-        merge = self.vision.merge_size
-        side = max(merge, isqrt(max_patches) // merge * merge)
-        return 1, side, side
-
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
-        """Return positions in which a picture's tokens lie on the merged grid."""
-        merge = self.vision.merge_size
-        return MultimodalPositions([(start, (t, h // merge, w // merge)) for start, (t, h, w) in spans])
-
-
-def _check_dense(text: Mapping[str, Any]) -> None:
-    found = next((key for key in EXPERT_KEYS if text.get(key)), None)
-    if found is not None:
-        raise StartupError(
-            f"config.json: `text_config.{found}` says that the model has experts; Saccade's engine supports only dense "
-            "models so far. `saccade gateway` serves it with a TokenSpeed worker."
-        )
+        return cls.checked(config, text, VisionConfig.read(section(config, "vision_config")))

@@ -1,5 +1,6 @@
 """Map names of checkpoint tensors to the network's parameters."""
 
+from saccade.models.backbones import qwen_weights
 from saccade.models.network import Target
 
 PREFIXES = (
@@ -7,24 +8,13 @@ PREFIXES = (
     ("model.visual.", "visual."),
     ("lm_head.", "lm_head."),
 )
-FUSED = (
-    (".q_proj.", ".qkv_proj.", 0),
-    (".k_proj.", ".qkv_proj.", 1),
-    (".v_proj.", ".qkv_proj.", 2),
-    (".gate_proj.", ".gate_up_proj.", 0),
-    (".up_proj.", ".gate_up_proj.", 1),
-)
+TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
+"""The releases store each expert's matrices as [inputs, outputs]."""
 
 
 def locate(name: str, tied: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None if it duplicates the tied embedding."""
-    if tied and name == "lm_head.weight":
-        return None
-    for theirs, ours in PREFIXES:
-        if name.startswith(theirs):
-            name = ours + name.removeprefix(theirs)
-            break
-    for theirs, ours, partition in FUSED:
-        if theirs in name:
-            return Target(name.replace(theirs, ours), partition)
-    return Target(name)
+    target = qwen_weights.locate(name, PREFIXES, tied)
+    if target is not None and name.endswith(TRANSPOSED):
+        return target._replace(transposed=True)
+    return target

@@ -14,10 +14,14 @@ import torch
 from torch.nn import functional
 
 from saccade.nn.backends.workload import Workload
+from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
-"""Keys [slots or tokens, K, D] and values [slots or tokens, K, W]."""
+"""Keys [tokens, K, D] and values [tokens, K, W]."""
+
+Cached = tuple[CacheValues, CacheValues]
+"""A layer's cache: keys [slots, K, D] and values [slots, K, W]."""
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
@@ -97,10 +101,12 @@ class AttentionBackend:
         soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Write keys and values, then attend to the cache."""
-        keys, values = (cache.flatten(0, 1) for cache in context.paged_cache(layer))
-        keys.index_copy_(0, context.layout.slot_mapping, k_NKD)
-        values.index_copy_(0, context.layout.slot_mapping, v_NKW)
-        return _attend_cached(q_NQD, (k_NKD, v_NKW), (keys, values), context.plan, Scoring(scale, window, soft_cap))
+        cache = context.paged_cache(layer)
+        keys = CacheValues(cache.keys.flatten(0, 1), cache.key_scale)
+        values = CacheValues(cache.values.flatten(0, 1), cache.value_scale)
+        slots = context.layout.slot_mapping
+        own = keys.write(slots, k_NKD), values.write(slots, v_NKW)
+        return _attend_cached(q_NQD, own, (keys, values), context.plan, Scoring(scale, window, soft_cap))
 
     def latent(
         self,
@@ -114,8 +120,9 @@ class AttentionBackend:
     ) -> torch.Tensor:
         """Write latents, then attend to the cache."""
         latent_N1C = latent_NC.unsqueeze(1)
-        latents = context.latent_cache(layer).latents.flatten(0, 1).unsqueeze(1)
-        latents.index_copy_(0, context.layout.slot_mapping, latent_N1C)
+        cache = context.latent_cache(layer)
+        latents = CacheValues(cache.latents.flatten(0, 1).unsqueeze(1), cache.scale)
+        latent_N1C = latents.write(context.layout.slot_mapping, latent_N1C)
         own, cached = (latent_N1C, latent_N1C), (latents, latents)
         output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
         return output.view(q_NQC.shape)[..., :value_width]
@@ -196,39 +203,39 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _attend_cached(
-    q_NQD: torch.Tensor, own: KeysValues, cached: KeysValues, plan: Plan, scoring: Scoring
-) -> torch.Tensor:
+def _attend_cached(q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: Plan, scoring: Scoring) -> torch.Tensor:
     """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:
         span = slice(chunk.start, chunk.stop)
-        k, v = (own[0][span], own[1][span]) if chunk.slots is None else _gather(cached, chunk.slots)
+        k, v = (own[0][span], own[1][span]) if chunk.slots is None else _gather(cached, chunk.slots, q_NQD.dtype)
         outputs.append(_prefill(q_NQD[span], k, v, chunk.mask, scoring))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _gather(cached: KeysValues, slots: torch.Tensor) -> KeysValues:
+def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValues:
     """Return keys and values at *slots*; latents, which are both, are gathered once."""
     keys, values = cached
-    k = keys.index_select(0, slots)
-    return k, k if values is keys else values.index_select(0, slots)
+    k = keys.read(slots, dtype)
+    return k, k if values is keys else values.read(slots, dtype)
 
 
-def _decode(q_SQD: torch.Tensor, cached: KeysValues, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
+def _decode(q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a row; return [S, Q * W]."""
     if groups[0].rows is None:
         return _decode_rows(q_SQD, cached, groups[0], scoring)
-    output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * cached[1].shape[2])
+    output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * cached[1].slots.shape[2])
     for group in groups:
         if group.rows is not None:
             output.index_copy_(0, group.rows, _decode_rows(q_SQD[group.rows], cached, group, scoring))
     return output
 
 
-def _decode_rows(q_SQD: torch.Tensor, cached: KeysValues, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
-    num_rows, num_kv_heads = len(group.lengths), cached[0].shape[1]
-    k_SKLD, v_SKLW = (part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots))
+def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
+    num_rows, num_kv_heads = len(group.lengths), cached[0].slots.shape[1]
+    k_SKLD, v_SKLW = (
+        part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots, q_SQD.dtype)
+    )
     # With one query token a row, the query heads that share a key head can take the place of query tokens.
     q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
     mask = group.mask

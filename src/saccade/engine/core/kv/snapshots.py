@@ -6,12 +6,13 @@ used is evicted first.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Ordered
 
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import StateMove
+from saccade.protocol.kv_events import KvEvent, StateRemoved, StateStored
 
 Moves = tuple[StateMove, ...]
 
@@ -21,11 +22,13 @@ class RecurrentSnapshots:
 
     A state is kept where a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
     before the prompt's final token. A snapshot for an admitted sequence stays until a step has restored it. A snapshot
-    that a step saves can be reused when the step is committed.
+    that a step saves can be reused when the step is committed. *on_event* is called for every snapshot that becomes
+    reusable or is dropped.
     """
 
     def __init__(self, num_snapshots: int, block_size: int, interval_blocks: int) -> None:
         self.num_snapshots = num_snapshots
+        self.on_event: Callable[[KvEvent], None] | None = None
         self._block_size = block_size
         self._interval = interval_blocks * block_size
         self._free = list(range(num_snapshots - 1, -1, -1))
@@ -83,6 +86,8 @@ class RecurrentSnapshots:
         if self._saved_by.get(sequence) == key:
             del self._saved_by[sequence]
             self._snapshot_of[key] = self._saving.pop(key)
+            if self.on_event is not None:
+                self.on_event(StateStored(key))
 
     def release(self, sequence: Sequence) -> None:
         """Drop the snapshots of *sequence* that are not restored or committed yet."""
@@ -94,7 +99,11 @@ class RecurrentSnapshots:
         """Drop every snapshot that no sequence waits for."""
         resumed = set(self._resumed.values())
         for key in [key for key in self._snapshot_of if key not in resumed]:
-            self._free.append(self._snapshot_of.pop(key))
+            self._free.append(self._drop(key))
+
+    def snapshot(self) -> Iterator[StateStored]:
+        """Return every snapshot that is reusable now; later changes are not included."""
+        return map(StateStored, list(self._snapshot_of))
 
     def _last_boundary(self, sequence: Sequence) -> int:
         return (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
@@ -121,4 +130,10 @@ class RecurrentSnapshots:
     def _evict(self, restored: Set[int]) -> int | None:
         kept = restored | {self._snapshot_of[key] for key in self._resumed.values()}
         key = next((key for key, snapshot in self._snapshot_of.items() if snapshot not in kept), None)
-        return None if key is None else self._snapshot_of.pop(key)
+        return None if key is None else self._drop(key)
+
+    def _drop(self, key: bytes) -> int:
+        """Forget what is stored under *key*, and return its snapshot."""
+        if self.on_event is not None:
+            self.on_event(StateRemoved(key))
+        return self._snapshot_of.pop(key)

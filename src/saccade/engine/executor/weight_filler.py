@@ -1,0 +1,120 @@
+"""Read the tensors of a plan into a network's parameters, or into holders of quantised weights.
+
+Of a tensor that is cut over ranks only the rank's part is read. Files are mapped into memory, so what is read takes no
+memory beside the parameters.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
+from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, Place
+from saccade.engine.executor.weight_plan import Plan
+from saccade.nn.formats.quantised import Part, QuantisedWeight, WeightFormat
+
+STAGE = "loading weights"
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, and its done and total units."""
+
+
+def fill(network: nn.Module, plan: Plan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
+    """Create *network*'s parameters on *device* and fill them as *plan* says. *progress* counts bytes."""
+    for name in filter(plan.is_quantised, plan.places):
+        owner, _, own_name = name.rpartition(".")
+        unfilled = network.get_parameter(name)
+        empty = nn.Parameter(unfilled.new_empty(0, *unfilled.shape[1:]), requires_grad=False)
+        setattr(network.get_submodule(owner), own_name, empty)
+    network.to_empty(device=device)
+    counter = _Counter(plan.num_bytes, progress)
+    for name, place in plan.places.items():
+        parameter = network.get_parameter(name).data
+        quantised = plan.is_quantised(name)
+        parts = _holders(place, plan, parameter) if quantised else _views(place, parameter)
+        for filling in plan.fillings[name]:
+            _read(filling, place, parts, checkpoint)
+            counter.add(filling)
+        if quantised:
+            owner, _, own_name = name.rpartition(".")
+            network.get_submodule(owner).hold(own_name, parts)  # type: ignore[operator]
+    counter.end()
+
+
+class _Counter:
+    """Reports bytes, at most once for each hundredth of *total*."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._reported, self._total = 0, 0, total
+        self._progress = progress
+        progress(STAGE, 0, total)
+
+    def add(self, filling: Filling) -> None:
+        """Count the tensors of *filling*."""
+        self._done += sum(stored.num_bytes for stored in filling.fields.values())
+        if self._done - self._reported > self._total // 100:
+            self._reported = self._done
+            self._progress(STAGE, self._done, self._total)
+
+    def end(self) -> None:
+        """Report the total."""
+        self._progress(STAGE, self._total, self._total)
+
+
+def _views(place: Place, parameter: torch.Tensor) -> tuple[Part, ...]:
+    """Return the parts of a plain parameter."""
+    if not parameter.ndim:
+        return (parameter,)
+    dim = place.sharding.dim + (place.experts is not None)
+    return parameter.split_with_sizes(place.sharding.lengths(), dim)
+
+
+def _holders(place: Place, plan: Plan, parameter: torch.Tensor) -> tuple[Part, ...]:
+    """Return a new part of the place for each checkpoint tensor or weight that fills it."""
+    own = set(place.slots)
+    holders: dict[int, Part] = {}
+    for filling in plan.fillings[place.name]:
+        if own.isdisjoint(place.filled(filling.target)):
+            continue
+        for cut in place.cuts(filling.target):
+            if cut.part not in holders:
+                holders[cut.part] = _holder(place, cut, filling, plan.format, parameter)
+    return tuple(holder for _, holder in sorted(holders.items()))
+
+
+def _holder(place: Place, cut: Cut, filling: Filling, format: WeightFormat | None, parameter: torch.Tensor) -> Part:
+    """Return unfilled tensors for one part."""
+    experts = () if place.experts is None else (len(place.own_experts),)
+    region = place.region(cut)
+    if not filling.is_quantised or format is None:
+        return parameter.new_empty((*experts, region.num_rows, region.num_columns))
+    fields = {
+        end: parameter.new_empty((*experts, *format.fields[end].shape(region)), dtype=STORED_DTYPES[stored.dtype])
+        for end, stored in filling.fields.items()
+    }
+    return QuantisedWeight(format, fields, region)
+
+
+def _read(filling: Filling, place: Place, parts: tuple[Part, ...], checkpoint: Checkpoint) -> None:
+    """Copy this rank's pieces of the tensors of *filling* into *parts*."""
+    target = filling.target
+    for cut in place.cuts(target):
+        part = parts[cut.part]
+        for index, expert in enumerate(place.own_experts):
+            if target.expert not in (None, expert):
+                continue
+            if isinstance(part, QuantisedWeight):
+                for end, values in part.fields.items():
+                    slices = part.format.fields[end].slices(part.region)
+                    _copy(
+                        values if expert is None else values[index], checkpoint.read(filling.fields[end].name, slices)
+                    )
+            else:
+                source = checkpoint.read(filling.fields[PLAIN].name, place.slices(cut, target, expert))
+                source = source.transpose(-1, -2) if target.transposed else source
+                _copy(part if expert is None else part[index], source)
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
+    into.copy_(source.reshape(into.shape))

@@ -1,0 +1,152 @@
+"""Find the format of a checkpoint's quantised weights in its configuration, and which weights may have it."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from saccade.errors import StartupError
+from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.int4_group import PER_WORD, Int4Group
+from saccade.nn.formats.nvfp4 import GROUP_SIZE, Nvfp4
+from saccade.nn.formats.quantised import WeightFormat
+from saccade.protocol.model_files import CONFIG
+
+HF_QUANT_CONFIG = "hf_quant_config.json"
+KEY = "quantization_config"
+REGEX = "re:"
+
+
+@dataclass(frozen=True)
+class IgnoreList:
+    """The modules that are not quantised: a name in *names*, or one that *expression* matches from its start.
+
+    A name stands for the modules within it too, and may lack its first parts, for lists that count from the text model.
+    """
+
+    names: frozenset[str] = frozenset()
+    expression: re.Pattern[str] | None = None
+
+    @classmethod
+    def of(cls, patterns: Iterable[str]) -> "IgnoreList":
+        """Read patterns: "re:" begins a regular expression, as in compressed-tensors; else * is a wildcard, as in
+        Model Optimizer's lists. Raises re.error.
+        """
+        names, expressions = set(), []
+        for pattern in patterns:
+            if pattern.startswith(REGEX):
+                expressions.append(re.compile(pattern.removeprefix(REGEX)).pattern)
+            elif "*" in pattern:
+                expressions.append(rf"(?:.*\.)?{re.escape(pattern).replace(re.escape('*'), '.*')}(?:\..*)?$")
+            else:
+                names.add(pattern)
+        joined = "|".join(f"(?:{expression})" for expression in expressions)
+        return cls(frozenset(names), re.compile(joined) if joined else None)
+
+    def __contains__(self, module: str) -> bool:
+        parts = module.split(".")
+        ends = range(1, len(parts) + 1)
+        named = any(".".join(parts[first:end]) in self.names for end in ends for first in range(end))
+        return named or (self.expression is not None and self.expression.match(module) is not None)
+
+
+class Quantisation(NamedTuple):
+    """The *format* of quantised weights, but of *ignored* modules. *source* is the place that says so, for errors."""
+
+    format: WeightFormat
+    ignored: IgnoreList
+    source: str
+
+
+def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:
+    """Return the quantisation of the checkpoint in *folder* with the parsed config.json *config*; None if it has none.
+
+    Raises StartupError for a format that is not known.
+    """
+    for source, found in _sections(config, folder):
+        # hf_quant_config.json is Model Optimizer's own file, and does not name it.
+        method = found.get("quant_method", "modelopt" if source == HF_QUANT_CONFIG else None)
+        if method not in METHODS:
+            raise StartupError(f"{source}: the weight format {method!r} is not known. Known: {', '.join(METHODS)}.")
+        return METHODS[method](found, source)
+    return None
+
+
+def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the places that describe the format, with their names for errors, the first to be used first."""
+    text = config.get("text_config")
+    if isinstance(config.get(KEY), dict):
+        yield f"{CONFIG}: {KEY}", config[KEY]
+    elif isinstance(text, dict) and isinstance(text.get(KEY), dict):
+        yield f"{CONFIG}: text_config.{KEY}", text[KEY]
+    path = folder / HF_QUANT_CONFIG
+    if path.is_file():
+        try:
+            found = json.loads(path.read_bytes())["quantization"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StartupError(f"{path} has no readable `quantization`.") from error
+        if not isinstance(found, dict):
+            raise StartupError(f"{path}: `quantization` must hold an object.")
+        yield HF_QUANT_CONFIG, found
+
+
+def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
+    if found.get("format") != "pack-quantized":
+        raise _unknown(source, "format", found.get("format"), "pack-quantized")
+    groups = found.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    if not weights or not all(isinstance(weight, dict) for weight in weights):
+        raise StartupError(f"{source}: `config_groups` must describe `weights`.")
+    known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "actorder": None}
+    for weight in weights:
+        for key, value in known.items():
+            if weight.get(key) != value:
+                raise _unknown(source, f"weights.{key}", weight.get(key), repr(value))
+    sizes = {weight.get("group_size") for weight in weights}
+    size = sizes.pop()
+    if sizes or not isinstance(size, int) or size < PER_WORD or size % PER_WORD:
+        raise StartupError(f"{source}: `group_size` must be one multiple of {PER_WORD}, not {size!r}.")
+    return Quantisation(Int4Group(size), _ignored(found, "ignore", source), source)
+
+
+def _fp8(found: Mapping[str, Any], source: str) -> Quantisation:
+    for key, value in {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "float"}.items():
+        if found.get(key, value) != value:
+            raise _unknown(source, key, found[key], value)
+    match found.get("weight_block_size"):
+        case [int(rows), int(columns)] if min(rows, columns) > 0:
+            return Quantisation(Fp8Block((rows, columns)), _ignored(found, "modules_to_not_convert", source), source)
+        case given:
+            raise _unknown(source, "weight_block_size", given, "[128, 128]")
+
+
+def _modelopt(found: Mapping[str, Any], source: str) -> Quantisation:
+    if found.get("quant_algo") != "NVFP4":
+        raise _unknown(source, "quant_algo", found.get("quant_algo"), "NVFP4")
+    if found.get("group_size", GROUP_SIZE) != GROUP_SIZE:
+        raise _unknown(source, "group_size", found["group_size"], str(GROUP_SIZE))
+    key = "exclude_modules" if "exclude_modules" in found else "ignore"
+    return Quantisation(Nvfp4(), _ignored(found, key, source), source)
+
+
+METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
+    {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt}
+)
+"""Readers of the formats' sections, by `quant_method`."""
+
+
+def _unknown(source: str, key: str, given: object, known: str) -> StartupError:
+    return StartupError(f"{source}: {key} {given!r} is not served; known: {known}.")
+
+
+def _ignored(found: Mapping[str, Any], key: str, source: str) -> IgnoreList:
+    patterns = found.get(key) or []
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise StartupError(f"{source}: `{key}` must be a list of names.")
+    try:
+        return IgnoreList.of(patterns)
+    except re.error as error:
+        raise StartupError(f"{source}: `{key}` has {error.pattern!r}, which is not a regular expression.") from error

@@ -1,0 +1,127 @@
+"""The places of a checkpoint's tensors in the parameters of a rank."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from saccade.engine.executor.weight_files import StoredTensor
+from saccade.models.network import Target
+from saccade.nn.formats.quantised import Region
+from saccade.nn.parallel import Ranks, Sharding
+
+PLAIN = ""
+"""The field of a weight that is not quantised."""
+
+Slot = tuple[int | None, int | None]
+"""A part and an expert of a parameter, None where it has only one."""
+
+
+class Cut(NamedTuple):
+    """Entries [source, source + length) of a checkpoint tensor are [start, start + length) of *part* of a parameter."""
+
+    part: int
+    source: int
+    start: int
+    length: int
+
+
+class Place(NamedTuple):
+    """A parameter of this rank, [experts, *shape] if it has *experts*, else *shape*.
+
+    *holds_formats* says that its layer can hold a quantised weight in its place.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sharding: Sharding
+    ranks: Ranks
+    experts: Sharding | None
+    holds_formats: bool
+
+    @classmethod
+    def of(cls, network: nn.Module, name: str, ranks: Ranks) -> "Place":
+        """Return the place of *network*'s parameter *name*."""
+        owner, _, own_name = name.rpartition(".")
+        module, shape = network.get_submodule(owner), tuple(network.get_parameter(name).shape)
+        shardings: Mapping[str, Sharding] = getattr(module, "shardings", {})
+        experts: Mapping[str, Sharding] = getattr(module, "experts", {})
+        entry = shape[1:] if own_name in experts else shape
+        whole = Sharding((entry[0] if entry else 1,))
+        holds_formats = len(entry) == 2 and hasattr(module, "hold")
+        return cls(name, entry, shardings.get(own_name, whole), ranks, experts.get(own_name), holds_formats)
+
+    @property
+    def own_experts(self) -> list[int | None]:
+        """The experts whose entries this rank holds, in their order; [None] for a parameter without experts."""
+        if self.experts is None:
+            return [None]
+        (piece,) = self.experts.pieces(self.ranks)
+        return list(range(piece.source, piece.source + piece.length))
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What the checkpoint must fill."""
+        return self._slots(range(len(self.sharding.parts)), self.own_experts)
+
+    def takes(self, target: Target) -> bool:
+        """Return whether the parameter has the part and the expert of *target*, on whatever rank."""
+        num_experts = 0 if self.experts is None else sum(self.experts.parts)
+        return (target.partition or 0) < len(self.sharding.parts) and (
+            target.expert is None or target.expert < num_experts
+        )
+
+    def filled(self, target: Target) -> list[Slot]:
+        """Return the slots of this rank that a tensor with *target* fills."""
+        parts = range(len(self.sharding.parts)) if target.partition is None else [target.partition]
+        own = self.own_experts
+        return self._slots(parts, own if target.expert is None else [one for one in own if one == target.expert])
+
+    def _slots(self, parts: Iterable[int], experts: list[int | None]) -> list[Slot]:
+        several = len(self.sharding.parts) > 1
+        return [(part if several else None, expert) for part in parts for expert in experts]
+
+    def needed(self, target: Target) -> tuple[int, ...]:
+        """Return the shape that a checkpoint tensor with *target* must have."""
+        entry = list(self.shape)
+        if entry:
+            parts = self.sharding.parts
+            entry[self.sharding.dim] = sum(parts) if target.partition is None else parts[target.partition]
+        if target.transposed:
+            entry[-2:] = entry[-1], entry[-2]
+        return (sum(self.experts.parts), *entry) if self.experts is not None and target.expert is None else (*entry,)
+
+    def cuts(self, target: Target) -> Iterator[Cut]:
+        """Return what this rank takes of a tensor with *target*, part by part."""
+        parts = self.sharding.parts
+        for piece in self.sharding.pieces(self.ranks):
+            if target.partition in (None, piece.part):
+                begin = sum(parts[: piece.part]) if target.partition is None else 0
+                yield Cut(piece.part, begin + piece.source, piece.start, piece.length)
+
+    def region(self, cut: Cut) -> Region:
+        """Return the region of a quantised weight [O, I] that *cut* takes."""
+        if self.sharding.dim == 0:
+            return Region(cut.source, cut.length, 0, self.shape[1])
+        return Region(0, self.shape[0], cut.source, cut.length)
+
+    def slices(self, cut: Cut, target: Target, expert: int | None) -> tuple[slice, ...]:
+        """Return the part of a plain tensor with *target* that *cut* takes for *expert*."""
+        slices = [slice(None)] * len(self.shape)
+        if slices:
+            slices[self.sharding.dim] = slice(cut.source, cut.source + cut.length)
+        if target.transposed:
+            slices[-2:] = slices[-1], slices[-2]
+        whole = expert is not None and target.expert is None
+        return (slice(expert, (expert or 0) + 1), *slices) if whole else (*slices,)
+
+
+class Filling(NamedTuple):
+    """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a quantised weight."""
+
+    target: Target
+    fields: Mapping[str, StoredTensor]
+
+    @property
+    def is_quantised(self) -> bool:
+        return PLAIN not in self.fields

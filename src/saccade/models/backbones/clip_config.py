@@ -1,0 +1,99 @@
+"""The configuration of CLIP's vision tower, checked: what networks and facts are made from. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import choice, integer, number
+from saccade.models.preprocessing.processor_config import CHANNELS
+
+SILENT: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_channels": CHANNELS,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "quick_gelu",
+        "layer_norm_eps": 1e-5,
+    }
+)
+"""The values of keys that a configuration leaves out: transformers, CLIPVisionConfig."""
+
+LARGE_336: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 336,
+        "patch_size": 14,
+    }
+)
+"""The configuration of openai/clip-vit-large-patch14-336, which some checkpoints only name."""
+
+
+@dataclass(frozen=True)
+class ClipConfig:
+    """A tower for square pictures. Sizes of pictures and patches are in pixels; *depth* counts blocks."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    image_size: int
+    patch_size: int
+    activation: str
+    norm_eps: float
+
+    @classmethod
+    def read(cls, vision: Mapping[str, Any]) -> "ClipConfig":
+        """Read a `vision_config`. Raises StartupError, naming the key."""
+        vision = {**SILENT, **vision}
+        config = cls(
+            depth=integer(vision, "num_hidden_layers"),
+            hidden_size=integer(vision, "hidden_size"),
+            intermediate_size=integer(vision, "intermediate_size"),
+            num_heads=integer(vision, "num_attention_heads"),
+            image_size=integer(vision, "image_size"),
+            patch_size=integer(vision, "patch_size"),
+            activation=choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh")),
+            norm_eps=number(vision, "layer_norm_eps"),
+        )
+        if config.hidden_size % config.num_heads:
+            raise StartupError(
+                "config.json: the vision tower's `hidden_size` must be a multiple of `num_attention_heads`."
+            )
+        if config.patch_size > config.image_size:
+            raise StartupError("config.json: the vision tower's `patch_size` must not exceed its `image_size`.")
+        if vision["num_channels"] != CHANNELS:
+            raise StartupError(
+                f"config.json: the vision tower's `num_channels` must be {CHANNELS}, not {vision['num_channels']!r}."
+            )
+        return config
+
+    @property
+    def side(self) -> int:
+        """Number of patches along each side of a picture."""
+        return self.image_size // self.patch_size
+
+    @property
+    def num_patches(self) -> int:
+        """Number of patches of a picture."""
+        return self.side**2
+
+    def num_blocks(self, feature_layer: object) -> int:
+        """Return how many blocks produce hidden_states[feature_layer], where entry 0 is the first block's input.
+
+        Raises StartupError for an index that is not one of depth + 1 hidden states.
+        """
+        if type(feature_layer) is not int or not -self.depth - 1 <= feature_layer <= self.depth:
+            raise StartupError(
+                f"config.json: the vision feature layer must be a whole number from {-self.depth - 1} to {self.depth}, "
+                f"one of the {self.depth + 1} hidden states of the vision tower, not {feature_layer!r}."
+            )
+        return feature_layer % (self.depth + 1)

@@ -1,0 +1,156 @@
+"""CLIP's vision tower: square pictures to hidden states of a chosen block (Radford et al. 2021, arXiv:2103.00020).
+
+Formulas: transformers, modeling_clip.py (CLIPVision*). Parameters have the names of the releases, with `pre_layrnorm`
+as they spell it. Encoder contract: `prepare` runs on the host; `forward` then runs without a device sync.
+Shapes: V pictures of one size, S the side of a picture in pixels, P patches of all pictures, C values of a patch,
+T tokens of all pictures (each has a class token before its patches), H heads, D head size, E hidden size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.network import Target
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.ops import ACTIVATIONS
+from saccade.nn.vision import PatchEmbedding, packed_sequences
+
+FUSED = (("self_attn.q_proj.", 0), ("self_attn.k_proj.", 1), ("self_attn.v_proj.", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class ViewMetadata:
+    """What depends on the number of pictures alone. Raises ValueError if the layout lacks what the backend needs."""
+
+    layout: PackedLayout
+    backend: VisionAttentionBackend
+
+    def __post_init__(self) -> None:
+        """Check what the host knows, once a call."""
+        check_metadata(self.backend, self.layout)
+
+    @property
+    def num_views(self) -> int:
+        """Number of pictures."""
+        return len(self.layout.sequence_lengths)
+
+
+class SelfAttention(nn.Module):
+    """Bidirectional attention within each picture, with biases and without rotary positions."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv_proj = Linear(hidden_size, (hidden_size,) * 3)
+        self.out_proj = Linear(hidden_size, hidden_size)
+
+    def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Attend over *x_TE*, and return the residual plus the result."""
+        qkv_THD = self.qkv_proj(x_TE).view(x_TE.shape[0], 3 * self.num_heads, -1)
+        q_THD, k_THD, v_THD = qkv_THD.chunk(3, dim=1)
+        return self.out_proj.add_to(residual_TE, metadata.backend.packed(q_THD, k_THD, v_THD, metadata.layout))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with biases, and an activation between them."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_TE* plus the MLP of *x_TE*."""
+        return self.fc2.add_to(residual_TE, self.fc1(x_TE, self.activation))
+
+
+class Block(nn.Module):
+    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = SelfAttention(config.hidden_size, config.num_heads)
+        self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map [T, E] to [T, E]."""
+        x_TE = self.self_attn.add_to(x_TE, self.layer_norm1(x_TE), metadata)
+        return self.mlp.add_to(x_TE, self.layer_norm2(x_TE))
+
+
+class Embeddings(nn.Module):
+    """A class token and the embedded patches of each picture, plus learned positions."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        kernel = (CHANNELS, config.patch_size, config.patch_size)
+        self.class_embedding = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
+        self.patch_embedding = PatchEmbedding(config.hidden_size, kernel, bias=False)
+        self.position_embedding = nn.Module()
+        table_PE = torch.empty(1 + config.num_patches, config.hidden_size)
+        self.position_embedding.weight = nn.Parameter(table_PE, requires_grad=False)
+
+    def forward(self, patches_PC: torch.Tensor, num_views: int) -> torch.Tensor:
+        """Map the patches of all pictures to [T, E]."""
+        patches_VPE = self.patch_embedding(patches_PC).unflatten(0, (num_views, -1))
+        class_V1E = self.class_embedding.expand(num_views, 1, -1)
+        return (torch.cat((class_V1E, patches_VPE), 1) + self.position_embedding.weight).flatten(0, 1)
+
+
+class ClipTower(nn.Module):
+    """The embeddings and the first *num_blocks* blocks, without the norm that CLIP has after its last block."""
+
+    def __init__(self, config: ClipConfig, num_blocks: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_blocks = num_blocks
+        self.embeddings = Embeddings(config)
+        self.pre_layrnorm = LayerNorm(config.hidden_size, config.norm_eps)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(Block(config) for _ in range(num_blocks))
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the tensor *name*, relative to the tower, fills; None for what is not needed.
+
+        Blocks after the chosen hidden states, the norm after the last block, and position ids, which old releases hold,
+        are not needed.
+        """
+        name = name.removeprefix("vision_model.")
+        if name.startswith("post_layernorm.") or name == "embeddings.position_ids":
+            return None
+        block = name.removeprefix("encoder.layers.").partition(".")[0]
+        if block.isdecimal() and self.num_blocks <= int(block) < self.config.depth:
+            return None
+        for part, partition in FUSED:
+            if part in name:
+                return Target(name.replace(part, "self_attn.qkv_proj."), partition)
+        return Target(name)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights."""
+        self.embeddings.patch_embedding.fold()
+
+    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
+        """Return all that depends on the number of pictures, computed on the host and copied without a device sync."""
+        lengths = (1 + self.config.num_patches,) * num_views
+        return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
+
+    def forward(self, patches_PC: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map normalised patches, as `view_patches` lays them out, to hidden states [V, 1 + patches, E]."""
+        x_TE = self.pre_layrnorm(self.embeddings(patches_PC, metadata.num_views))
+        for block in self.encoder.layers:  # type: ignore[union-attr]
+            x_TE = block(x_TE, metadata)
+        return x_TE.unflatten(0, (metadata.num_views, -1))
+
+
+def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
+    """Return the patches [P, 3 * patch_size^2] of pictures, by rows; what exceeds whole patches is left out."""
+    patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
+    return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

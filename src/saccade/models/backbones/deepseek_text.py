@@ -1,0 +1,219 @@
+"""DeepSeek-V3's decoder: attention over latents, then an MLP or a mixture of experts.
+
+A token's keys and values of all heads are made of one latent, and only the latent is cached. The matrix that makes
+keys is applied to the queries instead, and the one that makes values to what was attended (DeepSeek-V2,
+arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size,
+Q query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
+"""
+
+import torch
+from torch import nn
+
+from saccade.models.backbones.deepseek_config import ExpertConfig, TextConfig
+from saccade.nn.context import ForwardContext
+from saccade.nn.experts import Experts
+from saccade.nn.layers import Layer, Linear, RMSNorm
+from saccade.nn.ops import SILU
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+
+LATENT_NORM_EPS = 1e-6
+"""The norms of latents do not use config.json's value, neither in transformers nor in the release."""
+
+
+class Queries(Layer):
+    """The queries of this rank's heads, [N, Q * (K + R)]; by way of a latent where the configuration has one."""
+
+    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+        super().__init__()
+        num_heads, latent_width = config.num_heads, config.query_latent_width
+        width = num_heads * (config.plain_width + config.rope_width)
+        self.q_a_proj = self.q_a_layernorm = None
+        if latent_width is not None:
+            self.q_a_proj = Linear(config.hidden_size, latent_width, config.attention_bias)
+            self.q_a_layernorm = RMSNorm(latent_width, LATENT_NORM_EPS)
+        inputs = latent_width or config.hidden_size
+        self.q_proj = Linear(inputs, width, bias=False, split="outputs", units=(num_heads,), ranks=ranks)
+
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Map [N, E] to [N, Q * (K + R)]."""
+        if self.q_a_proj is not None and self.q_a_layernorm is not None:
+            x_NE = self.q_a_layernorm(self.q_a_proj(x_NE))
+        return self.q_proj(x_NE)  # type: ignore[no-any-return]
+
+
+class LatentAttention(Layer):
+    """Causal attention with absorbed queries over cached latents; the heads are cut over ranks, the latents are not."""
+
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        num_heads, bias = config.num_heads, config.attention_bias
+        self.config, self.layer, self.num_heads = config, layer, ranks.share(num_heads)
+        self.queries = Queries(config, ranks)
+        self.kv_a_proj_with_mqa = Linear(config.hidden_size, config.latent_width + config.rope_width, bias)
+        self.kv_a_layernorm = RMSNorm(config.latent_width, LATENT_NORM_EPS)
+        width = num_heads * (config.plain_width + config.value_width)
+        self.kv_b_proj: Linear | None = Linear(
+            config.latent_width, width, bias=False, split="outputs", units=(num_heads,), ranks=ranks
+        )
+        outputs = num_heads * config.value_width
+        self.o_proj = Linear(outputs, config.hidden_size, bias, split="inputs", ranks=ranks)
+        self.to_keys_QKW = self.to_values_QWV = torch.empty(0)
+
+    def absorb(self) -> None:
+        """Split the loaded kv_b_proj into the matrices of keys and of values, in the network's dtype."""
+        if self.kv_b_proj is None:
+            return
+        parts = self.kv_b_proj.dequantised().data.unflatten(0, (self.num_heads, -1))
+        self.to_keys_QKW, values_QVW = parts.split((self.config.plain_width, self.config.value_width), dim=1)
+        self.to_values_QWV = values_QVW.transpose(1, 2)
+        # Without the layer nothing packs its weight, which would be a copy that is never read.
+        self.kv_b_proj = None
+
+    def add_to(
+        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin_N1R: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Attend over *x_NE*, and return the residual plus the result. *cos_sin_N1R* is for `ops.rotary_pairs`."""
+        config = self.config
+        latent_NW, rotated_NR = self.kv_a_proj_with_mqa(x_NE).split((config.latent_width, config.rope_width), -1)
+        rotated_N1R = self.ops.rotary_pairs(rotated_NR.unsqueeze(1), cos_sin_N1R)
+        latent_NC = torch.cat((self.kv_a_layernorm(latent_NW), rotated_N1R.squeeze(1)), -1)
+        attended_NQW = context.backend.latent(
+            self._absorbed(x_NE, cos_sin_N1R),
+            latent_NC,
+            self.layer,
+            context,
+            value_width=config.latent_width,
+            scale=config.score_scale,
+        )
+        values_QNV = attended_NQW.transpose(0, 1) @ self.to_values_QWV
+        return self.o_proj.add_to(residual_NE, values_QNV.transpose(0, 1).flatten(1))
+
+    def _absorbed(self, x_NE: torch.Tensor, cos_sin_N1R: torch.Tensor) -> torch.Tensor:
+        """Return queries [N, Q, C], to be multiplied with latents instead of keys."""
+        q_NQH = self.queries(x_NE).unflatten(1, (self.num_heads, -1))
+        q_NQK, q_NQR = q_NQH.split((self.config.plain_width, self.config.rope_width), -1)
+        q_QNW = q_NQK.transpose(0, 1) @ self.to_keys_QKW
+        return torch.cat((q_QNW.transpose(0, 1), self.ops.rotary_pairs(q_NQR, cos_sin_N1R)), -1)
+
+
+class Mlp(Layer):
+    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, hidden_size: int, width: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
+        self.down_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)
+
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus the MLP of *x_NE*."""
+        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
+
+
+class Router(Layer):
+    """Chooses each token's experts, in float32.
+
+    *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437,
+    section 2.1.2); it decides between near equals and stays float32, as in the releases. Shapes: X experts, G groups,
+    T experts of a token.
+    """
+
+    float32 = ("e_score_correction_bias",)
+
+    def __init__(self, hidden_size: int, config: ExpertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size), requires_grad=False)
+        self.e_score_correction_bias = nn.Parameter(torch.empty(config.num_experts), requires_grad=False)
+
+    def forward(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids int64 [N, T] and weights float32 [N, T] of each token's experts."""
+        scores_NX = nn.functional.linear(x_NE.float(), self.weight.float()).sigmoid()
+        choice_NX = self._within_groups(scores_NX + self.e_score_correction_bias)
+        ids_NT = choice_NX.topk(self.config.num_chosen, dim=-1, sorted=False).indices
+        weights_NT = scores_NX.gather(1, ids_NT)
+        if self.config.normalised:
+            weights_NT = weights_NT / (weights_NT.sum(-1, keepdim=True) + 1e-20)
+        return ids_NT, weights_NT * self.config.scaling
+
+    def _within_groups(self, choice_NX: torch.Tensor) -> torch.Tensor:
+        """Exclude experts outside of a token's best groups; a group is as good as the sum of its two best experts."""
+        config = self.config
+        if config.num_groups == 1:
+            return choice_NX
+        grouped_NGX: torch.Tensor = choice_NX.unflatten(1, (config.num_groups, -1))
+        best_NT = grouped_NGX.topk(2, dim=-1).values.sum(-1).topk(config.num_chosen_groups, dim=-1).indices
+        outside_NG = torch.ones_like(grouped_NGX[..., 0], dtype=torch.bool).scatter_(1, best_NT, False)
+        return grouped_NGX.masked_fill(outside_NG.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+class ExpertMlp(nn.Module):
+    """The token's routed experts, plus the shared experts, which are one MLP."""
+
+    def __init__(self, hidden_size: int, config: ExpertConfig, ranks: Ranks) -> None:
+        super().__init__()
+        self.gate = Router(hidden_size, config)
+        self.experts = Experts(config.num_experts, hidden_size, config.intermediate_size, ranks)
+        self.shared_experts = Mlp(hidden_size, config.shared_intermediate_size, ranks)
+
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus the experts' sum."""
+        routed_NE = self.experts(x_NE, *self.gate(x_NE))
+        return self.shared_experts.add_to(residual_NE + routed_NE, x_NE)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual."""
+
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = LatentAttention(config, layer, ranks)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp: Mlp | ExpertMlp
+        if config.experts is None or layer < config.num_dense_layers:
+            self.mlp = Mlp(config.hidden_size, config.intermediate_size, ranks)
+        else:
+            self.mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
+
+    def forward(self, x_NE: torch.Tensor, cos_sin_N1R: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin_N1R, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
+
+
+class TextDecoder(nn.Module):
+    """Maps embeddings to hidden states. A token's position is that of the first axis."""
+
+    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Module()
+        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.frequencies = torch.empty(0)
+
+    @property
+    def embedding_VE(self) -> torch.Tensor:
+        """The embedding table; networks with tied weights use it for logits too."""
+        return self.embed_tokens.weight  # type: ignore[return-value]
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights and on their device."""
+        rope, device = self.config.rope, self.embedding_VE.device
+        self.frequencies = inverse_frequencies(rope.theta, self.config.rope_width, device, rope.divisors)
+        for layer in self.layers:
+            layer.self_attn.absorb()  # type: ignore[union-attr,operator]
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Map ids int64 [N] to [N, E]."""
+        return self.embedding_VE.index_select(0, input_ids)
+
+    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Return normalised hidden states [N, E]."""
+        angles = context.positions[0].unsqueeze(1) * self.frequencies
+        rotation = cos_sin_pairs(angles) * self.config.rope.magnitude
+        for layer in self.layers:
+            x_NE = layer(x_NE, rotation, context)
+        return self.norm(x_NE)  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""Gated delta net: a layer of linear attention whose state has one size for every context.
+
+Formulas: transformers, modeling_qwen3_5.py (Qwen3_5GatedDeltaNet); Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
+Shapes: N tokens, E hidden size, K key heads, H value heads, D key width, W value width, T taps of the convolution,
+C = 2 * K * D + H * W its channels.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.hybrid_config import DeltaNetConfig
+from saccade.nn.context import ForwardContext
+from saccade.nn.layers import Layer, Linear, RMSNorm
+from saccade.nn.ops import SILU
+from saccade.nn.parallel import Ranks, Sharding, shards_of
+
+UNIT_EPS = 1e-6
+
+
+class CausalConv(Layer):
+    """The taps of a depthwise convolution over queries, keys and values, cut over ranks by heads."""
+
+    def __init__(self, config: DeltaNetConfig, ranks: Ranks) -> None:
+        super().__init__()
+        channels = Sharding(config.widths, 0, tuple(shards_of(heads, ranks) for heads in config.heads))
+        self.shardings = {"weight": channels}
+        shape = sum(channels.lengths()), 1, config.num_taps
+        self.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
+        self.taps_TC = torch.empty(0)
+
+    def finish(self) -> None:
+        """Lay out the loaded taps for `ops.causal_conv`."""
+        self.taps_TC = self.weight.squeeze(1).t().float().contiguous()
+
+
+class GatedDeltaNet(Layer):
+    """Queries, keys and values go through a short convolution, then the delta rule; the result is normed and gated."""
+
+    float32 = ("A_log", "dt_bias")
+
+    def __init__(self, config: DeltaNetConfig, hidden_size: int, norm_eps: float, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        num_heads = config.num_value_heads
+        width = num_heads * config.value_width
+        self.layer = layer
+        self.key_width, self.value_width = config.key_width, config.value_width
+        self.in_proj_qkv = Linear(
+            hidden_size, config.widths, bias=False, split="outputs", units=config.heads, ranks=ranks
+        )
+        self.in_proj_z = Linear(hidden_size, width, bias=False, split="outputs", units=(num_heads,), ranks=ranks)
+        self.in_proj_ba = Linear(
+            hidden_size, (num_heads,) * 2, bias=False, split="outputs", units=(num_heads,) * 2, ranks=ranks
+        )
+        self.conv1d = CausalConv(config, ranks)
+        self.A_log = nn.Parameter(torch.empty(ranks.share(num_heads)), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(ranks.share(num_heads)), requires_grad=False)
+        self.shardings = dict.fromkeys(self.float32, Sharding((num_heads,), 0, (shards_of(num_heads, ranks),)))
+        self.norm = RMSNorm(config.value_width, norm_eps)
+        self.out_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)
+        self.rate_H = self.norm_weight = torch.empty(0)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights alone."""
+        self.conv1d.finish()
+        self.rate_H = -self.A_log.exp()
+        self.norm_weight = self.norm.weight.float()
+
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Return the residual plus the layer's result for *x_NE*; update the states of the step's sequences."""
+        states, inputs = context.recurrent_state(self.layer).live
+        rows, lengths = context.layout.rows, context.layout.query_lengths
+        qkv_NC = self.in_proj_qkv(x_NE)
+        qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU)
+        q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)
+        q_NKD, k_NKD = (_unit(part.unflatten(-1, (-1, self.key_width))) for part in (q_NC, k_NC))
+        b_NH, a_NH = self.in_proj_ba(x_NE).float().chunk(2, -1)
+        log_decay_NH = self.rate_H * functional.softplus(a_NH + self.dt_bias)
+        output_NHW = self.ops.delta_rule(
+            q_NKD * self.key_width**-0.5,
+            k_NKD,
+            v_NC.unflatten(-1, (-1, self.value_width)),
+            log_decay_NH,
+            b_NH.sigmoid(),
+            states,
+            rows,
+            lengths,
+        )
+        normed = self.ops.rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
+        gated_NC = normed.view(len(x_NE), -1) * functional.silu(self.in_proj_z(x_NE).float())
+        return self.out_proj.add_to(residual_NE, gated_NC.to(x_NE.dtype))
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Return x / |x| over the last dimension, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)

@@ -1,0 +1,137 @@
+"""The decoder of Llama, Mistral and Phi-3: grouped-query attention with rotary positions, and SwiGLU.
+
+Formulas: transformers 5.23, modeling_llama.py, modeling_mistral.py, modeling_phi3.py. Shapes: N tokens, R rows to
+predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size, V vocabulary.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.network import Target
+from saccade.nn.context import ForwardContext
+from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
+from saccade.nn.ops import SILU, CosSin
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.rope import cos_sin, inverse_frequencies
+
+PARTS = (
+    (".q_proj.", ".qkv_proj.", 0),
+    (".k_proj.", ".qkv_proj.", 1),
+    (".v_proj.", ".qkv_proj.", 2),
+    (".gate_proj.", ".gate_up_proj.", 0),
+    (".up_proj.", ".gate_up_proj.", 1),
+)
+
+
+def decoder_target(name: str, decoder: str) -> Target:
+    """Return the target of a tensor of TextDecoder; *decoder* is the decoder's place in the network.
+
+    *name* is the release's: `model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`. Releases store queries, keys
+    and values, and gate and up, either one by one, or fused in this order (`qkv_proj`, `gate_up_proj`).
+    """
+    name = f"{decoder}.{name.removeprefix('model.')}"
+    for theirs, ours, partition in PARTS:
+        if theirs in name:
+            return Target(name.replace(theirs, ours), partition)
+    return Target(name)
+
+
+class SelfAttention(Layer):
+    """One matrix makes queries, keys and values; queries and keys are rotated."""
+
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim, bias = config.head_dim, config.attention_bias
+        units = (num_heads, num_kv_heads, num_kv_heads)
+        widths = tuple(count * self.head_dim for count in units)
+        self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
+        self.o_proj = Linear(num_heads * self.head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
+        self.attention = Attention(
+            layer, ranks.share(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
+        )
+
+    def add_to(
+        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
+    ) -> torch.Tensor:
+        """Attend over *x_NE*, and return the residual plus the result."""
+        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
+        qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
+        qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        qk_NHD = self.ops.rotary(qk_NHD, cos_sin)
+        q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
+        return self.o_proj.add_to(residual_NE, self.attention(q_NQD, k_NKD, v_NKD, context))
+
+
+class Mlp(Layer):
+    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+        super().__init__()
+        width, bias = config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias, split="outputs", ranks=ranks)
+        self.down_proj = Linear(width, config.hidden_size, bias, split="inputs", ranks=ranks)
+
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_NE* plus the MLP of *x_NE*."""
+        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
+
+    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = SelfAttention(config, layer, ranks)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = Mlp(config, ranks)
+
+    def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
+
+
+class TextDecoder(nn.Module):
+    """Maps embeddings to hidden states, and hidden states to logits. A token's position is that of the first axis."""
+
+    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Module()
+        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = None if config.tied else Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.frequencies = torch.empty(0)
+
+    @property
+    def embedding_VE(self) -> torch.Tensor:
+        """The embedding table; the device and dtype of the network are its own."""
+        return self.embed_tokens.weight  # type: ignore[return-value]
+
+    def finish(self) -> None:
+        """Compute what depends on the device."""
+        rope, device = self.config.rope, self.embedding_VE.device
+        self.frequencies = inverse_frequencies(rope.theta, self.config.head_dim, device, rope.divisors)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Map ids int64 [N] to [N, E]."""
+        return self.embedding_VE.index_select(0, input_ids)
+
+    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Return normalised hidden states [N, E]."""
+        angles = context.positions[0].unsqueeze(1) * self.frequencies
+        rotation = cos_sin(angles, x_NE.dtype, self.config.rope.magnitude)
+        for layer in self.layers:
+            x_NE = layer(x_NE, rotation, context)
+        return self.norm(x_NE)  # type: ignore[no-any-return]
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, V] in float32."""
+        if self.lm_head is None:
+            return functional.linear(hidden_RE, self.embedding_VE).float()
+        return self.lm_head(hidden_RE).float()  # type: ignore[no-any-return]

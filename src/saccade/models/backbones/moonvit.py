@@ -1,0 +1,212 @@
+"""MoonViT, a tower for pictures of any size, and the projector behind it.
+
+Every picture attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. One
+frame only: what the tower does with the frames of a video (positions in time, their mean) leaves a picture as it is.
+Patches come in raster order and are put into merge-block order at once, while they are bytes.
+
+Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Encoder contract: `prepare` does all
+that depends on grids, on the host; `encode` then runs without a device sync. Shapes: P patches, I values of a patch,
+E hidden size, D head size, U merged patches, X text width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.moonvit_config import VisionConfig
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.ops import GELU, GELU_TANH
+from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+from saccade.nn.vision import Grid, PackedSelfAttention, packed_layout, patch_coordinates
+
+NORM_EPS = 1e-5
+ROPE_THETA = 10000.0
+KEYS_A = np.float32(-0.75)
+"""The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) as PyTorch's interpolation has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What depends on grids alone: `prepare` computes it, and every block reads it.
+
+    *order* int64 [P] is the place in the raster of each patch in merge-block order. *taps* int64 [P, 16] and
+    *tap_weights* [P, 16] resample the learned positions; *cos_sin* complex64 [P, 1, D / 2] is the argument of
+    `ops.rotary_pairs`. Raises ValueError for a layout that lacks what the backend needs.
+    """
+
+    layout: PackedLayout
+    order: torch.Tensor
+    taps: torch.Tensor
+    tap_weights: torch.Tensor
+    cos_sin: torch.Tensor
+    backend: VisionAttentionBackend
+
+    def __post_init__(self) -> None:
+        """Check what the host knows, once a call."""
+        check_metadata(self.backend, self.layout)
+
+
+class Places(NamedTuple):
+    """Where the patches of one picture are, in merge-block order.
+
+    *places* float32 [P, 2] are column and row; the other fields are those of EncoderMetadata for this picture.
+    """
+
+    order: npt.NDArray[np.int64]
+    places: npt.NDArray[np.float32]
+    taps: npt.NDArray[np.int64]
+    tap_weights: npt.NDArray[np.float32]
+
+
+def picture_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
+    """Return the places of a picture, for a *table* of (rows, columns)."""
+    row, column = patch_coordinates(grid, merge)
+    rows, row_weights = bicubic_taps(row, grid[1], table[0])
+    columns, column_weights = bicubic_taps(column, grid[2], table[1])
+    taps = rows[:, :, None] * table[1] + columns[:, None, :]
+    weights = row_weights[:, :, None] * column_weights[:, None, :]
+    places = np.stack((column, row), 1).astype(np.float32)
+    return Places(row * grid[2] + column, places, taps.reshape(-1, 16), weights.reshape(-1, 16))
+
+
+def bicubic_taps(
+    position: npt.NDArray[np.int64], size: int, side: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return the four table entries [P, 4] and their weights that resample *side* entries to *size*.
+
+    As functional.interpolate with bicubic does without aligned corners and antialiasing; entries outside of the table
+    are those at its border. Where *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    """
+    place = (position.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
+    low = np.floor(place)
+    entries = low.astype(np.int64)[:, None] + np.arange(-1, 3)
+    distance = np.abs(place[:, None] - entries.astype(np.float32))
+    near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance * distance + 1
+    far = ((KEYS_A * distance - 5 * KEYS_A) * distance + 8 * KEYS_A) * distance - 4 * KEYS_A
+    return entries.clip(0, side - 1), np.where(distance <= 1, near, far).astype(np.float32)
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose kernel equals its stride, as a linear layer over the values of a patch."""
+
+    def __init__(self, hidden_size: int, kernel: tuple[int, int, int]) -> None:
+        """*kernel* is (channels, height, width)."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.folded: Linear | None = None
+
+    def fold(self) -> None:
+        """Make the linear layer of the loaded kernel."""
+        flat_EI = self.weight.flatten(1)
+        self.folded = Linear(flat_EI.shape[1], flat_EI.shape[0])
+        self.folded.weight, self.folded.bias = nn.Parameter(flat_EI, requires_grad=False), self.bias
+
+    def forward(self, patches_PI: torch.Tensor) -> torch.Tensor:
+        """Map normalised patches [P, I] to [P, E]. Call `fold` first."""
+        return self.folded(patches_PI)  # type: ignore[no-any-return,misc]
+
+
+class VisionMlp(nn.Module):
+    """Two linear layers with biases, and an activation between them."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.fc0 = Linear(config.hidden_size, config.intermediate_size)
+        self.fc1 = Linear(config.intermediate_size, config.hidden_size)
+
+    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_PE* plus the MLP of *x_PE*."""
+        return self.fc1.add_to(residual_PE, self.fc0(x_PE, GELU_TANH))
+
+
+class VisionBlock(nn.Module):
+    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual.
+
+    Checkpoints store the channels that are rotated together next to each other, as `ops.rotary_pairs` takes them.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.norm0 = LayerNorm(config.hidden_size, NORM_EPS)
+        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads)
+        self.norm1 = LayerNorm(config.hidden_size, NORM_EPS)
+        self.mlp = VisionMlp(config)
+
+    def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map [P, E] to [P, E]."""
+        x_PE = self.attn.add_to(x_PE, self.norm0(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
+        return self.mlp.add_to(x_PE, self.norm1(x_PE))
+
+
+class Projector(nn.Module):
+    """Normalise patches, concatenate each merge block, and project it into the text network's space."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.width = config.hidden_size * config.merge_size**2
+        self.pre_norm = LayerNorm(config.hidden_size, config.projector_eps)
+        self.linear_fc1 = Linear(self.width, self.width)
+        self.linear_fc2 = Linear(self.width, config.out_hidden_size)
+
+    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
+        """Map [P, E] to [U, X]."""
+        merged = self.pre_norm(x_PE).view(-1, self.width)
+        return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
+
+
+class VisionTower(nn.Module):
+    """Maps patches in merge-block order to as many normalised vectors."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        kernel = (CHANNELS, config.patch_size, config.patch_size)
+        self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel), "pos_emb": nn.Module()})
+        table = torch.empty(config.table_rows, config.table_columns, config.hidden_size)
+        self.patch_embed["pos_emb"].weight = nn.Parameter(table, requires_grad=False)
+        self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.depth))
+        self.final_layernorm = LayerNorm(config.hidden_size, NORM_EPS)
+        self.table_TE = torch.empty(0)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights."""
+        self.patch_embed["proj"].fold()  # type: ignore[operator]
+        # Resampling computes weighted sums of sixteen entries in float32.
+        self.table_TE = self.patch_embed["pos_emb"].weight.data.float().flatten(0, 1)  # type: ignore[operator]
+
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> EncoderMetadata:
+        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        device, config = self.table_TE.device, self.config
+        table = config.table_rows, config.table_columns
+        pictures = [picture_places(grid, config.merge_size, table) for grid in grids]
+        starts = np.cumsum([0, *(len(picture.order) for picture in pictures)])
+        order = np.concatenate([start + picture.order for start, picture in zip(starts, pictures, strict=False)])
+        _, *rest = (np.concatenate(arrays) for arrays in zip(*pictures, strict=True))
+        order_P, place_P2, taps_P, weights_P = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, *rest)
+        )
+        frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
+        # Pairs of channels turn with the column and with the row in turns.
+        angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
+        layout = packed_layout(grids, device)
+        return EncoderMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend)
+
+    def forward(self, patches_PI: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map normalised patches [P, I], in merge-block order, to [P, E]."""
+        learned_PE = functional.embedding_bag(
+            metadata.taps, self.table_TE, per_sample_weights=metadata.tap_weights, mode="sum"
+        )
+        x_PE = self.patch_embed["proj"](patches_PI)
+        x_PE = x_PE + learned_PE.to(x_PE.dtype)
+        for block in self.blocks:
+            x_PE = block(x_PE, metadata)
+        return self.final_layernorm(x_PE)  # type: ignore[no-any-return]

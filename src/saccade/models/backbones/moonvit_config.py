@@ -1,0 +1,98 @@
+"""MoonViT's config.json, checked: what networks and facts are made from. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import integer, number
+
+RELEASE: Mapping[str, str] = MappingProxyType(
+    {
+        "num_hidden_layers": "vt_num_hidden_layers",
+        "hidden_size": "vt_hidden_size",
+        "intermediate_size": "vt_intermediate_size",
+        "num_attention_heads": "vt_num_attention_heads",
+        "pos_emb_height": "init_pos_emb_height",
+        "pos_emb_width": "init_pos_emb_width",
+    }
+)
+"""The releases' keys by those of transformers. The releases' win: transformers reads its own only, or defaults."""
+
+FIXED: Mapping[str, Any] = MappingProxyType(
+    {
+        "merge_type": "sd2_tpool",
+        "mm_projector_type": "patchmerger",
+        "pos_emb_type": "divided_fixed",
+        "projector_hidden_act": "gelu",
+        "video_attn_type": "spatial_temporal",
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+)
+"""Settings with one supported value, which is assumed where they are missing."""
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The vision part of config.json, checked. *table_rows* and *table_columns* are those of the learned positions."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    table_rows: int
+    table_columns: int
+    patch_size: int
+    merge_size: int
+    projector_eps: float
+    out_hidden_size: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "VisionConfig":
+        """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
+        for key, known in FIXED.items():
+            if vision.get(key, known) != known:
+                raise StartupError(f"config.json: `{key}` is {vision[key]!r}; this network knows {known!r}.")
+        read = cls(
+            depth=_either(vision, "num_hidden_layers"),
+            hidden_size=_either(vision, "hidden_size"),
+            intermediate_size=_either(vision, "intermediate_size"),
+            num_heads=_either(vision, "num_attention_heads"),
+            table_rows=_either(vision, "pos_emb_height"),
+            table_columns=_either(vision, "pos_emb_width"),
+            patch_size=integer(vision, "patch_size"),
+            merge_size=_merge_size(vision),
+            projector_eps=_projector_eps(config, vision),
+            out_hidden_size=out_hidden_size,
+        )
+        if read.hidden_size % (4 * read.num_heads):
+            raise StartupError("config.json: the vision tower's hidden size must be a multiple of 4 * its heads.")
+        widths = {
+            "mm_hidden_size": (vision, read.hidden_size),
+            "text_hidden_size": (vision, out_hidden_size),
+            "projection_hidden_size": (config, read.hidden_size),
+        }
+        for key, (holder, needed) in widths.items():
+            if holder.get(key, needed) != needed:
+                raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {needed}.")
+        return read
+
+
+def _either(vision: Mapping[str, Any], key: str) -> int:
+    release = RELEASE[key]
+    return integer(vision, release if release in vision or key not in vision else key)
+
+
+def _merge_size(vision: Mapping[str, Any]) -> int:
+    match vision.get("merge_kernel_size"):
+        case [int(rows), int(columns)] if rows == columns and rows > 0:
+            return rows
+        case given:
+            raise StartupError(f"config.json: `merge_kernel_size` must be two equal whole numbers, not {given!r}.")
+
+
+def _projector_eps(config: Mapping[str, Any], vision: Mapping[str, Any]) -> float:
+    if "projector_ln_eps" in vision:
+        return number(vision, "projector_ln_eps")
+    return number(config, "projection_layer_norm_eps")

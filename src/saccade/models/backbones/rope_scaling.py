@@ -1,0 +1,139 @@
+"""Rotary frequencies for contexts longer than those of the training, from config.json. No torch.
+
+Every way divides the frequency of each channel pair by a number of its own. Formulas: transformers 5.23,
+modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
+Ding et al. 2024, arXiv:2402.13753.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import integer, number, section
+
+
+class Rope(NamedTuple):
+    """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
+
+    Some decoders multiply attention scores by *score_factor*.
+    """
+
+    theta: float
+    divisors: tuple[float, ...]
+    magnitude: float = 1.0
+    score_factor: float = 1.0
+
+
+class _Source(NamedTuple):
+    """What a reader may look at: the decoder's keys, those of its scaling, and the longest sequence to serve."""
+
+    text: Mapping[str, Any]
+    scaling: Mapping[str, Any]
+    theta: float
+    num_pairs: int
+    max_model_len: int
+
+    @property
+    def original_length(self) -> int:
+        """Return the length of the sequences in the training."""
+        key = "original_max_position_embeddings"
+        holder = next((one for one in (self.text, self.scaling) if one.get(key) is not None), None)
+        return integer(self.text, "max_position_embeddings") if holder is None else integer(holder, key, least=2)
+
+
+def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int) -> Rope:
+    """Return the rotary frequencies of a decoder that serves sequences of up to *max_model_len* tokens.
+
+    The length chooses between longrope's two sets of factors for good: one sequence has one set, whatever its length.
+    Raises StartupError, naming the key.
+    """
+    # Older releases have rope_scaling beside rope_theta; newer ones put both into rope_parameters.
+    key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
+    scaling: Mapping[str, Any] = section(text, key) if text.get(key) else {}
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind not in READERS:
+        raise StartupError(f"config.json: rope type {kind!r} is not served; known: {', '.join(READERS)}.")
+    if scaling.get("partial_rotary_factor", text.get("partial_rotary_factor", 1)) != 1:
+        raise StartupError("config.json: only a `partial_rotary_factor` of 1 is served by this network.")
+    theta = number(scaling if "rope_theta" in scaling else text, "rope_theta")
+    return READERS[kind](_Source(text, scaling, theta, head_dim // 2, max_model_len))
+
+
+def _default(source: _Source) -> Rope:
+    return Rope(source.theta, (1.0,) * source.num_pairs)
+
+
+def _linear(source: _Source) -> Rope:
+    return Rope(source.theta, (number(source.scaling, "factor"),) * source.num_pairs)
+
+
+def _llama3(source: _Source) -> Rope:
+    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both."""
+    factor, low, high = (number(source.scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise StartupError("config.json: `low_freq_factor` must be below `high_freq_factor`.")
+    frequencies = (source.theta ** (-pair / source.num_pairs) for pair in range(source.num_pairs))
+    turns = (source.original_length * frequency / (2 * math.pi) for frequency in frequencies)
+    kept = (min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns)
+    return Rope(source.theta, tuple(1 / ((1 - share) / factor + share) for share in kept))
+
+
+def _yarn(source: _Source) -> Rope:
+    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both.
+
+    The factor of scores is DeepSeek-V3's: transformers, modeling_deepseek_v3.py, yarn_apply_mscale.
+    """
+    scaling, width = source.scaling, 2 * source.num_pairs
+    factor, original = number(scaling, "factor"), source.original_length
+    fast, slow = (_number_or(scaling, key, default) for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    first, last = (
+        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(source.theta)) for turns in (fast, slow)
+    )
+    first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+    span = max(last - first, 0.001)
+    stretched = (min(max((pair - first) / span, 0.0), 1.0) for pair in range(source.num_pairs))
+    divisors = tuple(1 / (share / factor + 1 - share) for share in stretched)
+    whole = _magnitude(factor, _number_or(scaling, "mscale_all_dim", 0.0))
+    magnitude = _magnitude(factor, 1.0)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        magnitude = _magnitude(factor, number(scaling, "mscale")) / whole
+    return Rope(source.theta, divisors, _number_or(scaling, "attention_factor", magnitude), whole**2)
+
+
+def _magnitude(factor: float, weight: float) -> float:
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
+
+
+def _number_or(scaling: Mapping[str, Any], key: str, otherwise: float) -> float:
+    """Return the positive number under *key*, *otherwise* if it is null, zero or missing."""
+    return number(scaling, key) if scaling.get(key) else otherwise
+
+
+def _longrope(source: _Source) -> Rope:
+    scaling, original = source.scaling, source.original_length
+    short, long = (_factors(scaling, key, source.num_pairs) for key in ("short_factor", "long_factor"))
+    divisors = long if source.max_model_len > original else short
+    if scaling.get("attention_factor") is not None:
+        return Rope(source.theta, divisors, number(scaling, "attention_factor"))
+    stated = scaling.get("factor") is not None
+    longer = number(scaling, "factor") if stated else integer(source.text, "max_position_embeddings") / original
+    magnitude = math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+    return Rope(source.theta, divisors, magnitude)
+
+
+def _factors(scaling: Mapping[str, Any], key: str, num_pairs: int) -> tuple[float, ...]:
+    factors = scaling.get(key)
+    are_numbers = isinstance(factors, list) and all(type(one) in (int, float) and one > 0 for one in factors)
+    if not are_numbers or len(factors) != num_pairs:
+        raise StartupError(
+            f"config.json: `{key}` must list {num_pairs} positive numbers, one for each pair of a head's channels."
+        )
+    return tuple(float(one) for one in factors)
+
+
+READERS: Mapping[str, Callable[[_Source], Rope]] = MappingProxyType(
+    {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "su": _longrope}
+)
+"""Readers by the type in config.json; `su` is the name of longrope in early releases."""

@@ -1,0 +1,11 @@
+"""Qwen2.5-VL."""
+
+from saccade.models.family import Family
+
+FAMILY = Family(
+    architectures=("Qwen2_5_VLForConditionalGeneration",),
+    model_types=("qwen2_5_vl",),
+    placeholder="<|image_pad|>",
+    template_switches=("add_vision_id",),
+    external_grid="image_grid_thw",
+)

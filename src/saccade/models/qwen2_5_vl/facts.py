@@ -1,0 +1,49 @@
+"""The facts of Qwen2.5-VL for the engine's core, from its configuration. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import integer, section
+from saccade.models.backbones.qwen_config import BIASED_STYLE, TextConfig, TowerConfig, text_section
+from saccade.models.backbones.qwen_facts import QwenFacts
+
+TOWER_DEFAULTS: Mapping[str, Any] = {"hidden_act": "silu", "in_channels": 3}
+"""Keys that the releases leave out: transformers 5.23, Qwen2_5_VLVisionConfig."""
+
+
+@dataclass(frozen=True)
+class WindowedConfig(TowerConfig):
+    """A tower whose blocks attend within windows of window * window merged patches, but for *full_blocks*."""
+
+    window: int
+    full_blocks: frozenset[int]
+
+    @classmethod
+    def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that this tower adds. Raises StartupError, naming the key."""
+        merged = integer(vision, "spatial_merge_size") * integer(vision, "patch_size")
+        window = integer(vision, "window_size", least=merged) // merged
+        return {"window": window, "full_blocks": _full_blocks(vision)}
+
+
+class Facts(QwenFacts[WindowedConfig]):
+    """models.facts.ModelFacts."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Facts":
+        """Read config.json. Raises StartupError, naming the key."""
+        text = TextConfig.read(text_section(config), BIASED_STYLE)
+        tower = WindowedConfig.read({**TOWER_DEFAULTS, **section(config, "vision_config")})
+        return cls.checked(config, text, tower)
+
+
+def _full_blocks(vision: Mapping[str, Any]) -> frozenset[int]:
+    blocks, depth = vision.get("fullatt_block_indexes"), integer(vision, "depth")
+    if not isinstance(blocks, list) or not all(isinstance(block, int) and 0 <= block < depth for block in blocks):
+        raise StartupError(
+            f"config.json: `fullatt_block_indexes` must list blocks of the vision tower (0 to {depth - 1}), "
+            f"not {blocks!r}."
+        )
+    return frozenset(blocks)

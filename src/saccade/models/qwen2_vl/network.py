@@ -1,0 +1,81 @@
+"""The network: a tower without learned positions, and a text decoder with biases of queries, keys and values.
+
+Formulas: transformers, modeling_qwen2_vl.py (Qwen2VisionTransformerPretrainedModel). Shapes: P patches, C values of a
+patch, E width of the tower, U merged patches, X width of the text model.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from saccade.models.backbones.qwen_config import TowerConfig, text_section
+from saccade.models.backbones.qwen_network import QwenNetwork
+from saccade.models.backbones.qwen_vision import (
+    BlockMetadata,
+    PatchMerger,
+    VisionBlock,
+    VisionMlp,
+    axial_cos_sin,
+)
+from saccade.models.facts import Grid
+from saccade.models.network import Target
+from saccade.models.qwen2_vl.facts import Facts
+from saccade.models.qwen2_vl.layout import Layout
+from saccade.models.qwen2_vl.weights import locate
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.vision import PatchEmbedding, frame_coordinates, packed_layout
+
+
+class VisionTower(nn.Module):
+    """Maps patches to features in the text network's space. Each frame attends to itself."""
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        self.config = config
+        kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=False)})
+        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config)) for _ in range(config.depth))
+        self.merger = PatchMerger(config)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights."""
+        self.patch_embed["proj"].fold()  # type: ignore[operator]
+        for block in self.blocks:
+            block.attn.pair()  # type: ignore[union-attr,operator]
+
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
+        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        device = self.merger.linear_fc1.weight.device
+        frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
+        places_P2 = torch.from_numpy(np.concatenate(list(frames))).to(device, non_blocking=True)
+        return BlockMetadata(packed_layout(grids, device), axial_cos_sin(places_P2, self.config.head_dim), backend)
+
+    def forward_blocks(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
+        """Map normalised patches to the last block's output [P, E]."""
+        x_PE = self.patch_embed["proj"](patches_PC)
+        for block in self.blocks:
+            x_PE = block(x_PE, metadata)
+        return x_PE  # type: ignore[no-any-return]
+
+    def forward(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
+        """Map normalised patches to features [U, X]."""
+        return self.merger(self.forward_blocks(patches_PC, metadata))  # type: ignore[no-any-return]
+
+
+class Network(QwenNetwork):
+    """The engine's network of the family."""
+
+    def __init__(
+        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
+        settings = Layout(config, preprocessor).settings
+        tied = any(keys.get("tie_word_embeddings") for keys in (config, text_section(config)))
+        super().__init__(facts, VisionTower(facts.vision), settings, tied=tied, ranks=ranks)
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
+        return locate(name, self.tied)

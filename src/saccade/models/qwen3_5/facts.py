@@ -1,0 +1,36 @@
+"""The facts of Qwen3.5 for the engine's core, from its configuration. No torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.hybrid_config import HybridConfig
+from saccade.models.backbones.model_config import section
+from saccade.models.backbones.qwen_config import VisionConfig
+from saccade.models.backbones.qwen_facts import QwenFacts
+from saccade.models.facts import KvSpec, Paged
+
+DEEPSTACK = "deepstack_visual_indexes"
+
+
+class Facts(QwenFacts[VisionConfig]):
+    """models.facts.ModelFacts of a dense model, or of one with experts."""
+
+    text: HybridConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Facts":
+        """Read config.json. Raises StartupError, naming the key."""
+        text = HybridConfig.of(section(config, "text_config"))
+        # The releases list no blocks, and the reference does not read the key, which may be absent.
+        vision = VisionConfig.read({DEEPSTACK: [], **section(config, "vision_config")})
+        if vision.deepstack_layers:
+            raise StartupError(f"config.json: `{DEEPSTACK}` must be empty: this network has no deepstack.")
+        return cls.checked(config, text, vision)
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for some layers, and a recurrent state for the others."""
+        width = self.text.head_dim
+        paged, recurrent = Paged(self.text.num_kv_heads, width, width), self.text.delta_net.state
+        return tuple(paged if layer in self.text.full_attention else recurrent for layer in range(self.text.num_layers))

@@ -1,0 +1,44 @@
+"""Values in a paged cache: as the network computes them, or in float8 (e4m3), divided by a scale.
+
+Shapes: S slots of the cache, N tokens, "..." the dimensions of one token's values.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class CacheValues(NamedTuple):
+    """One tensor of a layer's cache, [S, ...], and the *scale* of float8 values."""
+
+    slots: torch.Tensor
+    scale: float = 1.0
+
+    def write(self, slots_N: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write *values* [N, ...] to slots int64 [N], and return them as they will be read.
+
+        Attention over these gives the same result whether a token is read back from the cache or not.
+        """
+        if self.slots.dtype == values.dtype:
+            self.slots.index_copy_(0, slots_N, values)
+            return values
+        # Torch casts what is too large for float8 to NaN.
+        largest = torch.finfo(self.slots.dtype).max
+        rounded = (values.float() / self.scale).clamp_(-largest, largest).to(self.slots.dtype)
+        _bytes(self.slots).index_copy_(0, slots_N, _bytes(rounded))
+        return self._restored(rounded, values.dtype)
+
+    def read(self, slots_N: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the values [N, ...] at slots int64 [N], in the network's *dtype*."""
+        if self.slots.dtype == dtype:
+            return self.slots.index_select(0, slots_N)
+        rounded = _bytes(self.slots).index_select(0, slots_N).view(self.slots.dtype)
+        return self._restored(rounded, dtype)
+
+    def _restored(self, rounded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return (rounded.float() * self.scale).to(dtype)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return float8 values as bytes, which torch can gather and scatter on every device."""
+    return values.view(torch.uint8)

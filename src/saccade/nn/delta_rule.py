@@ -1,0 +1,151 @@
+"""The gated delta rule and the short causal convolution in front of it, for the sequences of one step.
+
+Both keep a state for each sequence instead of all its tokens, so the cost of a token does not grow with its context.
+Formulas: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464 (the rule); Yang et al. 2024, arXiv:2406.06484, section 3
+(blocks of tokens at once, by the inverse of a triangular matrix).
+
+The tokens of a step are flat, sequence after sequence, those of a single token first; *lengths* are the sequences' and
+*rows* int64 [S] their states'. Shapes: N tokens, S sequences, R rows, T taps, C channels, K key heads, H value heads,
+D key width, W value width, L tokens of a sequence, B blocks of L tokens.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn import functional
+
+BLOCK = 64
+"""Tokens in a block of the scan. Within a block the work is in matrix products; blocks follow each other in a loop."""
+
+
+def causal_conv(
+    x_NC: torch.Tensor,
+    taps_TC: torch.Tensor,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: tuple[int, ...],
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return activation(sum over t of taps[t] * x[n - T + 1 + t]) [N, C], computed in float32, rounded once.
+
+    *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, zero before the first; they are
+    updated.
+    """
+    num_singles, spans = _split(lengths)
+    outputs = []
+    if num_singles:
+        own = rows[:num_singles]
+        window_STC = torch.cat((states.index_select(0, own), x_NC[:num_singles].unsqueeze(1)), 1)
+        states.index_copy_(0, own, window_STC[:, 1:])
+        outputs.append(activation((window_STC * taps_TC).sum(1)))
+    for index, span in spans:
+        own = rows[index : index + 1]
+        length = lengths[index]
+        padded = torch.cat((states.index_select(0, own)[0], x_NC[span]))
+        states.index_copy_(0, own, padded[length:].unsqueeze(0))
+        total_LC = padded[:length] * taps_TC[0]
+        for tap in range(1, len(taps_TC)):
+            total_LC.addcmul_(padded[tap : tap + length].float(), taps_TC[tap])
+        outputs.append(activation(total_LC))
+    return torch.cat(outputs).to(x_NC.dtype)
+
+
+def delta_rule(
+    q_NKD: torch.Tensor,
+    k_NKD: torch.Tensor,
+    v_NHW: torch.Tensor,
+    log_decay_NH: torch.Tensor,
+    beta_NH: torch.Tensor,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: tuple[int, ...],
+) -> torch.Tensor:
+    """Return S_n^T q_n, float32 [N, H, W], where S_n = d S_(n-1) + k_n (beta_n (v_n - d S_(n-1)^T k_n))^T.
+
+    d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W] hold
+    S of each sequence, zero before its first token; they are updated.
+    """
+    num_singles, spans = _split(lengths)
+    group = v_NHW.shape[1] // k_NKD.shape[1]
+    q_NHD, k_NHD = (tensor.float().repeat_interleave(group, 1) for tensor in (q_NKD, k_NKD))
+    tokens = (q_NHD, k_NHD, v_NHW.float(), log_decay_NH.float(), beta_NH.float())
+    outputs = []
+    if num_singles:
+        own = rows[:num_singles]
+        state = states.index_select(0, own)
+        outputs.append(_single_tokens(*(tensor[:num_singles] for tensor in tokens), state))
+        states.index_copy_(0, own, state)
+    for index, span in spans:
+        own = rows[index : index + 1]
+        state = states.index_select(0, own)
+        outputs.append(_scan(*(tensor[span].transpose(0, 1) for tensor in tokens), state[0]))
+        states.index_copy_(0, own, state)
+    return torch.cat(outputs)
+
+
+def _split(lengths: tuple[int, ...]) -> tuple[int, Iterator[tuple[int, slice]]]:
+    """Return the number of leading sequences of a single token, and the number and tokens of each one after them."""
+    num_singles = next((index for index, length in enumerate(lengths) if length > 1), len(lengths))
+    return num_singles, _spans(lengths, num_singles)
+
+
+def _spans(lengths: tuple[int, ...], first: int) -> Iterator[tuple[int, slice]]:
+    start = first
+    for index in range(first, len(lengths)):
+        yield index, slice(start, start + lengths[index])
+        start += lengths[index]
+
+
+def _single_tokens(
+    q_SHD: torch.Tensor,
+    k_SHD: torch.Tensor,
+    v_SHW: torch.Tensor,
+    log_decay_SH: torch.Tensor,
+    beta_SH: torch.Tensor,
+    state_SHDW: torch.Tensor,
+) -> torch.Tensor:
+    """Apply the rule to one token of each sequence; overwrite the states, and return [S, H, W]."""
+    state_SHDW.mul_(log_decay_SH.exp()[..., None, None])
+    recalled_SHW = (k_SHD.unsqueeze(-2) @ state_SHDW).squeeze(-2)
+    correction_SHW = (v_SHW - recalled_SHW) * beta_SH.unsqueeze(-1)
+    state_SHDW.addcmul_(k_SHD.unsqueeze(-1), correction_SHW.unsqueeze(-2))
+    return (q_SHD.unsqueeze(-2) @ state_SHDW).squeeze(-2)
+
+
+def _scan(
+    q_HLD: torch.Tensor,
+    k_HLD: torch.Tensor,
+    v_HLW: torch.Tensor,
+    log_decay_HL: torch.Tensor,
+    beta_HL: torch.Tensor,
+    state_HDW: torch.Tensor,
+) -> torch.Tensor:
+    """Apply the rule to the tokens of one sequence, block by block; overwrite the state, and return [L, H, W].
+
+    With c the sum of log decays from the block's start, and S the state there, the corrections u of a block solve
+    u_i + beta_i sum over j < i of exp(c_i - c_j) (k_i . k_j) u_j = beta_i (v_i - exp(c_i) S^T k_i).
+    """
+    length = q_HLD.shape[1]
+    block = min(BLOCK, length)
+    padding = -length % block
+    # Tokens of padding have neither keys nor decay, so they change no state.
+    q, k, v = (functional.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, block)) for x in (q_HLD, k_HLD, v_HLW))
+    log_decay, beta = (functional.pad(x, (0, padding)).unflatten(1, (-1, block)) for x in (log_decay_HL, beta_HL))
+    # Sums between two tokens, made without differences of longer sums, which would lose their last digits.
+    between = log_decay.unsqueeze(-1).expand(*log_decay.shape, block).tril(-1).cumsum(-2)
+    decays = between.exp_().tril_()
+    weighted_k = k * beta.unsqueeze(-1)
+    system = (weighted_k @ k.transpose(-1, -2)).mul_(decays)
+    scores = (q @ k.transpose(-1, -2)).mul_(decays)
+    decay_in = log_decay.cumsum(-1).exp_().unsqueeze(-1)
+    known = torch.cat((v * beta.unsqueeze(-1), weighted_k * decay_in), -1)
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    new_v, read_k = solved.split_with_sizes((v.shape[-1], k.shape[-1]), -1)
+    q_in = q * decay_in
+    k_out = (k * decays[..., -1, :].unsqueeze(-1)).transpose(-1, -2)
+    outputs = torch.empty_like(v)
+    for index in range(q.shape[1]):
+        correction = torch.baddbmm(new_v[:, index], read_k[:, index], state_HDW, alpha=-1)
+        outputs[:, index] = torch.baddbmm(q_in[:, index] @ state_HDW, scores[:, index], correction)
+        state_HDW.mul_(decay_in[:, index, -1:]).baddbmm_(k_out[:, index], correction)
+    return outputs.flatten(1, 2)[:, :length].transpose(0, 1)

@@ -1,0 +1,61 @@
+"""Mixtures of experts: many gated MLPs, of which each token uses a few (Shazeer et al. 2017, arXiv:1701.06538).
+
+A family's router chooses the experts and their weights. Shapes: N tokens, H hidden size, I intermediate size, E experts
+of this rank, K experts of a token.
+"""
+
+import torch
+from torch import nn
+
+from saccade.errors import StartupError
+from saccade.nn.formats.quantised import Part, QuantisedExperts
+from saccade.nn.layers import Layer
+from saccade.nn.ops import ExpertMatrices
+from saccade.nn.parallel import ALONE, Ranks, Sharding
+
+
+class Experts(Layer):
+    """The experts of one layer, cut over *ranks* by expert. *gate_up_proj* is [E, 2I, H], *down_proj* [E, H, I]."""
+
+    def __init__(self, num_experts: int, hidden: int, intermediate: int, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        if num_experts % ranks.size:
+            raise StartupError(
+                f"--tensor-parallel-size is {ranks.size}, but the model has {num_experts} experts, which {ranks.size} "
+                "ranks cannot share equally."
+            )
+        share = num_experts // ranks.size
+        self.first = ranks.rank * share
+        self.ranks = ranks
+        self.gate_up_proj = nn.Parameter(torch.empty(share, 2 * intermediate, hidden), requires_grad=False)
+        self.down_proj = nn.Parameter(torch.empty(share, hidden, intermediate), requires_grad=False)
+        self.experts = dict.fromkeys(("gate_up_proj", "down_proj"), Sharding((num_experts,), 0, (ranks.size,)))
+        self.shardings = {
+            "gate_up_proj": Sharding((intermediate, intermediate)),
+            "down_proj": Sharding((hidden,)),
+        }
+        self.quantised: dict[str, QuantisedExperts] = {}
+
+    def hold(self, name: str, parts: tuple[Part, ...]) -> None:
+        """Multiply by *parts*, one below the other, in place of the parameter *name*, which is empty."""
+        num_experts = self.experts[name].lengths()[0]
+        self.quantised[name] = QuantisedExperts(parts, num_experts, getattr(self, name).dtype)
+
+    def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.
+
+        *expert_ids_NK* is int64 and counts the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
+        """
+        own_ids_NK = expert_ids_NK - self.first
+        gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
+        down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)
+        return self.ranks.all_reduce(self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK))
+
+
+def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts with the largest softmax of *logits_NE*.
+
+    With *renormalise* the weights of a token sum to 1. Source: transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
+    """
+    weights_NK, expert_ids_NK = logits_NE.float().softmax(-1).topk(top_k, -1)
+    return expert_ids_NK, weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK

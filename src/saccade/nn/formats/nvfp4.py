@@ -1,0 +1,39 @@
+"""NVFP4: four-bit floats (e2m1) with a scale (e4m3) for 16 of them, and one (float32) for the weight.
+
+Source: NVIDIA's Model Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py (NVFP4QTensor.dequantize).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from saccade.nn.formats.quantised import Field, Region, scaled
+
+GROUP_SIZE = 16
+PER_BYTE = 2
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of the codes 0 to 7; codes 8 to 15 are their negatives."""
+
+
+class Nvfp4:
+    """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does."""
+
+    name = "modelopt NVFP4"
+    unused = ("input_scale",)
+    fields: Mapping[str, Field] = MappingProxyType(
+        {
+            "weight": Field(("U8",), (1, PER_BYTE)),
+            "weight_scale": Field(("F8_E4M3",), (1, GROUP_SIZE)),
+            "weight_scale_2": Field(("F32",), None),
+        }
+    )
+
+    def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
+        """Return value * (scale of the group * scale of the weight)."""
+        packed = fields["weight"]
+        codes = torch.stack((packed & 0xF, packed >> 4), -1).flatten(-2)
+        own = codes.narrow(-1, region.column % PER_BYTE, region.num_columns)
+        table = torch.tensor((*E2M1, *(-value for value in E2M1)), device=packed.device)
+        scales = fields["weight_scale"].float() * fields["weight_scale_2"].float()
+        return scaled(table[own.int()], scales, (1, GROUP_SIZE), region)

@@ -1,0 +1,173 @@
+"""Weights that stay quantised in memory and are dequantised where they are used.
+
+A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight:
+eight columns of one row, a block of 128 x 128, the whole weight. A rank's shard of a weight is a region of it; the rank
+holds every cell that the region touches, so a region may begin and end inside a cell. All products are computed in
+float32 and rounded once, to the network's dtype.
+
+Shapes: O rows and I columns of a weight, N tokens, E experts of this rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn import functional
+
+from saccade.nn.ops import Activation
+
+DEQUANTISED_AT_ONCE = 1 << 22
+"""Values that are dequantised at a time: their copies in float32 fit into a processor's caches."""
+
+
+class Region(NamedTuple):
+    """Rows [row, row + num_rows) and columns [column, column + num_columns) of a weight."""
+
+    row: int
+    num_rows: int
+    column: int
+    num_columns: int
+
+
+class Field(NamedTuple):
+    """A tensor that stores part of a weight. *dtypes* are those that checkpoints may have, by their safetensors names.
+
+    A value belongs to *cell*, rows x columns of the weight, and the tensor is [ceil(O / rows), ceil(I / columns)]. None
+    is a field with one value for the whole weight, [] or [1].
+    """
+
+    dtypes: tuple[str, ...]
+    cell: tuple[int, int] | None
+
+    def slices(self, region: Region) -> tuple[slice, ...]:
+        """Return the part of the tensor whose cells *region* touches."""
+        if self.cell is None:
+            return ()
+        rows, columns = self.cell
+        return (
+            slice(region.row // rows, -(-(region.row + region.num_rows) // rows)),
+            slice(region.column // columns, -(-(region.column + region.num_columns) // columns)),
+        )
+
+    def shape(self, region: Region) -> tuple[int, ...]:
+        """Return the shape of the part that *region* touches."""
+        return tuple(part.stop - part.start for part in self.slices(region))
+
+
+class WeightFormat(Protocol):
+    """How a checkpoint stores a weight. *fields* are by the ends of their tensors' names.
+
+    Tensors whose names end with one of *unused* belong to the weight, and are not needed.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fields(self) -> Mapping[str, Field]: ...
+
+    @property
+    def unused(self) -> tuple[str, ...]: ...
+
+    def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
+        """Return the values [O, I] of *region* in float32. *fields* are the parts of the fields that it touches."""
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A region of a weight in *format*, or of each expert's weight: then *fields* have a first dimension E."""
+
+    format: WeightFormat
+    fields: Mapping[str, torch.Tensor]
+    region: Region
+
+    def expert(self, index: int) -> "QuantisedWeight":
+        """Return the weight of one expert."""
+        return replace(self, fields={name: field[index] for name, field in self.fields.items()})
+
+    def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the values [O, I]. They are computed by blocks of rows, so that little float32 exists at a time."""
+        region = self.region
+        device = next(iter(self.fields.values())).device
+        output_OI = torch.empty(region.num_rows, region.num_columns, dtype=dtype, device=device)
+        step = max(1, DEQUANTISED_AT_ONCE // region.num_columns)
+        for start, block_OI in zip(range(0, region.num_rows, step), output_OI.split(step), strict=True):
+            block_OI.copy_(self._rows(start, len(block_OI)))
+        return output_OI
+
+    def _rows(self, start: int, count: int) -> torch.Tensor:
+        """Return float32 rows [start, start + count) of the region."""
+        region = self.region._replace(row=self.region.row + start, num_rows=count)
+        fields = {}
+        for name, values in self.fields.items():
+            field = self.format.fields[name]
+            if field.cell is None:
+                fields[name] = values
+            else:
+                first = self.region.row // field.cell[0]
+                rows, _ = field.slices(region)
+                fields[name] = values[rows.start - first : rows.stop - first]
+        return self.format.dequantise(fields, region)
+
+
+Part = QuantisedWeight | torch.Tensor
+"""Consecutive rows of a weight, in a format or as they are."""
+
+
+class QuantisedLinear(NamedTuple):
+    """nn.ops.PackedLinear whose weight consists of *parts*, one below the other; at least one of them is quantised.
+
+    Layers that were joined keep their own scales, and a layer that the checkpoint does not quantise stays as it is.
+    """
+
+    parts: tuple[Part, ...]
+    bias_O: torch.Tensor | None
+
+    def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
+        """Return activation(x W^T + b) [N, O]."""
+        output_NO = functional.linear(x_NI, self.dequantised(x_NI.dtype), self.bias_O)
+        return output_NO if activation is None else activation(output_NO)
+
+    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return residual + x W^T + b [N, O]."""
+        return residual_NO + self.apply(x_NI, None)
+
+    def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight [O, I]."""
+        return _joined(self.parts, dtype)
+
+
+@dataclass(frozen=True)
+class QuantisedExperts:
+    """nn.ops.ExpertMatrices: the weights of *num_experts* experts, each of *parts* one below the other."""
+
+    parts: tuple[Part, ...]
+    num_experts: int
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return self.num_experts
+
+    def __getitem__(self, expert: int, /) -> torch.Tensor:
+        """Return the weight [O, I] of one expert."""
+        own = [part.expert(expert) if isinstance(part, QuantisedWeight) else part[expert] for part in self.parts]
+        return _joined(own, self.dtype)
+
+
+def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
+    plain = [part.dequantised(dtype) if isinstance(part, QuantisedWeight) else part.to(dtype) for part in parts]
+    return plain[0] if len(plain) == 1 else torch.cat(plain)
+
+
+def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: tuple[int, int], region: Region) -> torch.Tensor:
+    """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32."""
+    rows, columns = cell
+    row = torch.arange(region.row, region.row + region.num_rows, device=scales.device)
+    scales_OC = scales.index_select(-2, row // rows - region.row // rows)
+    # Columns are filled up to whole cells, so that one multiplication serves all.
+    before = region.column % columns
+    after = -(region.column + region.num_columns) % columns
+    whole = functional.pad(values_OI, (before, after)) if before or after else values_OI
+    product: torch.Tensor = (whole.unflatten(-1, (-1, columns)) * scales_OC.unsqueeze(-1)).flatten(-2)
+    return product.narrow(-1, before, region.num_columns)

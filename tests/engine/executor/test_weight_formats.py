@@ -1,0 +1,103 @@
+"""Which format a checkpoint's configuration names, and which modules are on its ignore list."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from references.formats import COMPRESSED, FP8, GROUP
+
+from saccade.engine.executor.weight_formats import IgnoreList, Quantisation, read_quantisation
+from saccade.errors import StartupError
+
+NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
+
+
+def read(folder: Path, config: dict[str, Any], own_file: object = None) -> Quantisation | None:
+    if own_file is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(own_file))
+    return read_quantisation(config, folder)
+
+
+def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
+    assert read(tmp_path, {}) is None
+    assert read(tmp_path, {"quantization_config": None, "text_config": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "own_file", "name", "ignored"),
+    [
+        ({"quantization_config": {**COMPRESSED, "ignore": ["lm_head"]}}, None, "compressed-tensors", "lm_head"),
+        (
+            {"text_config": {"quantization_config": {**COMPRESSED, "ignore": ["re:.*gate"]}}},
+            None,
+            "compressed",
+            "a.gate",
+        ),
+        ({"quantization_config": {**FP8, "modules_to_not_convert": ["a.b"]}}, None, "fp8", "a.b"),
+        ({"quantization_config": FP8}, None, "fp8", None),
+        ({}, {"quantization": {**NVFP4, "exclude_modules": ["a.b*"]}}, "NVFP4", "a.bc"),
+        ({"quantization_config": {**NVFP4, "quant_method": "modelopt", "ignore": ["a"]}}, None, "NVFP4", "a.b"),
+        ({"quantization_config": FP8}, {"quantization": NVFP4}, "fp8", None),
+    ],
+)
+def test_places(tmp_path: Path, config: dict[str, Any], own_file: object, name: str, ignored: str | None) -> None:
+    found = read(tmp_path, config, own_file)
+    assert found is not None
+    assert name in found.format.name
+    assert ignored is None or ignored in found.ignored
+    assert "model.other" not in found.ignored
+
+
+def without(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "config_groups": {"g": {"weights": {**GROUP, **changes}}},
+        **{k: v for k, v in config.items() if k != "config_groups"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"quant_method": "awq"}, ["'awq'", "compressed-tensors, fp8, modelopt"]),
+        ({}, ["None is not known"]),
+        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, ["'nvfp4-pack-quantized'", "pack-quantized"]),
+        (without(COMPRESSED, num_bits=8), ["num_bits 8"]),
+        (without(COMPRESSED, symmetric=False), ["symmetric False"]),
+        (without(COMPRESSED, actorder="group"), ["actorder 'group'"]),
+        (without(COMPRESSED, group_size=12), ["group_size", "12"]),
+        ({**COMPRESSED, "config_groups": {}}, ["config_groups"]),
+        ({**COMPRESSED, "ignore": "lm_head"}, ["`ignore` must be a list"]),
+        ({**COMPRESSED, "ignore": ["re:(("]}, ["'((' ", "regular expression"]),
+        ({"quant_method": "fp8"}, ["weight_block_size None"]),
+        ({**FP8, "fmt": "e5m2"}, ["fmt 'e5m2'"]),
+        ({**FP8, "activation_scheme": "static"}, ["activation_scheme 'static'"]),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, ["quant_algo 'FP8'", "NVFP4"]),
+        ({"quant_method": "modelopt", **NVFP4, "group_size": 32}, ["group_size 32"]),
+    ],
+)
+def test_unknown_formats_are_refused_by_name(tmp_path: Path, found: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(StartupError) as error:
+        read(tmp_path, {"quantization_config": found})
+    assert "config.json: quantization_config" in error.value.message
+    assert all(word.strip() in error.value.message for word in words), error.value.message
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"quantization": 3}'])
+def test_damaged_own_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(content)
+    with pytest.raises(StartupError, match=r"hf_quant_config\.json"):
+        read(tmp_path, {})
+
+
+def test_ignore_lists() -> None:
+    """Names as the releases write them: of modules, of what contains them, with wildcards, as regular expressions."""
+    names = IgnoreList.of(
+        ["lm_head", "model.visual", "layers.0.mlp.gate", "model.layers.*.self_attn*", "re:.*mlp\\.(up|down)_proj.*"]
+    )
+    ignored = ["lm_head", "language_model.lm_head", "model.visual", "model.visual.blocks.3.attn.qkv",
+               "model.layers.0.mlp.gate", "model.layers.7.self_attn.q_proj", "a.mlp.up_proj", "mlp.down_proj"]  # fmt: skip
+    kept = ["model.lm_heads", "model.visuals.blocks", "model.layers.0.mlp.gate_proj", "model.layers.10.mlp.gate",
+            "model.layers.7.linear_attn.out_proj", "a.mlp.experts.0.up_proj"]  # fmt: skip
+    assert [name for name in (*ignored, *kept) if name in names] == ignored
+    assert "anything" not in IgnoreList()

@@ -1,0 +1,156 @@
+"""Experts: fused and one by one, plain and in every format, on one rank and on two."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from references.formats import REFERENCES
+from safetensors.torch import save_file
+from torch import nn
+
+from saccade.engine.executor.weight_files import open_checkpoint
+from saccade.engine.executor.weight_filler import fill
+from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
+from saccade.engine.executor.weight_plan import make_plan
+from saccade.errors import StartupError
+from saccade.models.network import Target
+from saccade.nn.experts import Experts
+from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.int4_group import Int4Group
+from saccade.nn.formats.nvfp4 import Nvfp4
+from saccade.nn.parallel import ALONE, Ranks
+
+Tensors = dict[str, torch.Tensor]
+EXPERTS, HIDDEN, INTERMEDIATE = 6, 64, 96
+FORMATS = {"int4": Int4Group(32), "fp8": Fp8Block(), "nvfp4": Nvfp4()}
+ONE = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+class Toy(nn.Module):
+    """A layer of experts, and a number."""
+
+    def __init__(self, ranks: Ranks = ALONE, transposed: bool = False) -> None:
+        super().__init__()
+        self.mlp = nn.ModuleDict({"experts": Experts(EXPERTS, HIDDEN, INTERMEDIATE, ranks)})
+        self.number = nn.Parameter(torch.empty(()), requires_grad=False)
+        self.transposed = transposed
+
+    def locate(self, name: str) -> Target | None:
+        if (match := ONE.fullmatch(name)) is not None:
+            matrix, part = {"gate": ("gate_up", 0), "up": ("gate_up", 1), "down": ("down", None)}[match[2]]
+            return Target(f"mlp.experts.{matrix}_proj", part, int(match[1]))
+        return None if name.startswith("mtp.") else Target(name, transposed=self.transposed and "experts" in name)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    """What every expert computes with, as the network stacks it."""
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "gate_up_proj": torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, generator=draw),
+        "down_proj": torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, generator=draw),
+    }
+
+
+def one_by_one(weights: dict[str, torch.Tensor]) -> Tensors:
+    """The tensors of a checkpoint that has each expert's matrices."""
+    found = {}
+    for expert in range(EXPERTS):
+        gate, up = weights["gate_up_proj"][expert].chunk(2)
+        for matrix, weight in (("gate", gate), ("up", up), ("down", weights["down_proj"][expert])):
+            found[f"mlp.experts.{expert}.{matrix}_proj.weight"] = weight.contiguous()
+    return found
+
+
+def quantised(plain: Tensors, name: str) -> tuple[Tensors, Tensors]:
+    """The same in a format, and what it stands for."""
+    stored, values = {}, {}
+    for key, weight in plain.items():
+        fields = REFERENCES[name].write(weight)
+        stored |= {key.removesuffix("weight") + end: field for end, field in fields.items()}
+        values[key] = torch.from_numpy(REFERENCES[name].read(fields)).contiguous()
+    return stored, values
+
+
+def load(
+    folder: Path, tensors: Tensors, name: str | None = None, ranks: Ranks = ALONE, transposed: bool = False
+) -> Experts:
+    save_file({"number": torch.tensor([3.0]), "mtp.unused": torch.ones(2), **tensors}, folder / "model.safetensors")
+    with torch.device("meta"):
+        network = Toy(ranks, transposed)
+    quantisation = None if name is None else Quantisation(FORMATS[name], IgnoreList(), "config.json")
+    with open_checkpoint(folder) as checkpoint:
+        fill(
+            network,
+            make_plan(network, checkpoint, quantisation, ranks),
+            checkpoint,
+            torch.device("cpu"),
+            lambda *_: None,
+        )
+    assert network.number == 3
+    experts = network.mlp["experts"]
+    assert isinstance(experts, Experts)
+    return experts
+
+
+@pytest.mark.parametrize("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)], ids=str)
+@pytest.mark.parametrize("layout", ["fused", "transposed", "one by one"])
+def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, ranks: Ranks) -> None:
+    fused = {f"mlp.experts.{name}": weight for name, weight in weights.items()}
+    tensors = {
+        "fused": fused,
+        "transposed": {name: weight.transpose(1, 2).contiguous() for name, weight in fused.items()},
+        "one by one": one_by_one(weights),
+    }[layout]
+    experts = load(tmp_path, tensors, ranks=ranks, transposed=layout == "transposed")
+    own = slice(experts.first, experts.first + EXPERTS // ranks.size)
+    assert torch.equal(experts.gate_up_proj, weights["gate_up_proj"][own])
+    assert torch.equal(experts.down_proj, weights["down_proj"][own])
+
+
+@pytest.mark.parametrize("ranks", [ALONE, Ranks(1, 2)], ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ranks: Ranks) -> None:
+    stored, values = quantised(one_by_one(weights), name)
+    experts = load(tmp_path, stored, name, ranks)
+    assert experts.gate_up_proj.numel() == experts.down_proj.numel() == 0
+    for index in range(EXPERTS // ranks.size):
+        own = [values[f"mlp.experts.{experts.first + index}.{matrix}_proj.weight"] for matrix in ("gate", "up", "down")]
+        assert torch.equal(experts.quantised["gate_up_proj"][index], torch.cat(own[:2]))
+        assert torch.equal(experts.quantised["down_proj"][index], own[2])
+    assert len(experts.quantised["down_proj"]) == EXPERTS // ranks.size
+
+
+def test_result(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    stored, values = quantised(one_by_one(weights), "int4")
+    (tmp_path / "plain").mkdir()
+    ours, plain = load(tmp_path, stored, "int4"), load(tmp_path / "plain", values)
+    x, ids, shares = torch.randn(5, HIDDEN), torch.tensor([[1, 4]] * 4 + [[0, 5]]), torch.rand(5, 2)
+    assert torch.equal(ours(x, ids, shares), plain(x, ids, shares))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("mlp.experts.3.up_proj.weight_packed"), ["lacks 1", "mlp.experts.3.up_proj.weight_packed (I32)"]),
+        (lambda t: [t.pop(name) for name in list(t) if ".experts.5." in name],
+         ["lacks 3", "mlp.experts.gate_up_proj (part 1, expert 5)", "mlp.experts.down_proj (expert 5)"]),
+        (lambda t: t.update({"mlp.experts.2.down_proj.weight": torch.ones(HIDDEN, INTERMEDIATE)}), ["same weight"]),
+        (lambda t: t.update({"mlp.experts.2.down_proj.weight_scale": t["mlp.experts.2.down_proj.weight_scale"].float()}),
+         ["mlp.experts.down_proj have several formats"]),
+        (lambda t: t.update({"mlp.experts.6.down_proj.weight_packed": torch.ones(1)}), ["not know: mlp.experts.6.down"]),
+    ],
+)  # fmt: skip
+def test_faults(tmp_path: Path, weights: dict[str, torch.Tensor], change: object, words: list[str]) -> None:
+    stored, _ = quantised(one_by_one(weights), "int4")
+    change(stored)  # type: ignore[operator]
+    with pytest.raises(StartupError) as error:
+        load(tmp_path, stored, "int4", Ranks(0, 2) if "expert 5" not in str(words) else ALONE)
+    assert all(word in error.value.message for word in words), error.value.message
+
+
+def test_fused_experts_are_not_taken_quantised(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    tensors = {f"mlp.experts.{name}": weight.to(torch.float8_e4m3fn) for name, weight in weights.items()}
+    with pytest.raises(StartupError, match=r"mlp\.experts\.down_proj .* is F8_E4M3 instead of"):
+        load(tmp_path, tensors, "fp8")

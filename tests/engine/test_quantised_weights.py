@@ -1,0 +1,132 @@
+"""A network with quantised weights is the network with the values that they stand for, for every format."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import engines
+import pytest
+import torch
+from checkpoints.quantised import quantise
+from references.formats import REFERENCES
+from safetensors.torch import load_file, save_file
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.loader import load_model
+from saccade.errors import StartupError
+from saccade.nn.layers import Linear
+from saccade.nn.parallel import ALONE, Ranks
+
+PLAIN = ("embed_tokens", "norm", "patch_embed", "pos_embed", "visual.blocks.1.", "layers.1.self_attn.k_proj")
+"""Parts of the names of weights that are not quantised; a layer that was joined has parts of both kinds."""
+
+
+def is_quantised(name: str) -> bool:
+    return not any(part in name for part in PLAIN)
+
+
+@pytest.fixture(scope="module", params=REFERENCES)
+def pair(
+    request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A quantised checkpoint, and its twin with plain weights."""
+    return quantise(
+        tiny_qwen3_vl, request.param, is_quantised, tmp_path_factory.mktemp(request.param), ["model.visual.blocks.1"]
+    )
+
+
+def load(folder: Path, ranks: Ranks = ALONE) -> torch.nn.Module:
+    return load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None, ranks).module
+
+
+def test_logits(pair: tuple[Path, Path]) -> None:
+    found = []
+    for folder in pair:
+        subject = engines.engine(folder)
+        logits = engines.record_logits(subject)
+        asked = engines.request(folder, [5, ((96, 64), 1), 9])
+        answer = engines.drain(subject, asked).answers["a"]
+        found.append((answer.token_ids, torch.stack(logits["a"])))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)], ids=str)
+def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
+    """Every rank holds its shard of the values, to the bit."""
+    quantised, plain = (load(folder, ranks) for folder in pair)
+    kept = 0
+    for (name, ours), theirs in zip(quantised.named_modules(), plain.modules(), strict=True):
+        if isinstance(ours, Linear):
+            assert torch.equal(ours.dequantised(), theirs.dequantised()), name
+            kept += ours.packed is not None
+    # All but the attention of the tower, which rearranges its weights, and what is ignored.
+    assert kept == 4 * 4 + 3 * 3 + 4 * 2 + 1
+
+
+def test_memory(pair: tuple[Path, Path]) -> None:
+    """Quantised weights are not kept dequantised."""
+    quantised, plain = (load(folder) for folder in pair)
+
+    def num_bytes(network: torch.nn.Module) -> int:
+        layer = network.get_submodule("language_model.layers.0.mlp.gate_up_proj")
+        if layer.packed is None:
+            return layer.weight.nbytes
+        assert layer.weight.numel() == 0
+        return sum(field.nbytes for part in layer.packed.parts for field in part.fields.values())
+
+    assert num_bytes(quantised) < 0.27 * num_bytes(plain)
+
+
+def without(end: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda tensors: tensors.pop(next(name for name in tensors if name.endswith(end)))
+
+
+def changed(end: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda tensors: tensors.update({next(name for name in tensors if name.endswith(end)): value})
+
+
+DOWN = "layers.0.mlp.down_proj."
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("int4", without(DOWN + "weight_scale"), ["lacks 1", DOWN + "weight_scale"]),
+        ("int4", without(DOWN + "weight_packed"), ["lacks 1", DOWN + "weight_packed"]),
+        ("int4", changed(DOWN + "weight_scale", torch.ones(128, 7)), ["[128, 7]", "[128, 8]"]),
+        ("int4", changed(DOWN + "weight_packed", torch.ones(128, 32)), ["F32", "I32"]),
+        ("int4", lambda t: t.update({f"model.language_model.{DOWN}weight_zero_point": torch.ones(1)}), ["not know"]),
+        ("fp8", without(DOWN + "weight_scale_inv"), ["lacks 1", DOWN + "weight_scale_inv"]),
+        ("fp8", changed(DOWN + "weight", torch.ones(128, 256)), ["same weight", DOWN + "weight"]),
+        ("fp8", changed(DOWN + "weight_scale_inv", torch.ones(2, 2)), ["[2, 2]", "[1, 2]"]),
+        ("nvfp4", without(DOWN + "weight_scale_2"), ["lacks 1", DOWN + "weight_scale_2"]),
+        ("nvfp4", changed(DOWN + "weight_scale", torch.ones(128, 16)), ["F32", "F8_E4M3"]),
+    ],
+)  # fmt: skip
+def test_wrong_tensors_are_refused(
+    name: str,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    words: list[str],
+    tiny_qwen3_vl: Path,
+    tmp_path: Path,
+) -> None:
+    quantised, _ = quantise(tiny_qwen3_vl, name, is_quantised, tmp_path)
+    tensors = load_file(quantised / "model.safetensors")
+    change(tensors)
+    save_file(tensors, quantised / "model.safetensors")
+    with pytest.raises(StartupError) as error:
+        load(quantised)
+    assert all(word in error.value.message for word in words), error.value.message
+
+
+def test_ignored_modules_must_be_plain(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    quantised, _ = quantise(tiny_qwen3_vl, "fp8", is_quantised, tmp_path, ["lm_head"])
+    with pytest.raises(StartupError, match=r"lm_head\.weight \(model\.safetensors\) is F8_E4M3 instead of"):
+        load(quantised)
+
+
+def test_quantised_weights_without_a_configuration_are_refused(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    quantised, _ = quantise(tiny_qwen3_vl, "nvfp4", is_quantised, tmp_path)
+    (quantised / "hf_quant_config.json").unlink()
+    with pytest.raises(StartupError, match="U8 instead of F64"):
+        load(quantised)

@@ -1,0 +1,260 @@
+"""Qwen3.5, dense and with experts: tower, names of tensors, configurations, ranks and number formats."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+import torch
+from references.networks import QwenOracle
+from safetensors.torch import load_file, save_file
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.loader import load_model
+from saccade.errors import StartupError
+from saccade.models.facts import MediaShape, Paged, Recurrent
+from saccade.models.network import Target
+from saccade.nn.backends.torch_sdpa import AttentionBackend, VisionAttentionBackend
+from saccade.nn.context import ForwardContext, PagedLayout
+from saccade.nn.parallel import Ranks
+from saccade.nn.rope import cos_sin
+
+NAMES = ["qwen3_5", "qwen3_5_moe"]
+SIZES = [(64, 64), (150, 100), (90, 230)]
+LENGTHS = (1, 9, 70)
+"""Tokens of the sequences of a step."""
+
+
+class Silent(Ranks):
+    """A rank whose sum over the ranks is its own part."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def load(folder: Path, ranks: Ranks | None = None, dtype: str = "float32") -> Any:
+    config = EngineConfig(str(folder), "tiny", device="cpu", dtype=dtype)
+    return load_model(config, lambda *_: None, ranks or Ranks()).network
+
+
+@pytest.fixture(scope="module")
+def network(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
+    """The loaded network of a tiny checkpoint, by its name."""
+    return cache(lambda name: load(network_folder(name)))
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def build(config: Any) -> Any:
+    family = models.family_of(config)
+    with torch.device("meta"):
+        return models.load_network(family)(models.load_facts(family, config), config, {})
+
+
+def tensors_for(folder: Path, target: Path) -> dict[str, torch.Tensor]:
+    """Link all files of *folder* but the weights into *target*; return the tensors."""
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            (target / path.name).symlink_to(path)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_vision_tower_equals_the_reference(
+    name: str, network: Callable[[str], Any], network_folder: Callable[[str], Path]
+) -> None:  # A10
+    oracle = QwenOracle(network_folder(name))
+    items = [engines.photo(network_folder(name), size, seed) for seed, size in enumerate(SIZES)]
+    metadata, counts = network(name).prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
+    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
+    features = network(name).encode(pixels, metadata)
+    doubled = torch.cat([oracle.pixel_values(item) for item in items])
+    grids = torch.tensor([item.grid for item in items])
+    expected = oracle.model.model.get_image_features(doubled, grids, return_dict=True)
+    torch.testing.assert_close(features, torch.cat(tuple(expected.pooler_output)), atol=1e-4, rtol=0)
+    assert counts == [item.spans[0].length for item in items]
+
+
+def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> None:
+    dense, sparse = network("qwen3_5").facts, network("qwen3_5_moe").facts
+    assert [isinstance(spec, Paged) for spec in dense.kv_specs] == [False, True, False, False, True]
+    assert [isinstance(spec, Paged) for spec in sparse.kv_specs] == [False, True, False, True]
+    assert dense.kv_specs[1] == Paged(2, 48, 48)
+    recurrent = dense.kv_specs[0]
+    assert isinstance(recurrent, Recurrent)
+    assert recurrent.shapes == ((6, 12, 20), (3, 2 * 24 + 120))
+
+
+def context(facts: Any, ranks: Ranks) -> ForwardContext:
+    """A step of fresh sequences of LENGTHS tokens."""
+    specs = [spec.of_rank(ranks.share) if isinstance(spec, Recurrent) else spec for spec in facts.kv_specs]
+    specs = [
+        Paged(ranks.share(spec.num_kv_heads), spec.key_width, spec.value_width) if isinstance(spec, Paged) else spec
+        for spec in specs
+    ]
+    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device("cpu"))
+    tables, slots, first = torch.zeros(len(LENGTHS), 5, dtype=torch.int64), [], 0
+    for row, length in enumerate(LENGTHS):
+        count = -(-length // 16)
+        tables[row, :count] = torch.arange(first, first + count)
+        slots.append(16 * first + torch.arange(length))
+        first += count
+    layout = PagedLayout(
+        slot_mapping=torch.cat(slots),
+        block_tables=tables,
+        context_lengths=torch.tensor(LENGTHS),
+        query_lengths=LENGTHS,
+        host_context_lengths=LENGTHS,
+        num_decodes=1,
+        block_size=16,
+        rows=torch.tensor([2, 0, 1]),
+    )
+    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, -1)
+    backend = AttentionBackend()
+    return ForwardContext(positions, layout, caches.layers, backend, backend.plan(layout, torch.float32))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_layers_of_all_ranks_add_up(
+    name: str, size: int, network: Callable[[str], Any], network_folder: Callable[[str], Path]
+) -> None:
+    """Each mixer's result is the sum of those of the ranks, whatever heads are cut or copied."""
+    whole = network(name)
+    if whole.facts.text.delta_net.num_value_heads % size or (whole.facts.text.experts and size == 4):
+        with pytest.raises(StartupError, match="tensor-parallel-size"):
+            load(network_folder(name), Silent(0, size))
+        return
+    parts = [load(network_folder(name), Silent(rank, size)) for rank in range(size)]
+    hidden = whole.facts.text.hidden_size
+    x = torch.randn(sum(LENGTHS), hidden, generator=torch.Generator().manual_seed(0))
+    nothing = torch.zeros_like(x)
+    contexts = [context(whole.facts, ranks) for ranks in (Ranks(), *(Silent(rank, size) for rank in range(size)))]
+    for index, layer in enumerate(whole.language_model.layers):
+        layers = [layer, *(part.language_model.layers[index] for part in parts)]
+        if layer.is_full:
+            angles = contexts[0].positions[0][:, None] * whole.language_model.frequencies
+            rotation = cos_sin(angles, torch.float32)
+            results = [
+                one.self_attn.add_to(nothing, x, rotation, its) for one, its in zip(layers, contexts, strict=True)
+            ]
+        else:
+            results = [one.linear_attn.add_to(nothing, x, its) for one, its in zip(layers, contexts, strict=True)]
+        torch.testing.assert_close(sum(results[1:]), results[0], atol=1e-5, rtol=1e-4)
+        mixed = [one.mlp.add_to(nothing, x) for one in layers]
+        torch.testing.assert_close(sum(mixed[1:]), mixed[0], atol=1e-5, rtol=1e-4)
+
+
+def test_decays_and_offset_norms_stay_float32(network_folder: Callable[[str], Path]) -> None:
+    loaded = load(network_folder("qwen3_5"), dtype="bfloat16")
+    stored = load_file(network_folder("qwen3_5") / "model.safetensors")
+    prefix = "model.language_model.layers.0"
+    layer = loaded.language_model.layers[0]
+    assert torch.equal(layer.linear_attn.A_log, stored[f"{prefix}.linear_attn.A_log"])
+    assert torch.equal(layer.linear_attn.dt_bias, stored[f"{prefix}.linear_attn.dt_bias"])
+    assert layer.linear_attn.in_proj_qkv.weight.dtype == torch.bfloat16
+    norm = layer.input_layernorm
+    assert torch.equal(norm.scale, 1 + stored[f"{prefix}.input_layernorm.weight"].bfloat16().float())
+
+
+def test_experts_may_be_stored_one_by_one(
+    network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tensors = tensors_for(network_folder("qwen3_5_moe"), tmp_path)
+    for name in [name for name in tensors if ".experts." in name]:
+        experts, _, kind = name.rpartition(".")
+        for index, matrix in enumerate(tensors.pop(name)):
+            parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+            for part, rows in (parts if kind == "gate_up_proj" else {"down_proj": matrix}).items():
+                tensors[f"{experts}.{index}.{part}.weight"] = rows.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    for one, other in zip(load(tmp_path).parameters(), network("qwen3_5_moe").parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_names(network: Callable[[str], Any]) -> None:
+    locate = network("qwen3_5_moe").locate
+    prefix, ours = "model.language_model.layers.2", "language_model.layers.2"
+    assert locate("mtp.layers.0.self_attn.q_proj.weight") is None
+    assert locate(f"{prefix}.linear_attn.in_proj_a.weight") == Target(f"{ours}.linear_attn.in_proj_ba.weight", 1)
+    assert locate(f"{prefix}.linear_attn.in_proj_b.weight") == Target(f"{ours}.linear_attn.in_proj_ba.weight", 0)
+    assert locate(f"{prefix}.linear_attn.in_proj_qkv.weight") == Target(f"{ours}.linear_attn.in_proj_qkv.weight")
+    assert locate(f"{prefix}.mlp.experts.gate_up_proj") == Target(f"{ours}.mlp.experts.gate_up_proj")
+    assert locate(f"{prefix}.mlp.experts.4.up_proj.weight") == Target(f"{ours}.mlp.experts.gate_up_proj", 1, 4)
+    assert locate(f"{prefix}.mlp.shared_expert.up_proj.weight") == Target(
+        f"{ours}.mlp.shared_expert.gate_up_proj.weight", 1
+    )
+    assert locate("lm_head.weight") == Target("lm_head.weight")
+    assert network("qwen3_5").locate("lm_head.weight") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("suffix", ["linear_attn.A_log", "linear_attn.in_proj_b.weight", "linear_attn.conv1d.weight"])
+def test_a_missing_or_misshaped_tensor_is_named(
+    name: str, suffix: str, network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tensors = tensors_for(network_folder(name), tmp_path)
+    key = f"model.language_model.layers.0.{suffix}"
+    tensor = tensors.pop(key)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match="lacks"):
+        load(tmp_path)
+    save_file({**tensors, key: tensor[:-1].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match=key):
+        load(tmp_path)
+
+
+def test_keys_that_releases_leave_out(network_folder: Callable[[str], Path]) -> None:
+    config = config_of(network_folder("qwen3_5"))
+    text = config["text_config"]
+    assert "deepstack_visual_indexes" not in config["vision_config"]  # [eng] 43
+    expected = models.load_facts("qwen3_5", config)
+    del text["rope_parameters"]["partial_rotary_factor"]
+    assert models.load_facts("qwen3_5", config) == expected
+    text["partial_rotary_factor"] = 0.5
+    with pytest.raises(StartupError, match="mrope_section"):  # [eng] 45
+        models.load_facts("qwen3_5", config)
+    del text["partial_rotary_factor"], text["layer_types"]
+    assert models.load_facts("qwen3_5", config).text.full_attention == {3}
+    text["full_attention_interval"] = 2
+    assert models.load_facts("qwen3_5", config).text.full_attention == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("text_config.rope_parameters.mrope_section", [3, 2, 2], "mrope_section"),  # [eng] 45
+        ("text_config.rope_parameters.rope_type", "yarn", "yarn"),
+        ("text_config.attn_output_gate", False, "attn_output_gate"),
+        ("text_config.layer_types", ["full_attention"], "layer_types"),
+        ("text_config.layer_types", ["linear_attention"] * 5, "layer_types"),
+        ("text_config.layer_types", ["sliding_attention"] * 5, "layer_types"),
+        ("text_config.linear_num_value_heads", 5, "linear_num_value_heads"),
+        ("text_config.linear_conv_kernel_dim", 1, "linear_conv_kernel_dim"),
+        ("text_config.linear_key_head_dim", None, "linear_key_head_dim"),
+        ("text_config.intermediate_size", None, "intermediate_size"),
+        ("vision_config.deepstack_visual_indexes", [1], "deepstack_visual_indexes"),
+        ("vision_config.out_hidden_size", 40, "out_hidden_size"),
+        ("image_token_id", None, "image_token_id"),  # A9
+    ],
+)
+def test_wrong_config_names_the_key(
+    path: str, value: object, words: str, network_folder: Callable[[str], Path]
+) -> None:
+    config = config_of(network_folder("qwen3_5"))
+    *parents, last = path.split(".")
+    place = config
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    with pytest.raises(StartupError, match=words):
+        build(config)

@@ -1,0 +1,207 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL with experts: towers against transformers, names of tensors, configurations."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import engines
+import numpy as np
+import pytest
+import torch
+from references.networks import QwenOracle
+from safetensors.torch import load_file, save_file
+from vision_backends import RecordingBackend
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.loader import load_model
+from saccade.errors import StartupError
+from saccade.models.facts import MediaShape
+from saccade.models.network import Target
+from saccade.models.qwen2_5_vl.network import frame_windows
+from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+
+NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe"]
+SIZES = [(28, 28), (150, 100), (90, 230), (224, 224), (252, 29), (61, 420)]
+"""Of these no two have the same grid, and only the fourth consists of whole windows."""
+
+
+def load(folder: Path) -> Any:
+    return load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).network
+
+
+@pytest.fixture(scope="module")
+def network(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
+    """The loaded network of a tiny checkpoint, by its name."""
+    return cache(lambda name: load(network_folder(name)))
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def build(name: str, config: Any) -> Any:
+    family = models.family_of(config)
+    with torch.device("meta"):
+        return models.load_network(family)(models.load_facts(family, config), config, {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_vision_tower_equals_the_reference(
+    name: str, network: Callable[[str], Any], network_folder: Callable[[str], Path]
+) -> None:  # A10
+    oracle = QwenOracle(network_folder(name))
+    items = [engines.photo(network_folder(name), size, seed) for seed, size in enumerate(SIZES)]
+    metadata, counts = network(name).prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
+    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
+    features = network(name).encode(pixels, metadata)
+    doubled = torch.cat([oracle.pixel_values(item) for item in items])
+    grids = torch.tensor([item.grid for item in items])
+    expected = oracle.model.model.get_image_features(doubled, grids, return_dict=True)
+    deep = getattr(expected, "deepstack_features", None) or ()
+    parts = [torch.cat(tuple(part)) for part in (expected.pooler_output, *deep)]
+    torch.testing.assert_close(features, torch.cat(parts, 1), atol=1e-4, rtol=0)
+    assert counts == [item.spans[0].length for item in items]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
+def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int) -> None:
+    from transformers.vision_utils import get_vision_window_index
+
+    order, sizes = frame_windows(rows, columns, 4)
+    theirs, borders = get_vision_window_index(torch.tensor([[1, 2 * rows, 2 * columns]]), 2, 112, 14)
+    reference = np.split(theirs.numpy(), borders.numpy()[1:-1] // 4)
+    ours = np.split(order, np.cumsum(sizes)[:-1])
+    assert {frozenset(window.tolist()) for window in ours} == {frozenset(window.tolist()) for window in reference}
+    assert sorted(sizes, reverse=True) == list(sizes)
+
+
+@torch.inference_mode()
+def test_windows_and_frames_have_their_own_metadata(network: Callable[[str], Any]) -> None:  # C1
+    grids, backend = [(1, 10, 14), (1, 16, 8)], RecordingBackend()
+    metadata, _ = network("qwen2_5_vl").prepare([MediaShape(grid) for grid in grids], backend)
+    network("qwen2_5_vl").encode(torch.zeros((140 + 128) * 588, dtype=torch.uint8), metadata)
+    windows, frames = (64, 48, 16, 12, 64, 64), (140, 128)
+    assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_that_transformers_writes_are_found_too(
+    name: str, network: Callable[[str], Any], network_folder: Callable[[str], Path]
+) -> None:
+    """Names with `model.language_model.` and `model.visual.`, as in checkpoints that were tuned and saved again."""
+    ours = network(name)
+    for released in load_file(network_folder(name) / "model.safetensors"):
+        saved = released
+        if released.startswith("visual."):
+            saved = f"model.{released}"
+        elif released.startswith("model.") and name != "qwen3_vl_moe":
+            saved = released.replace("model.", "model.language_model.", 1)
+        assert ours.locate(saved) == ours.locate(released)
+
+
+def test_orientation_of_experts_is_declared(network: Callable[[str], Any]) -> None:
+    prefix = "layers.0.mlp.experts"
+    located = network("qwen3_vl_moe").locate(f"model.language_model.{prefix}.gate_up_proj")
+    assert located == Target(f"language_model.{prefix}.gate_up_proj", transposed=True)
+
+
+def test_experts_of_the_other_orientation_are_refused(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = network_folder("qwen3_vl_moe")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    tensors = load_file(folder / "model.safetensors")
+    key = "model.language_model.layers.0.mlp.experts.down_proj"
+    tensors[key] = tensors[key].transpose(1, 2).contiguous()
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(StartupError, match="down_proj"):
+        load(tmp_path)
+
+
+def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]) -> None:
+    config = config_of(network_folder("qwen3_vl_moe"))
+    text = config["text_config"]
+
+    def sparse() -> list[int]:
+        layers = build("qwen3_vl_moe", config).language_model.layers
+        return [index for index, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+
+    assert sparse() == [0, 2, 3, 4]
+    text["decoder_sparse_step"] = 2
+    assert sparse() == [3]
+    text["mlp_only_layers"] = None
+    assert sparse() == [1, 3]
+    del text["decoder_sparse_step"]
+    assert sparse() == [0, 1, 2, 3, 4]
+    text["num_local_experts"] = text.pop("num_experts")
+    assert sparse() == [0, 1, 2, 3, 4]
+    text["num_local_experts"] = 0
+    assert sparse() == []
+
+
+def test_weights_of_experts_sum_to_one_unless_the_config_says_otherwise(
+    network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = network_folder("qwen3_vl_moe")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = config_of(folder)
+    config["text_config"]["norm_topk_prob"] = False
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given, x = load(tmp_path).language_model.layers[0].mlp, torch.randn(5, 96)
+    normalised = network("qwen3_vl_moe").language_model.layers[0].mlp
+    with torch.inference_mode():
+        shares = normalised.gate(x).softmax(-1).topk(2).values.sum(-1, keepdim=True)
+        nothing = torch.zeros(5, 96)
+        torch.testing.assert_close(given.add_to(nothing, x), normalised.add_to(nothing, x) * shares)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[[str], Path]) -> None:
+    flat = config_of(network_folder(name))
+    rope = {**flat.pop("rope_scaling"), "rope_theta": flat.pop("rope_theta"), "rope_type": "default"}
+    outer = ("architectures", "model_type", "vision_config", "image_token_id", "video_token_id")
+    nested = {key: flat.pop(key) for key in outer}
+    nested["text_config"] = {**flat, "rope_parameters": rope}
+    original = config_of(network_folder(name))
+    assert models.load_facts(name, nested) == models.load_facts(name, original)
+    assert build(name, nested).tied == build(name, original).tied == (name == "qwen2_vl")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "words"),
+    [
+        ("qwen2_vl", "rope_scaling.mrope_section", [4, 3, 6], "mrope_section"),  # [eng] 45
+        ("qwen2_vl", "rope_scaling.mrope_interleaved", True, "mrope_interleaved"),
+        ("qwen2_vl", "rope_scaling.type", "yarn", "yarn"),
+        ("qwen2_vl", "hidden_size", 97, "hidden_size"),
+        ("qwen2_vl", "use_sliding_window", True, "use_sliding_window"),
+        ("qwen2_vl", "vision_config.embed_dim", None, "embed_dim"),
+        ("qwen2_vl", "vision_config.hidden_size", 48, "hidden_size"),
+        ("qwen2_vl", "vision_config.hidden_act", "relu", "hidden_act"),
+        ("qwen2_vl", "vision_config.in_channels", 1, "in_channels"),
+        ("qwen2_vl", "video_token_id", None, "video_token_id"),  # A9
+        ("qwen2_5_vl", "vision_config.window_size", 27, "window_size"),
+        ("qwen2_5_vl", "vision_config.fullatt_block_indexes", [5], "fullatt_block_indexes"),
+        ("qwen2_5_vl", "vision_config.fullatt_block_indexes", None, "fullatt_block_indexes"),
+        ("qwen3_vl_moe", "text_config.num_experts_per_tok", 7, "num_experts_per_tok"),
+        ("qwen3_vl_moe", "text_config.moe_intermediate_size", None, "moe_intermediate_size"),
+        ("qwen3_vl_moe", "text_config.num_experts", -1, "num_experts"),
+    ],
+)
+def test_wrong_config_names_the_key(
+    name: str, path: str, value: object, words: str, network_folder: Callable[[str], Path]
+) -> None:  # [eng] 45
+    config = config_of(network_folder(name))
+    *parents, last = path.split(".")
+    place = config
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    with pytest.raises(StartupError, match=words):
+        build(name, config)

@@ -1,0 +1,148 @@
+"""Formats of quantised weights against readers that were written from their descriptions, to the bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from references.formats import GROUP, REFERENCES, Tensors
+from torch.nn import functional
+
+from saccade.nn import ops
+from saccade.nn.formats import quantised
+from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.int4_group import Int4Group
+from saccade.nn.formats.nvfp4 import Nvfp4
+from saccade.nn.formats.quantised import Part, QuantisedExperts, QuantisedLinear, QuantisedWeight, Region, WeightFormat
+
+FORMATS: dict[str, WeightFormat] = {"int4": Int4Group(32), "fp8": Fp8Block(), "nvfp4": Nvfp4()}
+SHAPES = [(7, 96), (150, 320)]
+REGIONS = [Region(0, 150, 0, 320), Region(64, 64, 0, 320), Region(100, 50, 0, 320), Region(0, 150, 160, 160),
+           Region(37, 1, 11, 150), Region(127, 2, 127, 2), Region(149, 1, 319, 1)]  # fmt: skip
+
+
+def tensors(name: str, rows: int, columns: int, seed: int = 0) -> Tensors:
+    return REFERENCES[name].write(torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)))
+
+
+def held(name: str, stored: Tensors, region: Region) -> QuantisedWeight:
+    """The region of a weight, with those parts of its tensors that a loader reads."""
+    form = FORMATS[name]
+    return QuantisedWeight(form, {end: stored[end][field.slices(region)] for end, field in form.fields.items()}, region)
+
+
+def read(name: str, stored: Tensors) -> torch.Tensor:
+    return torch.from_numpy(REFERENCES[name].read(stored))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_whole_weight(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    stored = tensors(name, *shape)
+    found = held(name, stored, Region(0, shape[0], 0, shape[1])).dequantised(dtype)
+    assert found.dtype == dtype
+    assert torch.equal(found, read(name, stored).to(dtype))
+
+
+@pytest.mark.parametrize("region", REGIONS, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_region_is_that_of_the_whole(name: str, region: Region) -> None:
+    """Also where it begins or ends inside a block, a group, a word or a byte."""
+    stored = tensors(name, 150, 320)
+    row, rows, column, columns = region
+    expected = read(name, stored)[row : row + rows, column : column + columns]
+    assert torch.equal(held(name, stored, region).dequantised(torch.float32), expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_dequantised_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = tensors(name, 150, 320)
+    weight = held(name, stored, Region(100, 50, 0, 320))
+    whole = weight.dequantised(torch.float32)
+    monkeypatch.setattr(quantised, "DEQUANTISED_AT_ONCE", 7 * 320)
+    assert torch.equal(weight.dequantised(torch.float32), whole)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_code(name: str) -> None:
+    """All codes of four bits, all of eight but the NaNs; large and small scales, and zero."""
+    stored = tensors(name, 16, 512)
+    codes = torch.arange(16 * 512) % 256
+    if name == "fp8":
+        codes[codes % 128 == 127] = 0
+        stored["weight"] = codes.to(torch.uint8).view(16, 512).view(torch.float8_e4m3fn)
+        stored["weight_scale_inv"][0] = torch.tensor([2.0**-20, 3.3, 1e4, 0])
+    elif name == "nvfp4":
+        stored["weight"] = codes[: 16 * 256].to(torch.uint8).view(16, 256)
+        stored["weight_scale"] = (torch.arange(16 * 32) % 127).to(torch.uint8).view(16, 32).view(torch.float8_e4m3fn)
+    else:
+        stored["weight_packed"] = torch.randint(-(2**31), 2**31, (16, 64)).to(torch.int32)
+        stored["weight_scale"][:, 0] = 0
+    found = held(name, stored, Region(0, 16, 0, 512)).dequantised(torch.float32)
+    assert torch.equal(found, read(name, stored))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int4_equals_compressed_tensors(dtype: torch.dtype) -> None:
+    """Packed and unpacked by the package that defines the format; its arithmetic is in the dtype of the scales."""
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0)).to(dtype)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**{**GROUP, "observer": "minmax"}))
+    scales = (weight.view(48, 4, 32).abs().amax(-1) / 7).to(dtype)
+    packed = PackedQuantizationCompressor.compress({"weight": weight, "weight_scale": scales}, scheme)
+    expected = PackedQuantizationCompressor.decompress(packed, scheme)["weight"]
+    found = held("int4", packed, Region(0, 48, 0, 128)).dequantised(dtype)
+    assert expected.dtype == dtype
+    assert torch.equal(found, expected)
+
+
+def parts(seed: int) -> tuple[list[Part], torch.Tensor]:
+    """A part of each format and a plain one, all different, and the weight that they are."""
+    stored = {name: tensors(name, 10 + number, 64, seed + number) for number, name in enumerate(FORMATS)}
+    made: list[Part] = [
+        held(name, fields, Region(0, len(read(name, fields)), 0, 64)) for name, fields in stored.items()
+    ]
+    plain = torch.randn(4, 64)
+    return [*made, plain], torch.cat([*(read(name, fields) for name, fields in stored.items()), plain])
+
+
+def test_joined_layers_keep_their_own_scales() -> None:
+    made, weight = parts(0)
+    linear = QuantisedLinear(tuple(made), torch.randn(len(weight)))
+    x, residual = torch.randn(3, 64), torch.randn(3, len(weight))
+    expected = functional.linear(x, weight, linear.bias_O)
+    assert torch.equal(linear.dequantised(torch.float32), weight)
+    assert torch.equal(linear.apply(x, None), expected)
+    assert torch.equal(linear.apply(x, ops.SILU), functional.silu(expected))
+    assert torch.equal(linear.add_to(residual, x), residual + expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_chosen_experts_are_dequantised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_experts, hidden, intermediate = 6, 64, 32
+
+    def experts(rows: int, columns: int, seed: int) -> tuple[QuantisedExperts, torch.Tensor]:
+        """Two parts, as gate and up are."""
+        region = Region(0, rows, 0, columns)
+        stored = [[tensors(name, rows, columns, 100 * part + seed + number) for number in range(6)] for part in (0, 1)]
+        weights = [[held(name, one, region) for one in part] for part in stored]
+        stacked = tuple(
+            replace(part[0], fields={end: torch.stack([one.fields[end] for one in part]) for end in part[0].fields})
+            for part in weights
+        )
+        whole = torch.stack([torch.cat([read(name, stored[part][number]) for part in (0, 1)]) for number in range(6)])
+        return QuantisedExperts(stacked, num_experts, torch.float32), whole
+
+    (gate_up, plain_gate_up), (down, plain_down) = (
+        experts(intermediate, hidden, 0),
+        experts(hidden // 2, intermediate, 50),
+    )
+    asked: list[int] = []
+    expert = QuantisedWeight.expert
+    monkeypatch.setattr(QuantisedWeight, "expert", lambda self, index: asked.append(index) or expert(self, index))
+    x, ids, weights = torch.randn(5, hidden), torch.tensor([[1, 4]] * 4 + [[4, 1]]), torch.rand(5, 2)
+    expected = ops.experts(x, plain_gate_up, plain_down, ids, weights)
+    assert torch.equal(ops.experts(x, gate_up, down, ids, weights), expected)
+    assert sorted(set(asked)) == [1, 4]
+    assert len(asked) == 2 * 2 * 2  # experts, matrices, parts

@@ -1,0 +1,46 @@
+"""Vision attention backends that watch what a tower passes to them. For tests of every family's tower."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from saccade.nn.backends import torch_sdpa
+from saccade.nn.context import PackedLayout
+
+FIELDS = ("cu_seqlens", "max_seqlen", "sequence_lengths")
+"""What the known backends read of a layout: FlashAttention the first two, cuDNN all of them."""
+
+
+class RecordingBackend(torch_sdpa.VisionAttentionBackend):
+    """Attends as torch_sdpa does, requires all FIELDS, and keeps the layout of each call."""
+
+    name = "recording"
+    metadata = FIELDS
+
+    def __init__(self) -> None:
+        self.layouts: list[PackedLayout] = []
+
+    def packed(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None = None
+    ) -> torch.Tensor:
+        check(layout, len(q))
+        self.layouts.append(layout)
+        return super().packed(q, k, v, layout, scale)
+
+
+def check(layout: PackedLayout, num_patches: int) -> None:
+    """The three fields describe the same sequences, which are all *num_patches*; two of them are on the host."""
+    lengths = layout.sequence_lengths
+    assert isinstance(lengths, tuple)
+    assert {type(value) for value in (layout.max_seqlen, *lengths)} == {int}
+    assert (min(lengths) > 0, max(lengths), sum(lengths)) == (True, layout.max_seqlen, num_patches)
+    assert (layout.cu_seqlens.dtype, layout.cu_seqlens.ndim) == (torch.int32, 1)
+    assert np.array_equal(layout.cu_seqlens.numpy(), np.cumsum([0, *lengths]))
+
+
+class UnusedBackend(RecordingBackend):
+    """Fails as soon as a tower launches it."""
+
+    def packed(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise AssertionError("launched")
