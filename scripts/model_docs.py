@@ -1,11 +1,16 @@
 """Write docs/models.md from what the families declare: `python scripts/model_docs.py`; with `--check`, only compare."""
 
 import argparse
+import ast
+import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from saccade import models
+from saccade.engine.executor.loader import DTYPES
 from saccade.models.family import Family
+from saccade.nn.backends import BACKENDS, VISION_BACKENDS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "models.md"
@@ -15,9 +20,9 @@ This page is written by `scripts/model_docs.py` from the declarations in `src/sa
 
 A model is found by the exact string in `architectures` of its config.json; where config.json names none, by its
 `model_type`. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
-prompts and pictures of every family. *engine* says whether Saccade's own engine runs the family (qwen3_vl: its dense
-models only). *other wires* names the grid that is sent with a picture to TokenSpeed workers; a family without one cannot be
-sent to them. A family with neither is not served by any worker yet; `saccade inspect` shows its prompts and pixels.
+prompts and pictures of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
+that is sent with a picture to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
+served by any worker; `saccade inspect` shows its prompts and pixels.
 """
 FILES = """## Files of a model
 
@@ -51,7 +56,40 @@ def document() -> str:
     header = ("family", "architectures", "model_type", "placeholder", "switches", "engine", "other wires")
     table = [_line(header), _line(["---"] * len(header)), *rows]
     sections = [_section(name) for name in families]
-    return "\n".join((INTRODUCTION, "\n".join(table), "", FILES, *sections))
+    return "\n".join((INTRODUCTION, "\n".join(table), "", _limits(families), _engine(), FILES, *sections))
+
+
+def _limits(families: Mapping[str, Family]) -> str:
+    lines = [f"- {name}: {' '.join(family.limits)}" for name, family in families.items() if family.limits]
+    return "\n".join(("## Limits", "", "Pictures only: no video, no audio. Beyond that:", "", *lines, ""))
+
+
+def _engine() -> str:
+    """Return what the engine computes with: the registries of backends, and the dtypes."""
+    header = ("flag", "value", "what it is")
+    rows = [
+        (f"`--{flag}`", f"`{name}`", _first_sentence(getattr(entry, "module", entry)))
+        for flag, entries in (("attention-backend", BACKENDS), ("mm-encoder-attn-backend", VISION_BACKENDS))
+        for name, entry in entries.items()
+    ]
+    dtypes = ", ".join(f"`{name}`" for name in DTYPES)
+    return f"""## What the engine computes with
+
+{_line(header)}
+{_line(["---"] * len(header))}
+{chr(10).join(map(_line, rows))}
+
+Both flags are `auto` by default: the fastest that can compute on the device, in the dtype. `--dtype` takes `auto`, {dtypes}.
+"""
+
+
+def _first_sentence(module: str) -> str:
+    """Return the first sentence of a module's docstring, without importing what it needs."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise LookupError(module)
+    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".") + "."
 
 
 def _row(name: str, family: Family) -> str:

@@ -47,17 +47,24 @@ async def until(condition: Callable[[], object]) -> None:
 async def serving(
     folder: Path, patience: Patience = PATIENCE, shutdown_timeout: float = 0.0, **settings: object
 ) -> AsyncIterator[Worker]:
-    """A worker at `unix:FOLDER/w.sock` whose engine is ready."""
+    """A worker at `unix:FOLDER/w.sock` with an echo engine that is ready."""
     config = WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience, shutdown_timeout)
+    async with running(config) as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def running(config: WorkerConfig) -> AsyncIterator[Worker]:
+    """A worker whose engine is ready."""
     worker = Worker(config, lambda _: None)
-    running = asyncio.create_task(worker.run())
+    task = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             await worker.ready()
         yield worker
     finally:
         worker.stop()
-        await running
+        await task
 
 
 @asynccontextmanager

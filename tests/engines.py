@@ -1,8 +1,8 @@
 """Engines, requests and answers for tests of the engine room; and the reference's logits for the same tokens."""
 
-import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
@@ -30,6 +30,18 @@ def engine(folder: Path, **settings: Any) -> Engine:
     """A warm engine on the CPU; float32 and small pools unless told otherwise."""
     defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
+
+
+@contextmanager
+def on_ranks(folder: Path, size: int = 2, **settings: Any) -> Iterator[Engine]:
+    """A warm engine whose network is computed by *size* processes; rank 0 is this one. One at a time."""
+    before = torch.get_num_threads()
+    subject = engine(folder, tensor_parallel_size=size, **settings)
+    try:
+        yield subject
+    finally:
+        subject.close()
+        torch.set_num_threads(before)
 
 
 def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:
@@ -70,8 +82,10 @@ def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> Med
 
 def placeholder_id(folder: Path) -> int:
     """The id of the placeholder token of pictures."""
-    config = json.loads((folder / "config.json").read_text())
-    return models.load_facts(models.family_of(config), config).placeholder_of["image"]
+    files = read_model_files(folder)
+    family = models.family_of(parse_json(files, "config.json"))
+    config = engine_config(files, models.families()[family])
+    return models.load_facts(family, config).placeholder_of["image"]
 
 
 def request(
@@ -176,7 +190,7 @@ def cache_tensors(engine: Engine) -> list[torch.Tensor]:
         for cache in local(engine).runner.caches.layers
         for part in cache
         for tensor in (part if isinstance(cache, RecurrentState) else (part,))
-        if isinstance(tensor, torch.Tensor)
+        if isinstance(tensor, torch.Tensor)  # and no scale
     ]
 
 

@@ -46,6 +46,7 @@ def replayed(file: Path, **changes: str) -> Outcome:
     check_pictures(recording)
     executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
     outcome = Replay(executor, is_exact=machine == recording.header.machine).run(recording.records())
+    executor.close()
     torch.set_num_threads(before)
     return outcome
 

@@ -69,7 +69,7 @@ def scheduler(
     """A scheduler over paged blocks and *groups*."""
     blocks = BlockManager([PagedBlocks(num_blocks, BLOCK), *groups], BLOCK)
     budgets = Budgets(seqs, tokens, patches, encode_aside=encode_aside)
-    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda _: FEATURE_BYTES))
+    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda *_: FEATURE_BYTES))
 
 
 def paged(subject: Scheduler) -> PagedBlocks:

@@ -1,9 +1,10 @@
 """A Qwen2.5-VL of the 3B release's shape with random weights: does it load and answer within this machine's memory?
 
-    python -m benchmarks.engine.shape_3b DIR [--answer]
+    python -m benchmarks.engine.shape_3b DIR [--answer saccade | transformers] [--grids 0 32x32 68x92]
 
-fills DIR (7.5 GB in bfloat16) and, with --answer, loads it and answers a text and two pictures in one process. Prints
-seconds and the process's peak of anonymous memory. The tokenizer is the bundled model's, so answers are not text.
+fills DIR (7.5 GB in bfloat16) and, with --answer, loads it in this process and answers one prompt after the other: for
+each grid of patches a picture (0: none), 8 tokens. Prints seconds and the process's peak of anonymous memory. The
+tokenizer is the bundled model's, so answers are not text.
 """
 
 import argparse
@@ -11,11 +12,12 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 
@@ -130,51 +132,108 @@ class AnonymousMemory:
             time.sleep(0.05)
 
 
-def request(number: int, grid: tuple[int, int, int] | None, num_tokens: int) -> EngineRequest:
-    """Return a request for *num_tokens* tokens about a picture of *grid*, or without one."""
-    token_ids, media = [1, 2, 3], ()
-    if grid is not None:
-        num_patches = grid[1] * grid[2]
-        pixels = np.random.default_rng(number).integers(0, 256, num_patches * 588, dtype=np.uint8).tobytes()
-        item = MediaItem(
-            modality="image",
-            content_hash=number.to_bytes(32, "little"),
-            grid=grid,
-            spans=(Span(3, num_patches // 4),),
-            pixel_shape=(num_patches, 588),
-            inline=pixels,
-        )
-        token_ids, media = token_ids + [IMAGE_TOKEN] * (num_patches // 4), (item,)
-    sampling = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-    return EngineRequest(request_id=str(number), token_ids=[*token_ids, 7, 8], sampling=sampling, media=media)
+Grid = tuple[int, int, int]
+NUM_TOKENS = 8
 
 
-def answer(folder: Path, threads: int) -> None:
-    """Load the model, answer one request after the other, and print what that took."""
-    memory, began = AnonymousMemory(), time.perf_counter()
+class Prompt(NamedTuple):
+    """Token ids, and the patches [P, 588] of the picture, if there is one."""
+
+    token_ids: list[int]
+    pixels: npt.NDArray[np.uint8]
+    grid: Grid
+
+
+def prompt(grid: Grid) -> Prompt:
+    """Return a prompt with a picture of *grid*; without one if the grid is empty."""
+    num_patches = grid[1] * grid[2]
+    pixels = np.random.default_rng(num_patches).integers(0, 256, (num_patches, 588), dtype=np.uint8)
+    return Prompt([1, 2, 3, *[IMAGE_TOKEN] * (num_patches // 4), 7, 8], pixels, grid)
+
+
+def answer_by_saccade(folder: Path, threads: int) -> Callable[[Prompt], int]:
+    """Load the model, and return what answers a prompt with a number of tokens."""
     settings: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "threads": threads, "max_num_seqs": 4}
     engine = startup.start(EngineConfig(str(folder), "3b", kv_cache_bytes=1 << 28, **settings), lambda *_: None)
-    print(f"start {time.perf_counter() - began:.1f} s, peak {memory.peak_mib} MiB", flush=True)
-    for number, grid in enumerate((None, (1, 32, 32), (1, 68, 92))):
-        began, num_tokens = time.perf_counter(), 0
-        engine.submit(0, request(number, grid, 8))
+
+    def answer(asked: Prompt) -> int:
+        num_patches = len(asked.pixels)
+        item = MediaItem(
+            modality="image",
+            content_hash=num_patches.to_bytes(32, "little"),
+            grid=asked.grid,
+            spans=(Span(3, num_patches // 4),),
+            pixel_shape=asked.pixels.shape,
+            inline=asked.pixels.tobytes(),
+        )
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+        media = (item,) if num_patches else ()
+        engine.submit(0, EngineRequest(request_id="3b", token_ids=asked.token_ids, sampling=sampling, media=media))
+        num_tokens = 0
         while engine.has_work:
             for frame in engine.step().values():
                 num_tokens += sum(len(delta.token_ids) for delta in frame.deltas)
+        return num_tokens
+
+    return answer
+
+
+def answer_by_transformers(folder: Path, threads: int) -> Callable[[Prompt], int]:
+    """Load the model, and return what answers a prompt with a number of tokens."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    torch.set_num_threads(threads)
+    model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    mean, std = (255 * torch.tensor(PROCESSOR[key]).view(3, 1, 1) for key in ("image_mean", "image_std"))
+
+    @torch.inference_mode()
+    def answer(asked: Prompt) -> int:
+        ids = torch.tensor([asked.token_ids])
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
+        if len(asked.pixels):
+            values = (torch.from_numpy(asked.pixels).view(-1, 3, 1, 196) - mean) / std
+            inputs["pixel_values"] = values.expand(-1, -1, 2, -1).flatten(1).to(torch.bfloat16)
+            inputs["image_grid_thw"] = torch.tensor([asked.grid])
+        output = model.generate(**inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)
+        return int(output.shape[1]) - len(asked.token_ids)
+
+    return answer
+
+
+SYSTEMS = {"saccade": answer_by_saccade, "transformers": answer_by_transformers}
+
+
+def measure(folder: Path, system: str, grids: Sequence[Grid], threads: int) -> None:
+    """Load the model by *system*, answer, and print what that took."""
+    memory, began = AnonymousMemory(), time.perf_counter()
+    answer = SYSTEMS[system](folder, threads)
+    print(f"{system}: start {time.perf_counter() - began:.1f} s, peak {memory.peak_mib} MiB", flush=True)
+    for grid in grids:
+        asked, began = prompt(grid), time.perf_counter()
+        num_tokens = answer(asked)
         seconds = time.perf_counter() - began
-        print(f"picture {grid}: {num_tokens} tokens, {seconds:.1f} s, peak {memory.peak_mib} MiB", flush=True)
+        print(
+            f"{len(asked.pixels)} patches: {num_tokens} tokens, {seconds:.1f} s, peak {memory.peak_mib} MiB", flush=True
+        )
+
+
+def _grid(text: str) -> Grid:
+    rows, _, columns = text.partition("x")
+    return 1, int(rows), int(columns or 0)
 
 
 def main() -> None:
     """Write the checkpoint, and answer if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--answer", action="store_true")
+    parser.add_argument("--answer", choices=SYSTEMS)
+    parser.add_argument("--grids", nargs="+", type=_grid, default=[(1, 0, 0), (1, 32, 32), (1, 68, 92)])
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     folder = write(given.folder)
     if given.answer:
-        answer(folder, given.threads)
+        measure(folder, given.answer, given.grids, given.threads)
 
 
 if __name__ == "__main__":

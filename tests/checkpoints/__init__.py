@@ -23,6 +23,9 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl": write_qwen3_vl,
     "kimi_k25": kimi_k25.write_network,
     **{name: partial(qwen_networks.write, name=name) for name in qwen_networks.CONFIGS},
+    "llava": llava.write_llava_network,
+    "llava_next": llava.write_llava_next_network,
+    "phi3_v": phi3_v.write_network,
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 

@@ -1,9 +1,15 @@
 """Phi-3-vision, as a gateway sees it: a template for strings only, and special tokens that swallow space after them."""
 
+import json
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
 
 from checkpoints import templates
 from checkpoints.qwen import CLIP
+from checkpoints.qwen3_vl import randomize
 from checkpoints.vocabulary import added, write_json, write_llama_like
 
 TOKENS = (
@@ -12,6 +18,22 @@ TOKENS = (
 )  # fmt: skip
 SWALLOWING = ("<|assistant|>", "<|system|>", "<|end|>", "<|user|>")
 NUM_CROPS = 16
+NETWORK: dict[str, Any] = {
+    "hidden_size": 96, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 16384, "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "sliding_window": 262144,
+    "tie_word_embeddings": False, "torch_dtype": "float32", "attention_dropout": 0.0, "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "rope_scaling": {
+        "type": "su", "short_factor": [1 + pair / 20 for pair in range(12)],
+        "long_factor": [1 + pair / 2 for pair in range(12)],
+    },
+    "vision_config": {
+        "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 5, "num_attention_heads": 2,
+        "layer_norm_eps": 1e-5,
+    },
+}  # fmt: skip
+"""What a tiny network has in config.json, in addition to what a gateway reads."""
 
 
 def write(folder: Path) -> Path:
@@ -48,4 +70,28 @@ def write(folder: Path) -> Path:
         "processor_class": "Phi3VProcessor", **CLIP,
     }  # fmt: skip
     write_json(folder, "preprocessor_config.json", processor)
+    return folder
+
+
+def write_network(folder: Path) -> Path:
+    """Write the whole checkpoint, tiny and random, with weights in float32, into *folder* and return it.
+
+    It serves pictures of at most two crops, and describes its vision tower, which the releases only name.
+    """
+    from references.phi3_v_network import Phi3V
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    write_json(folder, "preprocessor_config.json", {**settings, "num_crops": 2})
+    config = json.loads((folder / "config.json").read_text())
+    config |= {**NETWORK, "img_processor": {**config["img_processor"], "image_dim_out": 40}}
+    write_json(folder, "config.json", config)
+    model = Phi3V(config)
+    randomize(model)
+    with torch.no_grad():
+        for learned in (model.newline, model.separator):
+            learned.normal_(generator=torch.Generator().manual_seed(learned.ndim))
+    tensors = {name: value.contiguous() for name, value in model.released().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -22,7 +22,8 @@ def randomize(model: torch.nn.Module) -> None:
     An embedding that makes logits too is small: with large ones greedy decoding repeats one token.
     """
     generator = torch.Generator().manual_seed(0)
-    embedding_scale = 0.1 if getattr(model.config, "tie_word_embeddings", False) else 1.0
+    is_tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    embedding_scale = 0.1 if is_tied else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

@@ -35,7 +35,7 @@ def _flat(ids: Mapping[str, int], section: list[int], **sizes: Any) -> dict[str,
 
 def _qwen2_vl(ids: Mapping[str, int]) -> dict[str, Any]:
     text = _flat(ids, [4, 3, 5], hidden_size=96, intermediate_size=160)
-    vision = {**TOWER, "depth": 4, "embed_dim": 48, "hidden_size": 96, "num_heads": 3, "mlp_ratio": 3}
+    vision = {**TOWER, "depth": 4, "embed_dim": 48, "hidden_size": 96, "num_heads": 6, "mlp_ratio": 3}
     return {**text, "vision_config": vision, "tie_word_embeddings": True}
 
 
@@ -100,11 +100,11 @@ def _qwen3_5_moe(ids: Mapping[str, int]) -> dict[str, Any]:
     text = _qwen3_5_text(ids, [4, 3, 3], hidden_size=88, head_dim=80, num_key_value_heads=1) | {
         "model_type": "qwen3_5_moe_text", "full_attention_interval": 2, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
-        "linear_conv_kernel_dim": 5, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
+        "linear_conv_kernel_dim": 5, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36,
         "shared_expert_intermediate_size": 44, "tie_word_embeddings": False,
     }  # fmt: skip
     vision = _qwen3_5_tower(
-        depth=4, hidden_size=24, num_heads=3, intermediate_size=56, out_hidden_size=88, num_position_embeddings=49
+        depth=4, hidden_size=24, num_heads=6, intermediate_size=56, out_hidden_size=88, num_position_embeddings=49
     )
     vision |= {"model_type": "qwen3_5_moe", "deepstack_visual_indexes": []}
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}

@@ -177,6 +177,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         21,
         False,
         "bfloat16",
+        "fp8",
         "cpu",
         "torch_sdpa",
         "amx",

@@ -69,12 +69,12 @@ def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
-        (["-tp", "1", "MODEL"], ["MODEL"]),
-        (["-tp=1"], []),
-        (["--tensor_parallel_size", "1"], []),
-        (["-tp", "2"], ["-tp", "2"]),
-        (["-tp=2"], ["-tp=2"]),
-        (["--tensor-parallel-size"], ["--tensor-parallel-size"]),
+        (["-pp", "1", "MODEL"], ["MODEL"]),
+        (["-pp=1"], []),
+        (["--pipeline_parallel_size", "1"], []),
+        (["-pp", "2"], ["-pp", "2"]),
+        (["-pp=2"], ["-pp=2"]),
+        (["--pipeline-parallel-size"], ["--pipeline-parallel-size"]),
         (["--load-format", "auto", "--load-format", "dummy"], ["--load-format", "dummy"]),
         (["--no-enable-lora"], []),
         (["--no-enable-log-requests", "--enable-log-requests"], ["--enable-log-requests"]),
@@ -97,9 +97,9 @@ def test_other_commands_take_no_flags_of_vllm() -> None:
 
 
 def test_flags_without_effect_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "/nowhere", "--swap-space", "4", "--enforce-eager", "-tp", "1"]) == 1
+    assert run(["serve", "/nowhere", "--swap-space", "4", "--enforce-eager", "-pp", "1"]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "saccade: accepted without effect: --swap-space, --enforce-eager, -tp (docs/from-vllm.md says why)."
+    assert first == "saccade: accepted without effect: --swap-space, --enforce-eager, -pp (docs/from-vllm.md says why)."
     assert "/nowhere" in second
 
 

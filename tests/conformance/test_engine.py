@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import msgspec
 import pytest
 import torch
 from checkpoints import NETWORKS
@@ -161,3 +162,23 @@ def test_chunks_and_retraction_change_no_token(checkpoint: Path, oracle: Oracle,
             assert answer.token_ids == expected, chunk
             torch.testing.assert_close(torch.stack(logits["a"]), whole, atol=oracle.atol, rtol=0)
     assert subject.load().preemptions_total == 64 * 2
+
+
+@pytest.mark.aspect("TP")
+@pytest.mark.conformance
+@pytest.mark.parametrize("encoder", ["data", "weights"])
+@pytest.mark.parametrize("chunk", [16, 2048])
+def test_two_ranks(checkpoint: Path, oracle: Oracle, encoder: str, chunk: int) -> None:  # [eng] 37
+    settings = {"mm_encoder_tp_mode": encoder, "max_num_batched_tokens": chunk}
+    with engines.on_ranks(checkpoint, **settings) as subject:
+        logits = engines.record_logits(subject)
+        asked = [
+            engines.request(checkpoint, parts, name, number, max_tokens=12)
+            for number, (name, parts) in enumerate(PROMPTS.items())
+        ]
+        told = engines.drain(subject, *asked).answers
+        again = [msgspec.structs.replace(one, request_id=f"{one.request_id}, cached") for one in asked]
+        told |= engines.drain(subject, *again).answers
+    for one in (*asked, *again):
+        check(oracle, one, told[one.request_id].token_ids, logits[one.request_id])
+    assert all(told[one.request_id].num_cached_tokens for one in again)

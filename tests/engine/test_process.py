@@ -14,12 +14,11 @@ import engines
 import msgspec
 import pytest
 import recordings
+from engine_front import SOURCES, Front, config_of
 
 from saccade.protocol.engine_ipc import (
     Drain,
     EngineFailed,
-    EngineMessage,
-    EngineProgress,
     EngineReady,
     EngineStep,
     Forward,
@@ -27,60 +26,6 @@ from saccade.protocol.engine_ipc import (
 )
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import ResetCaches
-
-SOURCES = str(Path(engines.__file__).parents[1] / "src")
-
-
-class Front:
-    """The front's end of a started engine."""
-
-    def __init__(self, config: Any, through_stdin: bool = False) -> None:
-        self.socket, engine = socket.socketpair()
-        self.socket.settimeout(60)
-        self.buffer = b""
-        content = config if isinstance(config, bytes) else json.dumps(config).encode()
-        arguments = ["--fd", str(engine.fileno())] + ([] if through_stdin else ["--config", os.fsdecode(content)])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "saccade.engine", *arguments],
-            pass_fds=[engine.fileno()],
-            env={**os.environ, "PYTHONPATH": SOURCES},
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        engine.close()
-        assert self.process.stdin is not None
-        self.process.stdin.write(content)
-        self.process.stdin.close()
-
-    def send(self, message: Any) -> None:
-        payload = msgspec.msgpack.encode(message)
-        self.socket.sendall(len(payload).to_bytes(4, "little") + payload)
-
-    def receive(self) -> Any:
-        payload = self._take(int.from_bytes(self._take(4), "little"))
-        return msgspec.msgpack.decode(payload, type=EngineMessage)
-
-    def _take(self, count: int) -> bytes:
-        while len(self.buffer) < count:
-            received = self.socket.recv(1 << 20)
-            if not received:
-                raise EOFError
-            self.buffer += received
-        taken, self.buffer = self.buffer[:count], self.buffer[count:]
-        return taken
-
-    def until(self, kind: type) -> Any:
-        while True:
-            message = self.receive()
-            if isinstance(message, kind):
-                return message
-            assert isinstance(message, EngineProgress), message
-
-
-def config_of(folder: Path) -> dict[str, str]:
-    """An engine's configuration."""
-    return {"model_dir": str(folder), "model": "tiny", "device": "cpu"}
-
 
 @pytest.fixture(scope="module")
 def front(tiny_qwen3_vl: Path) -> Iterator[Front]:

@@ -193,7 +193,7 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
     go_on = threading.Event()
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         executor = engines.local(subject)
-        encode = executor.runner.encode
+        encode = executor.runner.encoder.encode
 
         def wait_and_encode(job: EncodeJob) -> Encoded:
             assert go_on.wait(60)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from checkpoints.qwen3_vl import randomize
 from safetensors.torch import save_file
+from weights import fill_from
 
-from saccade.engine.executor.loader import load_weights
 from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import LARGE_336, SILENT, ClipConfig
 from saccade.models.backbones.clip_vision import ClipTower, view_patches
@@ -43,7 +43,7 @@ def weights(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(weights: Path, feature_layer: int = -2) -> ClipTower:
     config = ClipConfig.read(CONFIG)
     tower = ClipTower(config, config.num_blocks(feature_layer))
-    load_weights(tower, [weights], lambda *_: None)
+    fill_from(tower, weights)
     tower.finish()
     return tower
 
@@ -88,7 +88,7 @@ def test_an_unknown_tensor_is_refused(weights: Path, tmp_path: Path) -> None:
     save_file({"encoder.layers.5.mlp.fc1.bias": torch.zeros(80)}, tmp_path / "more.safetensors")
     tower = ClipTower(ClipConfig.read(CONFIG), 4)
     with pytest.raises(StartupError, match=r"encoder\.layers\.5\.mlp\.fc1\.bias"):
-        load_weights(tower, [weights, tmp_path / "more.safetensors"], lambda *_: None)
+        fill_from(tower, weights, tmp_path / "more.safetensors")
 
 
 def test_defaults_are_those_of_the_reference() -> None:

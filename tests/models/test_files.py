@@ -7,7 +7,8 @@ import pytest
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.family import Family
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 
 FAMILY = models.families()["qwen3_vl"]
@@ -48,10 +49,12 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
         models.family_of(config)
 
 
-@pytest.mark.parametrize("name", [name for name in models.families() if not models.has_network(name)])
-def test_family_without_network_is_refused_with_what_serves_it(name: str) -> None:
+@pytest.mark.parametrize("name", models.families())
+def test_family_without_network_is_refused_with_what_serves_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "has_network", lambda one: one in ("qwen3_vl", "phi3_v") and one != name)
+    runs = ", ".join(one for one in ("phi3_v", "qwen3_vl") if one != name)
     instead = "tokenspeed://" if models.families()[name].external_grid else "No other worker"
-    with pytest.raises(StartupError, match=rf"does not run {name} yet; it runs .*\. .*{instead}"):
+    with pytest.raises(StartupError, match=rf"does not run {name}; it runs {runs}\. .*{instead}"):
         models.load_network(name)
 
 
@@ -92,3 +95,20 @@ def test_processor_config_that_holds_no_settings_is_named() -> None:
 def test_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(StartupError, match="Qwen3VLForConditionalGeneration"):
         models.find("Qwen3VLForConditionalGeneration2")
+
+
+@pytest.mark.parametrize(
+    ("files", "token_id"),
+    [
+        ({"config.json": b'{"image_token_id": 7}', "tokenizer.json": b'{"added_tokens": [{"id": 8, "content": "<P>"}]}'}, 7),
+        ({"tokenizer.json": b'{"added_tokens": [{"id": 9, "content": "<Q>"}, {"id": 8, "content": "<P>"}]}'}, 8),
+        ({"tokenizer_config.json": b'{"added_tokens_decoder": {"9": {"content": "<Q>"}, "8": {"content": "<P>"}}}'}, 8),
+        ({"tokenizer.json": b'{"added_tokens": [7, {"content": "<P>"}]}', "tokenizer_config.json": b"{}"}, None),
+        ({"tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "<P>"}, "8": 1}}'}, None),
+        ({}, None),
+    ],
+)
+def test_placeholder_of_the_config_or_else_the_tokenizer(files: dict[str, bytes], token_id: int | None) -> None:
+    family = Family(architectures=("A",), placeholder="<P>")
+    config = engine_config(ModelFiles(files={"config.json": b"{}", **files}), family, 4096)
+    assert (config["placeholder_token_id"], config["max_model_len"]) == (token_id, 4096)

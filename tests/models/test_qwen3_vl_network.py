@@ -10,6 +10,7 @@ import pytest
 import torch
 from references.networks import QwenOracle
 from torch.utils._python_dispatch import TorchDispatchMode
+from vision_backends import RecordingBackend
 
 from saccade import models
 from saccade.engine.config import EngineConfig
@@ -19,7 +20,6 @@ from saccade.models.facts import MediaShape
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.network import Network
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
-from saccade.nn.context import PackedLayout
 
 GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
 ITEMS = [MediaShape(grid) for grid in GRIDS]
@@ -114,17 +114,8 @@ def test_encode_never_looks_at_the_device(tiny_qwen3_vl: Path) -> None:  # C3: a
     assert (features.device.type, features.shape) == ("meta", (76, 512))
 
 
-class _Recording(VisionAttentionBackend):
-    def __init__(self) -> None:
-        self.layouts: list[PackedLayout] = []
-
-    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
-        self.layouts.append(layout)
-        return super().packed(q, k, v, layout, scale)
-
-
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1
-    backend = _Recording()
+    backend = RecordingBackend()
     with torch.inference_mode():
         network.encode(pixels(GRIDS), network.prepare(ITEMS, backend)[0])
     assert len(backend.layouts) == len(network.visual.blocks)

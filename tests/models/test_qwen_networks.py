@@ -18,6 +18,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
+from saccade.models.backbones.qwen_text import MixtureOfExperts
 from saccade.models.facts import MediaShape
 from saccade.models.network import Target
 from saccade.models.qwen2_5_vl.network import frame_windows
@@ -67,6 +68,19 @@ def test_vision_tower_equals_the_reference(
     assert counts == [item.spans[0].length for item in items]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[str], Path]) -> None:
+    """C3, [eng] 35: a meta tensor has no content to look at."""
+    network, grids = build(name, config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
+    network.finish()
+    pixels = torch.empty(152 * network.facts.vision.patch_values, dtype=torch.uint8, device="meta")
+    features = network.encode(
+        pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend())[0]
+    )
+    assert (features.device.type, len(features)) == ("meta", 38)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
 def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int) -> None:
     from transformers.vision_utils import get_vision_window_index
@@ -109,6 +123,27 @@ def test_orientation_of_experts_is_declared(network: Callable[[str], Any]) -> No
     assert located == Target(f"language_model.{prefix}.gate_up_proj", transposed=True)
 
 
+def test_experts_may_be_stored_one_by_one(
+    network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = network_folder("qwen3_vl_moe")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    tensors = load_file(folder / "model.safetensors")
+    for key in [key for key in tensors if key.endswith(".experts.gate_up_proj")]:
+        prefix = key.removesuffix(".gate_up_proj")
+        fused = zip(tensors.pop(key).mT, tensors.pop(f"{prefix}.down_proj").mT, strict=True)
+        for expert, (gate_up, down) in enumerate(fused):
+            gate, up = gate_up.chunk(2)
+            parts = {"gate": gate, "up": up, "down": down}
+            tensors |= {f"{prefix}.{expert}.{part}_proj.weight": one.contiguous() for part, one in parts.items()}
+    (tmp_path / "model.safetensors").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    ours, theirs = network("qwen3_vl_moe").state_dict(), load(tmp_path).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_experts_of_the_other_orientation_are_refused(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
     folder = network_folder("qwen3_vl_moe")
     for path in folder.iterdir():
@@ -128,7 +163,7 @@ def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]
 
     def sparse() -> list[int]:
         layers = build("qwen3_vl_moe", config).language_model.layers
-        return [index for index, layer in enumerate(layers) if hasattr(layer.mlp, "experts")]
+        return [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MixtureOfExperts)]
 
     assert sparse() == [0, 2, 3, 4]
     text["decoder_sparse_step"] = 2

@@ -69,13 +69,14 @@ def test_paged_with_options(
 @pytest.mark.parametrize(("queries", "contexts"), BATCHES)
 def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
     """Every token attends over keys and values as the cache gives them, also those of its own chunk."""
-    output, expected = attend(load_backend(AUTO), queries, contexts, dtype, scales=(0.25, 3.0))
+    backend = load_backend(AUTO, Workload(dtype=dtype, cache_dtype=torch.float8_e4m3fn))
+    output, expected = attend(backend, queries, contexts, dtype, scales=(0.25, 3.0))
     assert_close(output, expected, ulps=2)
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
-@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33)])
+@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
 def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
     output, expected = attend_packed(load_vision_backend(name, Workload(dtype=dtype)), lengths, dtype, scale)
     assert_close(output, expected, ulps=2)

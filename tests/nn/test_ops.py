@@ -57,6 +57,16 @@ def test_rms_norm(operations: Operations, dtype: torch.dtype, num_tokens: int) -
 
 
 @with_every_dtype
+def test_rotary(operations: Operations, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, HEADS + 2, DIM, generator=generator).to(dtype)[:, :HEADS]
+    cos, sin = rotation = cos_sin(torch.randn(5, DIM // 2, generator=generator), dtype)
+    halves = torch.cat((x[..., DIM // 2 :], x[..., : DIM // 2]), -1)
+    exact = x.double() * cos.double() + halves.double() * sin.double()
+    assert_close(operations.rotary(x, rotation), exact, ulps=2)
+
+
+@with_every_dtype
 def test_norm_rotary(operations: Operations, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, HEADS + 2, DIM, generator=generator).to(dtype)[:, :HEADS]

@@ -10,7 +10,7 @@ from saccade.models.positions import MultimodalPositions
 from saccade.nn.backends import load_backend
 from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.ops import rotary_pairs
-from saccade.nn.rope import cos_sin, cos_sin_pairs, interleaved_axes
+from saccade.nn.rope import chunked_axes, cos_sin, cos_sin_pairs, interleaved_axes
 
 
 def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
@@ -48,6 +48,10 @@ def test_any_slice_equals_the_whole(parts: list[tuple[int, int, int, int]], star
 )
 def test_interleaved_axes(section: tuple[int, int, int], axes: str) -> None:
     assert "".join("THW"[axis] for axis in interleaved_axes(section)) == axes
+
+
+def test_chunked_axes() -> None:
+    assert "".join("THW"[axis] for axis in chunked_axes((4, 1, 2))) == "TTTTHWW"
 
 
 def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more frames than a picture has

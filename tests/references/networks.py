@@ -5,11 +5,13 @@ A new family adds its class to ORACLES and the writer of its tiny checkpoint to 
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from references.phi3_v_network import Phi3VOracle
 
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
@@ -95,13 +97,47 @@ class KimiOracle:
         return ((patches.double() / 255.0).float() - 0.5) / 0.5
 
 
+class LlavaOracle:
+    """LLaVA-1.5 and LLaVA-NeXT: square views, for NeXT with the pictures' original sizes."""
+
+    atol = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.model = image_text_model(folder)
+        self.placeholder_token_ids: tuple[int, ...] = (self.model.config.image_token_id,)
+        self._preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([asked.token_ids + token_ids[:-1]])}
+        if asked.media:
+            inputs |= self.pictures(asked.media)
+        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def pictures(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised views [V, 3, S, S], or [pictures, most views, 3, S, S] and original sizes [pictures, 2]."""
+        views = [self._normalised(item) for item in items]
+        if items[0].original_size is None:
+            return {"pixel_values": torch.stack(views)}
+        sizes = torch.tensor([item.original_size for item in items])
+        return {"pixel_values": torch.nn.utils.rnn.pad_sequence(views, batch_first=True), "image_sizes": sizes}
+
+    def _normalised(self, item: MediaItem) -> torch.Tensor:
+        pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.pixel_shape)
+        mean, std = (torch.tensor(self._preprocessor[key]).view(3, 1, 1) * 255 for key in ("image_mean", "image_std"))
+        return (pixels.float() - mean) / std
+
+
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": QwenOracle,
+    "llava": LlavaOracle,
+    "llava_next": LlavaOracle,
     "qwen3_vl": QwenOracle,
     "kimi_k25": KimiOracle,
     "qwen3_vl_moe": QwenOracle,
     "qwen3_5": RecurrentOracle,
     "qwen3_5_moe": RecurrentOracle,
+    "phi3_v": Phi3VOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

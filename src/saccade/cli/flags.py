@@ -196,7 +196,11 @@ class EngineFlags:
     cuda_graphs: bool = ENGINE.cuda_graphs
     "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     threads: Count | None = ENGINE.threads
-    "CPU threads of the network; by default OMP_NUM_THREADS, else one less than there are cores."
+    "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
+    tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
+    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    mm_encoder_tp_mode: Literal["data", "weights"] = "data"
+    "How these processes share the vision encoder: data gives each whole pictures, weights cuts its matrices."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
@@ -244,6 +248,8 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
         cuda_graphs=flags.cuda_graphs,
         threads=flags.threads,
+        tensor_parallel_size=flags.tensor_parallel_size,
+        mm_encoder_tp_mode=flags.mm_encoder_tp_mode,
         enable_prefix_caching=flags.enable_prefix_caching,
         record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),
         record_steps_bytes=flags.record_steps_bytes,

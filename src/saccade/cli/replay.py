@@ -50,6 +50,7 @@ def replay(
     compared = "token ids only" if others else "token ids and log probabilities, to the last bit"
     console.print(f"Compared are {compared}.")
     outcome = Replay(executor, is_exact=not others).run(recording.records())
+    executor.close()
     _show(console, outcome)
     return 0 if outcome.first is None else exit_codes.DIFFERENT
 

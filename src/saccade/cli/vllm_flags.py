@@ -49,7 +49,7 @@ def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing"
 
 
 SAME_NAME = "Same name, same meaning."
-ONE_DEVICE = "A model runs on one device."
+ONE_STAGE = "A model is cut with `--tensor-parallel-size`, in no other way."
 NO_GRAPHS = "Steps run eagerly, except decodes with `--cuda-graphs`; models are not compiled."
 OWN_SCHEDULER = "The scheduler has other settings: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
 NO_TOOLS = "Requests with tools are refused."
@@ -76,6 +76,13 @@ SERVED = (
     _served("--kv-cache-memory-bytes", "A whole number of bytes."),
     _served("--num-gpu-blocks-override", "Use `--kv-cache-memory-bytes`.", "--kv-cache-memory-bytes"),
     _served("--block-size", SAME_NAME),
+    VllmFlag(
+        ("--tensor-parallel-size", "-tp"),
+        Support.SERVED,
+        "Same name, same meaning, on the GPUs of one machine.",
+        ours="--tensor-parallel-size",
+    ),
+    _served("--mm-encoder-tp-mode", "Same name, same meaning; `data` by default, where vLLM has `weights`."),
     _served("--enable-prefix-caching", "On by default; `--no-enable-prefix-caching` turns it off.", takes="nothing"),
     _served("--dtype", "Auto is the checkpoint's own, but float32 on a CPU without bfloat16."),
     _served("--kv-cache-dtype", "`auto` or `fp8`, which is e4m3; auto is never fp8, whatever the checkpoint says."),
@@ -115,8 +122,10 @@ NO_EFFECT = (
     _no_effect("--async-scheduling --use-v2-block-manager", OWN_SCHEDULER),
     _no_effect("--disable-cascade-attn", "There is no cascade attention."),
     _no_effect("--prefix-caching-hash-algo", "Block keys are BLAKE3 hashes of the blocks' content.", "one"),
-    _no_effect("--distributed-executor-backend --mm-encoder-tp-mode", "A model runs on one device.", "one"),
-    _no_effect("--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "A model runs on one device."),
+    _no_effect("--distributed-executor-backend", "Each rank is a process of this machine.", "one"),
+    _no_effect(
+        "--disable-custom-all-reduce --worker-use-ray --engine-use-ray", "Ranks communicate by torch.distributed."
+    ),
     _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always separate processes."),
     _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
     _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),
@@ -138,10 +147,9 @@ NO_EFFECT = (
     _no_effect("--h11-max-incomplete-event-size --h11-max-header-count", "A request's head may have 64 KiB.", "one"),
 )
 NOT_YET = (
-    _not_yet("--tensor-parallel-size -tp", ONE_DEVICE, "1"),
-    _not_yet("--pipeline-parallel-size -pp", ONE_DEVICE, "1"),
+    _not_yet("--pipeline-parallel-size -pp", ONE_STAGE, "1"),
     _not_yet("--data-parallel-size -dp", "Start one `saccade worker` per copy behind one `saccade gateway`.", "1"),
-    _not_yet("--enable-expert-parallel -ep", ONE_DEVICE, takes="nothing"),
+    _not_yet("--enable-expert-parallel -ep", ONE_STAGE, takes="nothing"),
     _not_yet("--api-server-count -asc", "A gateway is one process; start more `saccade gateway` beside it.", "1"),
     _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
     _not_yet(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from saccade.errors import StartupError
 
 DEVICES = ("auto", "cpu", "cuda")
+ENCODER_TP_MODES = ("data", "weights")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8")
 MIB = 1 << 20
@@ -22,12 +23,14 @@ class EngineConfig:
     *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
     one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many pictures at once takes as long as encoding
     them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
-    the other processes, unless OMP_NUM_THREADS sets a number. For a model with recurrent layers, snapshots of their
-    states are kept for the prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts:
-    *num_state_snapshots*, by default as many as *state_snapshot_bytes* hold. With *kv_events_token_ids*, block events
-    contain the token ids and media from which their blocks' keys were computed. *aliases* are names in addition to
-    *model*. *record_steps* is the folder for recordings of steps, of at most *record_steps_bytes*, with pictures'
-    pixels if *record_pixels* is set.
+    the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes compute the network
+    together, each with its part of the weights on a device of its own; *threads* is the number of each.
+    *mm_encoder_tp_mode* data has each of them encode whole pictures; weights cuts the vision encoder as well. For a
+    model with recurrent layers, snapshots of their states are kept for the prefix cache, taken every
+    *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by default as many as
+    *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the token ids and media
+    from which their blocks' keys were computed. *aliases* are names in addition to *model*. *record_steps* is the
+    folder for recordings of steps, of at most *record_steps_bytes*, with pictures' pixels if *record_pixels* is set.
     """
 
     model_dir: str
@@ -49,6 +52,8 @@ class EngineConfig:
     mm_encoder_attn_backend: str = "auto"
     cuda_graphs: bool = False
     threads: int | None = None
+    tensor_parallel_size: int = 1
+    mm_encoder_tp_mode: str = "data"
     enable_prefix_caching: bool = True
     num_state_snapshots: int | None = None
     state_snapshot_bytes: int = GIB
@@ -61,12 +66,18 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
-        for name, known in (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES)):
+        choices = (
+            ("device", DEVICES),
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("mm_encoder_tp_mode", ENCODER_TP_MODES),
+        )
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
         sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
-        for name in (*counts, *sizes):
+        for name in (*counts, *sizes, "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")
@@ -74,6 +85,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise StartupError(f"{name} must not be negative, not {value}.")
+        if self.cuda_graphs and self.tensor_parallel_size > 1:
+            raise StartupError("cuda_graphs needs a tensor_parallel_size of 1: steps of ranks are not captured.")
         if self.record_pixels and self.record_steps is None:
             raise StartupError("record_pixels needs record_steps, the folder to record in.")
         if self.record_steps_bytes < MIB:

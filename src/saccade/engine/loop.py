@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -144,9 +144,8 @@ class Engine:
             return self._frames.take()
 
     def close(self) -> None:
-        """Wait until the recording is written."""
-        if self.recorder is not None:
-            self.recorder.close()
+        """Wait until the recording is written, and end the executor."""
+        self.executor.close()
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
@@ -198,18 +197,23 @@ class Engine:
 
     def _take_job(self, done: JobDone) -> None:
         keys = self.scheduler.encodings.jobs.pop(done.job_id)
-        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         if done.failed:
-            logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-            self.executor.check_device()
-            for key in keys:
-                self._encoder_cache.abandon(key)
-            for sequence in waiting:
-                self._requests.fail(sequence, InternalError("The model failed on a picture of this request."))
+            self._fail_pictures(keys)
             return
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         self._note_encoded(keys, done.seconds)
         for sequence in waiting:
             sequence.clock.encode_seconds += done.seconds
+
+    def _fail_pictures(self, keys: Collection[EncoderKey]) -> list[Sequence]:
+        """Fail the requests that need pictures that could not be encoded; return their sequences."""
+        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
+        logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+        self.executor.check_device()
+        for key in keys:
+            self._encoder_cache.abandon(key)
+        error = InternalError("The model failed on a picture of this request.")
+        return [ended for sequence in waiting for ended in self._requests.fail(sequence, error)]
 
     def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
         for key in keys:
@@ -243,7 +247,10 @@ class Engine:
             for key in within:
                 self._encoder_cache.abandon(key)
             return StepOutput(planned.step.number)
-        self._note_encoded(within, output.encode_seconds)
+        failed = {key for key in within if self._encoder_cache.encoding_id(key) in output.failed_encodings}
+        self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
+        for sequence in self._fail_pictures(failed) if failed else ():
+            schedule.chunks.pop(sequence, None)
         self.timings.batch_seconds += output.batch_seconds
         self.timings.network_seconds += output.network_seconds
         if not schedule.chunks:
@@ -258,8 +265,10 @@ class Engine:
             sequence.clock.encode_seconds += output.encode_seconds
         for sequence, logprobs in zip(planned.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
-        drawn = list(zip(planned.drawing, output.token_ids, strict=bool(output.token_ids)))
-        for sequence, _ in drawn:
+        logprobs_of = output.logprobs or [None] * len(output.token_ids)
+        results = zip(planned.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        drawn = [result for result in results if result[0] in schedule.chunks]
+        for sequence, _, _ in drawn:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
                 # Before the commit, which unpins the encodings that the request's other samples also need.
@@ -269,8 +278,7 @@ class Engine:
             self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         self.scheduler.commit(schedule)
         self._num_generated_tokens += len(drawn)
-        logprobs_of = output.logprobs or [None] * len(drawn)
-        for (sequence, token_id), logprob in zip(drawn, logprobs_of, strict=True):
+        for sequence, token_id, logprob in drawn:
             sequence.token_ids.append(token_id)
             self._requests.answer(sequence, logprob, self._finish_reason(sequence, token_id), now)
 

@@ -235,11 +235,12 @@ class Recorder:
         return True
 
     def close(self) -> None:
-        """End the segment, and wait until it is written."""
+        """End the segment, wait until it is written, and close the executor."""
         if self._segment is not None:
             self._end(ENDING)
         for segment in self._unwritten:
             segment.join()
+        self.executor.close()
 
     def submit(self, step: StepInput) -> None:
         """Record *step* before it is computed: if the step ends the process, it is the last record of its segment."""

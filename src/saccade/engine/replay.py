@@ -16,6 +16,7 @@ from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.protocol import Executor
+from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_files import fingerprint, weight_files
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.recording import (
@@ -175,7 +176,8 @@ def _shown(value: Any) -> str:
 def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) -> tuple[LocalExecutor, Machine]:
     """Return an executor like that of *header*, with *changes* to its EngineConfig, and a description of its machine.
 
-    Raises StartupError if the executor cannot be created, or if the model folder holds other weights.
+    The caller closes the executor. Raises StartupError if it cannot be created, or if the model folder holds other
+    weights.
     """
     config: EngineConfig = dataclasses.replace(header.config, **changes)  # type: ignore[arg-type]
     config.check()
@@ -184,11 +186,14 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
     if fingerprint(read_model_files(folder), weight_files(folder)) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
-    model = load_model(config, progress)
-    execution = prepare(config, model)
-    caches = allocate(config, model, config.num_blocks or 0)
-    runner = make_runner(config, model, execution, caches)
-    return LocalExecutor(runner), describe_machine(model, execution)
+    with closed_on_failure(Peers(ranks_of(config))) as peers:
+        peers.start(config)
+        model = load_model(config, progress, peers.ranks)
+        execution = prepare(config, model)
+        peers.join(model.network.device)
+        caches = allocate(config, model, config.num_blocks or 0, peers)
+        runner = make_runner(config, model, execution, caches)
+        return LocalExecutor(runner, peers), describe_machine(model, execution)
 
 
 def check_pictures(recording: Recording) -> None:

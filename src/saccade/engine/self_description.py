@@ -32,7 +32,7 @@ def describe(
         block_size=config.block_size,
         num_blocks=num_blocks,
         dtype=str(model.network.dtype).removeprefix("torch."),
-        device=str(model.network.device),
+        device=_device(model),
         shm_namespace=readers(),
         version=_version("saccade") or "unknown",
         attention_backend=execution.backend.name,
@@ -52,12 +52,18 @@ def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
         weights=model.fingerprint,
         model_config=blake3(model.files.files[CONFIG]).digest(),
         backend=f"{execution.backend.name}, {execution.vision_backend.name}",
-        device=str(device),
+        device=_device(model),
         dtype=str(model.network.dtype).removeprefix("torch."),
         num_threads=execution.threads.count,
         processor=_processor(device),
         versions={name: found for name in ("saccade", "torch", "numba") if (found := _version(name))},
     )
+
+
+def _device(model: LoadedModel) -> str:
+    """Return the device of *model*, and how many processes compute on one each."""
+    device, size = model.network.device, model.ranks.size
+    return str(device) if size == 1 else f"{device.type} x {size}"
 
 
 def _processor(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Start an engine from a config: load the model, size the caches, warm up."""
+"""Start an engine from a config: load the model on every rank, size the caches, warm up."""
 
 import dataclasses
 
@@ -12,12 +12,13 @@ from saccade.engine.core.kv.snapshots import RecurrentSnapshots
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
-from saccade.engine.executor.caches import NO_SCALES, Caches, CacheSizes
+from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
@@ -30,32 +31,37 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     if config.record_steps is not None:
         recording_folder(config)
     progress("reading the model's files", 0, 0)
-    model = load_model(config, progress)
-    execution = prepare(config, model)
-    if model.network.device.type == "cuda":
-        progress("measuring memory", 0, 0)
-        _use_all_memory(config, model, execution)
-    progress("warming up", 0, 0)
-    caches = allocate(config, model)
-    plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
-    warmup.run(assemble(plain, model, execution, caches), num_text_tokens=2 * config.block_size + 1)
-    return assemble(config, model, execution, caches, progress)
+    with closed_on_failure(Peers(ranks_of(config))) as peers:
+        peers.start(config)
+        model = load_model(config, progress, peers.ranks)
+        execution = prepare(config, model)
+        if peers.ranks.size > 1:
+            progress("waiting for the other ranks", 0, 0)
+        peers.join(model.network.device)
+        if model.network.device.type == "cuda":
+            progress("measuring memory", 0, 0)
+            _use_all_memory(config, model, execution, peers)
+        progress("warming up", 0, 0)
+        caches = allocate(config, model, peers=peers)
+        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
+        warm = assemble(plain, model, execution, caches, peers)
+        warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
+        return assemble(config, model, execution, caches, peers, progress)
 
 
-def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int | None = None) -> Caches:
-    """Return the caches of *model* with *num_blocks* blocks; None is as many as fit in memory."""
-    network = model.network
-    specs = network.facts.kv_specs
-    dtype = memory.cache_dtype(config, network.dtype)
+def allocate(
+    config: EngineConfig, model: LoadedModel, num_blocks: int | None = None, peers: Peers | None = None
+) -> Caches:
+    """Return the caches of *model* with *num_blocks* blocks, and have *peers* allocate theirs.
+
+    None is as many blocks as fit in memory, on every rank.
+    """
     if num_blocks is None:
-        bytes_per_block = memory.block_bytes(specs, config.block_size, dtype)
-        wanted = config.max_model_len or network.facts.max_position_embeddings
-        num_blocks = memory.num_blocks(config, bytes_per_block, wanted, network.device)
-    num_snapshots = memory.num_snapshots(config, specs, network.dtype)
-    num_padding = 1 if config.cuda_graphs else 0
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, num_snapshots, num_padding)
-    scales = model.kv_scales if config.kv_cache_dtype == "fp8" else NO_SCALES
-    return Caches(specs, sizes, dtype, network.device, scales)
+        num_blocks = memory.fitting_blocks(config, model)
+        num_blocks = num_blocks if peers is None else peers.least_blocks(num_blocks)
+    if peers is not None:
+        peers.allocate(num_blocks)
+    return memory.allocate(config, model, num_blocks)
 
 
 def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
@@ -65,15 +71,15 @@ def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
     return 1024 if model.network.device.type == "cpu" else 16384
 
 
-def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution) -> None:
+def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> None:
     """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized."""
     grid = model.network.facts.square_grid(_encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
-    caches = allocate(config, model, -(-num_tokens // config.block_size) + 1)
+    caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
     # This pool holds one step only; the context length applies to the engine that follows.
     config = dataclasses.replace(config, max_model_len=None, record_steps=None, cuda_graphs=False)
-    warmup.run(assemble(config, model, execution, caches), num_text_tokens, grid)
+    warmup.run(assemble(config, model, execution, caches, peers), num_text_tokens, grid)
 
 
 def make_runner(
@@ -100,9 +106,10 @@ def assemble(
     model: LoadedModel,
     execution: Execution,
     caches: Caches,
+    peers: Peers | None = None,
     progress: Progress = lambda *_: None,
 ) -> Engine:
-    """Return an engine that runs *model* in *caches*, which may hold any data. Raises StartupError."""
+    """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
     network, facts = model.network, model.network.facts
     num_blocks = caches.sizes.num_blocks
     max_model_len = memory.model_length(config, facts.max_position_embeddings, num_blocks)
@@ -112,12 +119,13 @@ def assemble(
         config.max_num_batched_tokens,
         _encode_budget(config, model),
         config.max_num_waiting,
-        encode_aside=network.device.type == "cpu" and execution.threads.aside > 0,
+        # With ranks, an encoding beside the steps would use the collectives that the steps use.
+        encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,
     )
     itemsize = network.dtype.itemsize
-    costs = EncodeCosts(facts.encode_cost, lambda grid: facts.encoding_values(grid) * itemsize)
+    costs = EncodeCosts(facts.encode_cost, lambda *shape: facts.encoding_values(*shape) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
-    executor = LocalExecutor(make_runner(config, model, execution, caches, progress))
+    executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)

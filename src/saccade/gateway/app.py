@@ -69,7 +69,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones and /ready get 503.
 
-    A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong.
+    A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong, and
+    where the only models of the workers cannot be served.
     """
     listener = listen(config.host, config.port)
     admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
@@ -88,6 +89,8 @@ async def serve(
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
         async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
             await DrainingServer(app, config).serve([listener])
+            if app.model_registry.unservable.done() and not app.model_registry.unservable.cancelled():
+                raise app.model_registry.unservable.result()
     finally:
         lag.cancel()
         await fleet.close()
@@ -160,10 +163,15 @@ class DrainingServer(uvicorn.Server):
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
+        app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, stop."""
         self._loop.call_soon_threadsafe(self._begin)
+
+    def _stop_if_unservable(self, reason: asyncio.Future[StartupError]) -> None:
+        """Stop a server that has served nothing, and never can."""
+        self.should_exit = self.should_exit or not reason.cancelled()
 
     def _begin(self) -> None:
         if self._draining is None:

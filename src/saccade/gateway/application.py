@@ -31,7 +31,10 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 
 
 class Application:
-    """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures."""
+    """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
+
+    *model_registry* has the models that it serves.
+    """
 
     def __init__(
         self,
@@ -46,12 +49,12 @@ class Application:
         self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
-        model_registry = ModelRegistry(fleet, models)
+        self.model_registry = ModelRegistry(fleet, models)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
             admission=self.admission,
-            model_registry=model_registry,
+            model_registry=self.model_registry,
             prompts=self.preparation.prompts,
             pictures=self.preparation.pictures,
             metrics=self.metrics,
@@ -65,7 +68,7 @@ class Application:
             bodies=bodies,
             memory=self.memory,
             proxies=self.proxies,
-            model_registry=model_registry,
+            model_registry=self.model_registry,
             prompts=self.preparation.prompts,
             generation=Generation(
                 admission=self.admission,

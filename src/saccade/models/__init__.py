@@ -92,4 +92,4 @@ def _check_has_network(name: str) -> None:
             else "No other worker that Saccade knows takes it either; `saccade inspect` shows its prompts and pixels."
         )
         runs = ", ".join(filter(has_network, known))
-        raise StartupError(f"Saccade's engine does not run {name} yet; it runs {runs}. {instead}")
+        raise StartupError(f"Saccade's engine does not run {name}; it runs {runs}. {instead}")

@@ -11,6 +11,8 @@ Grid = tuple[int, int, int]
 Size = tuple[int, int]
 
 NETWORK_DTYPE = "network"
+MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID = "max_model_len", "placeholder_token_id"
+"""Keys that models.files.engine_config adds to config.json."""
 
 
 class MediaShape(NamedTuple):

@@ -23,7 +23,8 @@ class Family:
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *external_grid* is the name of a picture's grid on external
     wires; without it pictures cannot be sent over them. *ships_image_settings*: the releases include the settings of
-    their image processor, so a folder without these is incomplete.
+    their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
+    the family is not served.
     """
 
     architectures: tuple[str, ...]
@@ -36,6 +37,7 @@ class Family:
     template_switches: tuple[str, ...] = ()
     external_grid: str | None = None
     ships_image_settings: bool = True
+    limits: tuple[str, ...] = ()
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the placeholder's id in config.json, None if it has none. Raises StartupError."""

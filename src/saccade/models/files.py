@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
 from saccade.models.family import Family
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import (
@@ -14,6 +15,8 @@ from saccade.protocol.model_files import (
     MAX_FILE_BYTES,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
 )
 
 
@@ -64,3 +67,31 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
     if not isinstance(nested, dict | None):
         raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")
     return nested or {}
+
+
+def engine_config(files: ModelFiles, family: Family, max_model_len: int | None = None) -> Mapping[str, Any]:
+    """Return config.json with two more keys for the engine, which some networks need. Raises StartupError.
+
+    `placeholder_token_id` is the id of the family's placeholder: that in config.json, else that in the tokenizer's
+    files, else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's.
+    """
+    config = parse_json(files, CONFIG)
+    token_id = family.placeholder_token_id(config)
+    if token_id is None:
+        token_id = _added_token_id(files, family.placeholder)
+    return {**config, PLACEHOLDER_TOKEN_ID: token_id, MAX_MODEL_LEN: max_model_len}
+
+
+def _added_token_id(files: ModelFiles, token: str) -> int | None:
+    """Return the id of an added *token* in tokenizer.json or tokenizer_config.json, None if neither has it."""
+    match parse_json(files, TOKENIZER).get("added_tokens"):
+        case [*entries]:
+            listed = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("content") == token]
+            if listed and type(listed[0].get("id")) is int:
+                return int(listed[0]["id"])
+    match parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder"):
+        case {**entries_by_id}:
+            for key, entry in entries_by_id.items():
+                if isinstance(entry, Mapping) and entry.get("content") == token and key.isdecimal():
+                    return int(key)
+    return None

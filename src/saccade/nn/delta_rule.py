@@ -10,12 +10,23 @@ D key width, W value width, L tokens of a sequence, B blocks of L tokens.
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 BLOCK = 64
 """Tokens in a block of the scan. Within a block the work is in matrix products; blocks follow each other in a loop."""
+
+
+class _Tokens(NamedTuple):
+    """What the rule reads of some tokens, float32, with as many queries and keys as there are value heads."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
 
 
 def causal_conv(
@@ -60,25 +71,25 @@ def delta_rule(
     rows: torch.Tensor,
     lengths: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return S_n^T q_n, float32 [N, H, W], where S_n = d S_(n-1) + k_n (beta_n (v_n - d S_(n-1)^T k_n))^T.
+    """Return S_n^T q_n, float32 [N, H, W], where S_n = d S + k_n (beta_n (v_n - d S^T k_n))^T and S = S_(n-1).
 
-    d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W] hold
-    S of each sequence, zero before its first token; they are updated.
+    d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
+    hold S of each sequence, zero before its first token; they are updated.
     """
     num_singles, spans = _split(lengths)
     group = v_NHW.shape[1] // k_NKD.shape[1]
     q_NHD, k_NHD = (tensor.float().repeat_interleave(group, 1) for tensor in (q_NKD, k_NKD))
-    tokens = (q_NHD, k_NHD, v_NHW.float(), log_decay_NH.float(), beta_NH.float())
+    tokens = _Tokens(q_NHD, k_NHD, v_NHW.float(), log_decay_NH.float(), beta_NH.float())
     outputs = []
     if num_singles:
         own = rows[:num_singles]
         state = states.index_select(0, own)
-        outputs.append(_single_tokens(*(tensor[:num_singles] for tensor in tokens), state))
+        outputs.append(_single_tokens(_Tokens(*(tensor[:num_singles] for tensor in tokens)), state))
         states.index_copy_(0, own, state)
     for index, span in spans:
         own = rows[index : index + 1]
         state = states.index_select(0, own)
-        outputs.append(_scan(*(tensor[span].transpose(0, 1) for tensor in tokens), state[0]))
+        outputs.append(_scan(_Tokens(*(tensor[span].transpose(0, 1) for tensor in tokens)), state[0]))
         states.index_copy_(0, own, state)
     return torch.cat(outputs)
 
@@ -96,15 +107,9 @@ def _spans(lengths: tuple[int, ...], first: int) -> Iterator[tuple[int, slice]]:
         start += lengths[index]
 
 
-def _single_tokens(
-    q_SHD: torch.Tensor,
-    k_SHD: torch.Tensor,
-    v_SHW: torch.Tensor,
-    log_decay_SH: torch.Tensor,
-    beta_SH: torch.Tensor,
-    state_SHDW: torch.Tensor,
-) -> torch.Tensor:
+def _single_tokens(tokens: _Tokens, state_SHDW: torch.Tensor) -> torch.Tensor:
     """Apply the rule to one token of each sequence; overwrite the states, and return [S, H, W]."""
+    q_SHD, k_SHD, v_SHW, log_decay_SH, beta_SH = tokens
     state_SHDW.mul_(log_decay_SH.exp()[..., None, None])
     recalled_SHW = (k_SHD.unsqueeze(-2) @ state_SHDW).squeeze(-2)
     correction_SHW = (v_SHW - recalled_SHW) * beta_SH.unsqueeze(-1)
@@ -112,25 +117,18 @@ def _single_tokens(
     return (q_SHD.unsqueeze(-2) @ state_SHDW).squeeze(-2)
 
 
-def _scan(
-    q_HLD: torch.Tensor,
-    k_HLD: torch.Tensor,
-    v_HLW: torch.Tensor,
-    log_decay_HL: torch.Tensor,
-    beta_HL: torch.Tensor,
-    state_HDW: torch.Tensor,
-) -> torch.Tensor:
-    """Apply the rule to the tokens of one sequence, block by block; overwrite the state, and return [L, H, W].
+def _scan(tokens: _Tokens, state_HDW: torch.Tensor) -> torch.Tensor:
+    """Apply the rule to one sequence, [H, L, ...], block by block; overwrite the state, and return [L, H, W].
 
     With c the sum of log decays from the block's start, and S the state there, the corrections u of a block solve
     u_i + beta_i sum over j < i of exp(c_i - c_j) (k_i . k_j) u_j = beta_i (v_i - exp(c_i) S^T k_i).
     """
-    length = q_HLD.shape[1]
+    length = tokens.q.shape[1]
     block = min(BLOCK, length)
     padding = -length % block
     # Tokens of padding have neither keys nor decay, so they change no state.
-    q, k, v = (functional.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, block)) for x in (q_HLD, k_HLD, v_HLW))
-    log_decay, beta = (functional.pad(x, (0, padding)).unflatten(1, (-1, block)) for x in (log_decay_HL, beta_HL))
+    q, k, v = (functional.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, block)) for x in tokens[:3])
+    log_decay, beta = (functional.pad(x, (0, padding)).unflatten(1, (-1, block)) for x in tokens[3:])
     # Sums between two tokens, made without differences of longer sums, which would lose their last digits.
     between = log_decay.unsqueeze(-1).expand(*log_decay.shape, block).tril(-1).cumsum(-2)
     decays = between.exp_().tril_()

@@ -44,7 +44,7 @@ class Experts(Layer):
     def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.
 
-        *expert_ids_NK* is int64 and counts the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
+        *expert_ids_NK* int64 count the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
         """
         own_ids_NK = expert_ids_NK - self.first
         gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
@@ -53,7 +53,7 @@ class Experts(Layer):
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts with the largest softmax of *logits_NE*.
+    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts, by the softmax of *logits_NE*.
 
     With *renormalise* the weights of a token sum to 1. Source: transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
     """

@@ -33,7 +33,7 @@ class Layer(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move or convert the parameters."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in self.float32:
             parameter = self.get_parameter(name)
             parameter.data = parameter.data.float()

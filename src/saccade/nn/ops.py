@@ -92,7 +92,7 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
 
 
 def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; channels from 2C on are kept."""
+    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; later channels are kept."""
     cos, sin = cos_sin
     width = cos.shape[-1]
     rotated, kept = x_NHD[..., :width], x_NHD[..., width:]
@@ -144,9 +144,9 @@ def experts(
 ) -> torch.Tensor:
     """Return for each token the sum of its experts' down(silu(gate(x)) * up(x)), weighted in float32: [N, E].
 
-    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not below
-    the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with the
-    experts that are chosen, not with all. The host waits for their number.
+    gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not
+    below the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with
+    the experts that are chosen, not with all. The host waits for their number.
     """
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)

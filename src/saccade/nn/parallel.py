@@ -4,11 +4,14 @@ Tensor parallelism as in Shoeybi et al. 2019 (Megatron-LM, arXiv:1909.08053): a 
 inputs, and the results of a matrix that is cut by its inputs are summed over the ranks.
 """
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import environ
 from typing import Literal, NamedTuple
 
 import torch
+from torch import distributed
 
 from saccade.errors import StartupError
 
@@ -17,10 +20,19 @@ Split = Literal["outputs", "inputs"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's *rank* among *size* processes."""
+    """This process's *rank* among *size* processes, which must have called `join` before any of them communicates.
+
+    With *cuts_encoder*, the matrices of the vision encoder are cut too; otherwise each rank holds all of them.
+    """
 
     rank: int = 0
     size: int = 1
+    cuts_encoder: bool = False
+
+    @property
+    def encoder(self) -> "Ranks":
+        """The ranks that the layers of the vision encoder are cut over."""
+        return self if self.cuts_encoder else ALONE
 
     def share(self, count: int, what: str = "heads") -> int:
         """Return how many of *count* units one rank holds; with fewer units than ranks, neighbours hold copies of one.
@@ -36,13 +48,51 @@ class Ranks:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of *x* over all ranks; may overwrite *x*."""
-        if self.size == 1:
-            return x
-        torch.distributed.all_reduce(x)
+        if self.size > 1:
+            distributed.all_reduce(x)
         return x
+
+    def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """Overwrite *x* with that of rank *source*, and return it. Shapes and dtypes must be equal on all ranks."""
+        if self.size > 1:
+            distributed.broadcast(x, source)
+        return x
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag whether it is set on any rank. The host waits until every rank has called."""
+        if self.size == 1:
+            return list(flags)
+        found = torch.tensor(flags, dtype=torch.int64)
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return [bool(flag) for flag in found.tolist()]
 
 
 ALONE = Ranks()
+
+
+def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
+    """Connect this process with the other ranks; returns when all of them have called. Raises RuntimeError.
+
+    *rendezvous* is the path of an empty file that all ranks can write to, and no other user. Tensors of the host go
+    over gloo, and over the loopback interface alone; tensors of a GPU go over NCCL.
+    """
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    environ["GLOO_SOCKET_IFNAME"] = loopback
+    is_cuda = device.type == "cuda"
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        store=distributed.FileStore(rendezvous, ranks.size),  # type: ignore[attr-defined]
+        rank=ranks.rank,
+        world_size=ranks.size,
+        device_id=device if is_cuda else None,
+    )
+    distributed.barrier(device_ids=[device.index] if is_cuda else None)
+
+
+def leave() -> None:
+    """Undo `join`."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 class Piece(NamedTuple):
@@ -65,6 +115,15 @@ class Sharding:
     parts: tuple[int, ...]
     dim: int = 0
     shards: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise StartupError for a part that cannot be cut into equal shards."""
+        for part, count in zip(self.parts, self.shards, strict=False):
+            if part % count:
+                raise StartupError(
+                    f"--tensor-parallel-size: a matrix with {part} rows or columns cannot be cut into {count} equal "
+                    "shards."
+                )
 
     def lengths(self) -> tuple[int, ...]:
         """Return the number of entries of each part that one rank holds."""

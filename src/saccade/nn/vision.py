@@ -15,8 +15,12 @@ from torch import nn
 
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear
+from saccade.nn.parallel import ALONE, Ranks
 
 Grid = tuple[int, int, int]
+
+IN_THE_ENCODER = "heads in its vision encoder (`--mm-encoder-tp-mode data` does not cut it)"
+"""What ranks share, for errors."""
 
 
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
@@ -93,8 +97,8 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLa
 class PatchEmbedding(nn.Module):
     """A convolution whose kernel equals its stride, over patches of one frame, as one matrix.
 
-    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time gives
-    the same result from half the multiplications.
+    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time
+    gives the same result from half the multiplications.
     """
 
     def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
@@ -117,14 +121,15 @@ class PatchEmbedding(nn.Module):
 
 
 class PackedSelfAttention(Layer):
-    """Bidirectional attention within each packed sequence, with rotary positions and biases."""
+    """Bidirectional attention within each packed sequence, with rotary positions and biases; heads cut over *ranks*."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
         self.head_dim = hidden_size // num_heads
-        self.qkv = Linear(hidden_size, 3 * hidden_size)
-        self.proj = Linear(hidden_size, hidden_size)
+        widths, units = (hidden_size,) * 3, (num_heads,) * 3
+        self.qkv = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
+        self.proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
 
     def pair(self) -> None:
         """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.

@@ -26,7 +26,7 @@ class Gate:
         self.spoil = 0
         self._open = threading.Event()
         executor = engines.local(engine)
-        self._encode = executor.runner.encode
+        self._encode = executor.runner.encoder.encode
         executor.async_encoder = AsyncEncoder(self._pass, 1)
 
     def open(self) -> None:

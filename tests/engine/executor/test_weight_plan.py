@@ -8,11 +8,9 @@ import torch
 from references.formats import REFERENCES
 from safetensors.torch import save_file
 from torch import nn
+from weights import fill_from
 
-from saccade.engine.executor.weight_files import open_checkpoint
-from saccade.engine.executor.weight_filler import fill
 from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
-from saccade.engine.executor.weight_plan import make_plan
 from saccade.errors import StartupError
 from saccade.models.network import Target
 from saccade.nn.experts import Experts
@@ -80,14 +78,7 @@ def load(
     with torch.device("meta"):
         network = Toy(ranks, transposed)
     quantisation = None if name is None else Quantisation(FORMATS[name], IgnoreList(), "config.json")
-    with open_checkpoint(folder) as checkpoint:
-        fill(
-            network,
-            make_plan(network, checkpoint, quantisation, ranks),
-            checkpoint,
-            torch.device("cpu"),
-            lambda *_: None,
-        )
+    fill_from(network, folder / "model.safetensors", quantisation=quantisation, ranks=ranks)
     assert network.number == 3
     experts = network.mlp["experts"]
     assert isinstance(experts, Experts)

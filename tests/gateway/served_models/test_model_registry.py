@@ -1,44 +1,115 @@
-"""The names that a model may be asked for by."""
+"""A gateway whose workers have no model that can be served stops, and says why. # A9"""
 
-from collections.abc import Iterator
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-import scripted
+from fronts import DESCRIPTION, Front
+from server import free_port
 
-from saccade.protocol.output import FinishReason, TokenDelta
-
-
-@pytest.fixture(scope="module")
-def gateway(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
-    """A gateway whose worker calls its model tiny, and small too."""
-    with scripted.running(tiny_qwen3_vl) as running:
-        assert running.worker.description is not None
-        running.worker.description = msgspec.structs.replace(running.worker.description, aliases=("small", "wee"))
-        yield running
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.served_models import model_registry
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.models.files import read_model_files
+from saccade.protocol.description import Description, ModelFiles
+from saccade.transport.server import WorkerServer
 
 
-def test_every_name_is_listed(gateway: scripted.Gateway) -> None:
-    cards = gateway.ask("GET", "/v1/models").json["data"]
-    assert [card["id"] for card in cards] == ["tiny", "small", "wee"]
-    assert gateway.ask("GET", "/v1/models/small").json == {**cards[0], "id": "small"}
+@dataclasses.dataclass
+class Described:
+    """A worker of which only the description matters."""
+
+    description: Description | None
+    url: str = "grpc://described:1"
+    ready: bool = True
 
 
-@pytest.mark.parametrize("name", ["tiny", "small", "wee"])
-def test_answer_has_the_first_name_whichever_was_asked_for(name: str, gateway: scripted.Gateway) -> None:
-    gateway.worker.script = [TokenDelta("", [gateway.eos], FinishReason.STOP)]
-    answer = gateway.ask(
-        "POST", "/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "a"}]}
-    )
-    assert (answer.status, answer.json["model"]) == (200, "tiny")
+@pytest.fixture
+def sound(tiny_qwen3_vl: Path) -> Description:
+    return msgspec.structs.replace(DESCRIPTION, files=read_model_files(tiny_qwen3_vl))
 
 
-def test_one_model_of_several_names_need_not_be_named(gateway: scripted.Gateway) -> None:
-    assert gateway.ask("POST", "/tokenize", {"prompt": "Hello"}).status == 200
+@pytest.fixture
+def broken(sound: Description) -> Description:
+    """A model whose config.json names a token for pictures that the tokenizer does not have."""
+    config = json.loads(sound.files.files["config.json"])
+    changed = {**sound.files.files, "config.json": json.dumps({**config, "image_token_id": 99999}).encode()}
+    return msgspec.structs.replace(sound, model="broken", files=ModelFiles(files=changed))
 
 
-def test_unknown_name_is_told_all_names(gateway: scripted.Gateway) -> None:
-    answer = gateway.chat(model="other")
-    assert answer.status == 404
-    assert "served: tiny, small, wee." in answer.json["error"]["message"]
+@pytest.fixture(autouse=True)
+def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are tried in this process alone: a child of its own takes a second."""
+    monkeypatch.setattr(model_registry.ModelProbe, "run", lambda _: None)
+
+
+async def built(*workers: Described) -> tuple[ModelRegistry, Fleet]:
+    """A registry that has tried the models of *workers*."""
+    fleet = Fleet((), lambda _: None)
+    registry = ModelRegistry(fleet, {})
+    for worker in workers:
+        fleet.add(worker)  # type: ignore[arg-type]
+    for worker in workers:
+        fleet.changed(worker)  # type: ignore[arg-type]
+    await tried()
+    return registry, fleet
+
+
+async def tried() -> None:
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("model ")))
+
+
+async def test_the_only_model_cannot_be_served(broken: Description) -> None:
+    registry, _ = await built(Described(broken), Described(broken))
+    assert "token 99999 stands for pictures" in registry.unservable.result().message
+
+
+async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:
+    registry, fleet = await built(Described(broken), served := Described(sound))
+    assert registry.unservable.cancelled()
+    served.description = msgspec.structs.replace(broken, model=sound.model)
+    fleet.changed(served)  # type: ignore[arg-type]
+    await tried()
+    assert registry.models() == []
+
+
+async def test_a_worker_that_has_described_nothing_may_have_another_model(broken: Description) -> None:
+    registry, fleet = await built(Described(broken), late := Described(None, ready=False))
+    assert not registry.unservable.done()
+    late.description, late.ready = broken, True
+    fleet.changed(late)  # type: ignore[arg-type]
+    assert registry.unservable.done()
+
+
+class Describing(Front):
+    """A front that describes one model."""
+
+    def __init__(self, description: Description) -> None:
+        super().__init__()
+        self.description = description
+
+    def describe(self) -> bytes:
+        return msgspec.msgpack.encode(self.description)
+
+
+async def test_the_program_ends_with_the_token_and_the_key(broken: Description, tmp_path: Path) -> None:
+    server = WorkerServer(Describing(broken), f"unix:{tmp_path}/w.sock")
+    await server.start()
+    command = (sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", server.address)
+    try:
+        process: Any = await asyncio.create_subprocess_exec(
+            *command, "--port", str(free_port()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+    finally:
+        await server.stop()
+    assert process.returncode == 1
+    assert "image_token_id" in said.decode()
+    assert "token 99999" in said.decode()

@@ -19,7 +19,7 @@ from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.pictures import EncoderKey, RequestPicture, State, Until
 from saccade.engine.core.schedule import Left, Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.models.facts import Grid
+from saccade.models.facts import Grid, Size
 
 PATCHES_A_STEP = 80
 """Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""
@@ -31,10 +31,10 @@ NUM_JOBS = 2
 
 @dataclass(frozen=True)
 class EncodeCosts:
-    """The cost of encoding a media item of a grid: patches to compute, and bytes of features to keep."""
+    """The cost of encoding a media item of a grid and original size: patches to compute, bytes of features to keep."""
 
     patches: Callable[[Grid], int]
-    num_bytes: Callable[[Grid], int]
+    num_bytes: Callable[[Grid, Size | None], int]
 
 
 class EncoderScheduler:
@@ -113,7 +113,7 @@ class EncoderScheduler:
 
     def _begin(self, sequence: Sequence, picture: RequestPicture, patches: int, step: Schedule) -> None:
         """Plan to encode a picture, in this step or aside."""
-        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid))
+        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid, picture.key.original_size))
         step.encode[picture.key] = [(sequence, picture)]
         if self._is_beside and len(self.jobs) < NUM_JOBS:
             step.aside.add(picture.key)

@@ -18,12 +18,13 @@ from saccade.transport.shared_memory import SlotError, read_slot
 
 
 class EncoderKey(NamedTuple):
-    """The identity of an encoding: tenant, modality, picture with its processor's settings, and grid."""
+    """The identity of an encoding: tenant, modality, picture with its processor's settings, grid and original size."""
 
     salt: bytes
     modality: str
     content_hash: bytes
     grid: tuple[int, int, int]
+    original_size: tuple[int, int] | None = None
 
 
 class State(Enum):
@@ -76,12 +77,11 @@ class RequestPicture:
     TRANSITIONS raises RuntimeError.
     """
 
-    __slots__ = ("_inline", "_slot", "end", "key", "original_size", "param", "pins", "state")
+    __slots__ = ("_inline", "_slot", "end", "key", "param", "pins", "state")
 
     def __init__(self, item: MediaItem, salt: bytes, param: str) -> None:
-        self.key = EncoderKey(salt, item.modality, item.content_hash, item.grid)
+        self.key = EncoderKey(salt, item.modality, item.content_hash, item.grid, item.original_size)
         self.end = item.spans[-1].start + item.spans[-1].length
-        self.original_size = item.original_size
         self.param = param
         self.pins: set[tuple[int, Until]] = set()
         self._inline = item.inline

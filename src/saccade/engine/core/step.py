@@ -153,7 +153,8 @@ class StepOutput(msgspec.Struct, frozen=True):
 
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
-    *network_seconds*.
+    *network_seconds*. *failed_encodings* are pictures of jobs within the step that could not be encoded: what the step
+    computed for rows that show them means nothing.
     """
 
     number: int
@@ -163,3 +164,4 @@ class StepOutput(msgspec.Struct, frozen=True):
     batch_seconds: float = 0.0
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
+    failed_encodings: tuple[int, ...] = ()

@@ -66,9 +66,7 @@ class StepBuilder:
             self._rows.note_draw(owner)
         within = {key: content for key, content in pixels.items() if key not in schedule.aside}
         beside = {key: content for key, content in pixels.items() if key in schedule.aside}
-        jobs = tuple(
-            self._job(part, schedule, is_beside) for part, is_beside in ((within, False), (beside, True)) if part
-        )
+        jobs = tuple(self._job(part, is_beside) for part, is_beside in ((within, False), (beside, True)) if part)
         restore, save = self._state_moves(starting, schedule)
         step = StepInput(
             number=self._num_steps,
@@ -91,13 +89,12 @@ class StepBuilder:
         stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
         return self._snapshots.moves(starting, stops)
 
-    def _job(self, pixels: Mapping[EncoderKey, bytes], schedule: Schedule, is_beside: bool) -> EncodeJob:
+    def _job(self, pixels: Mapping[EncoderKey, bytes], is_beside: bool) -> EncodeJob:
         self._num_jobs += 1
         pictures = []
         for key, content in pixels.items():
-            _, picture = schedule.encode[key][0]
             encoding_id = self._encoder_cache.encoding_id(key)
-            pictures.append(Picture(encoding_id, key.modality, key.grid, picture.original_size, content))
+            pictures.append(Picture(encoding_id, key.modality, key.grid, key.original_size, content))
         return EncodeJob(self._num_jobs, tuple(pictures), is_beside)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,16 @@ from saccade.engine.core.step import StateMove, StepInput
 from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
+from saccade.nn.parallel import Ranks
 
 NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
+
+
+class BlockFormat(NamedTuple):
+    """How blocks hold values: in *dtype*, divided by the scales of keys and values in *scales*, by layer, or by 1."""
+
+    dtype: torch.dtype
+    scales: Mapping[int, tuple[float, float]] = NO_SCALES
 
 
 @dataclass(frozen=True)
@@ -31,11 +40,26 @@ class CacheSizes:
     num_padding: int = 0
 
 
+def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
+    """Return what each layer keeps on one of *ranks*, where *specs* is what it keeps without ranks."""
+
+    def of_rank(spec: KvSpec) -> KvSpec:
+        match spec:
+            case Paged():
+                return replace(spec, num_kv_heads=ranks.share(spec.num_kv_heads))
+            case Recurrent():
+                return spec.of_rank(ranks.share)
+            case Latent():
+                return spec
+
+    return tuple(of_rank(spec) for spec in specs)
+
+
 class Caches:
     """One cache per layer, initially zero. Steps define the contents.
 
-    Blocks have *dtype*: the network's, or float8_e4m3fn with the checkpoint's scales of keys and values, *scales*, by
-    layer. Recurrent states have the dtypes of their specs.
+    *dtype* is the network's, and that of *blocks* unless they have a format of their own. Recurrent states have the
+    dtypes of their specs.
     """
 
     def __init__(
@@ -44,11 +68,14 @@ class Caches:
         sizes: CacheSizes,
         dtype: torch.dtype,
         device: torch.device,
-        scales: Mapping[int, tuple[float, float]] = NO_SCALES,
+        blocks: BlockFormat | None = None,
     ) -> None:
         self.sizes = sizes
+        blocks = blocks or BlockFormat(dtype)
         self.layers = [
-            _scaled(_layer_cache(spec, sizes, dtype, device), scales.get(layer, (1.0, 1.0)))
+            _recurrent_state(spec, sizes, dtype, device)
+            if isinstance(spec, Recurrent)
+            else _block_cache(spec, sizes, blocks, layer, device)
             for layer, spec in enumerate(specs)
         ]
         self._device = device
@@ -90,36 +117,27 @@ def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _layer_cache(spec: KvSpec, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    blocks = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
-    match spec:
-        case Paged():
-            heads = (*blocks, spec.num_kv_heads)
-            return KvCache(
-                _zeros((*heads, spec.key_width), dtype, device), _zeros((*heads, spec.value_width), dtype, device)
-            )
-        case Latent():
-            return LatentCache(_zeros((*blocks, spec.token_values), dtype, device))
-        case Recurrent():
-            live, snapshots = (
-                tuple(
-                    _zeros((count, *shape), state_dtype(name, dtype), device)
-                    for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
-                )
-                for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
-            )
-            return RecurrentState(live, snapshots)
+def _block_cache(
+    spec: Paged | Latent, sizes: CacheSizes, format: BlockFormat, layer: int, device: torch.device
+) -> LayerCache:
+    shape = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
+    scales = format.scales.get(layer, (1.0, 1.0))
+    if isinstance(spec, Latent):
+        return LatentCache(_zeros((*shape, spec.token_values), format.dtype, device), scales[0])
+    widths = (spec.key_width, spec.value_width)
+    keys, values = (_zeros((*shape, spec.num_kv_heads, width), format.dtype, device) for width in widths)
+    return KvCache(keys, values, *scales)
 
 
-def _scaled(cache: LayerCache, scales: tuple[float, float]) -> LayerCache:
-    """Return *cache* with the scales of keys and values; latents have that of keys."""
-    match cache:
-        case KvCache():
-            return cache._replace(key_scale=scales[0], value_scale=scales[1])
-        case LatentCache():
-            return cache._replace(scale=scales[0])
-        case _:
-            return cache
+def _recurrent_state(spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
+    live, snapshots = (
+        tuple(
+            _zeros((count, *shape), state_dtype(name, dtype), device)
+            for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+        )
+        for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
+    )
+    return RecurrentState(live, snapshots)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,6 +12,7 @@ from saccade.nn.backends import Workload, load_backend, load_vision_backend, why
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention
 
 
@@ -22,6 +23,7 @@ class Execution:
     backend: AttentionBackend
     vision_backend: VisionAttentionBackend
     threads: Threads
+    ranks: Ranks = ALONE
     reasons: tuple[str, str] = ("", "")
 
 
@@ -40,7 +42,8 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
         why(config.attention_backend, backend, of_decoder),
         why(config.mm_encoder_attn_backend, vision_backend, of_tower),
     )
-    return Execution(backend, vision_backend, choose_threads(config.threads, model.num_parameters), reasons)
+    threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
+    return Execution(backend, vision_backend, threads, model.ranks, reasons)
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
@@ -49,7 +52,8 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     specs = network.facts.kv_specs
     sizes = frozenset((spec.key_width, spec.value_width) for spec in specs if isinstance(spec, Paged))
     has_latent_layers = any(isinstance(spec, Latent) for spec in specs)
-    return Workload(network.device, network.dtype, memory.cache_dtype(config, network.dtype), sizes, has_latent_layers)
+    cache_dtype = memory.block_format(config, model).dtype
+    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers)
 
 
 def tower_workload(model: LoadedModel) -> Workload:

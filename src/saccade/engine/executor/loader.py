@@ -15,7 +15,7 @@ from saccade.engine.executor.weight_filler import Progress, fill
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import Plan, make_plan
 from saccade.errors import StartupError
-from saccade.models.files import image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.models.network import Network
 from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.parallel import ALONE, Ranks
@@ -29,8 +29,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A loaded network on its device, also as a torch *module*, with its names and fingerprint.
 
-    *num_parameters* counts values of this rank. *kv_scales* are the checkpoint's scales of cached keys and values, by
-    layer.
+    *num_parameters* counts values of this rank: with more than one of *ranks*, the network holds its part of the
+    weights. *kv_scales* are the checkpoint's scales of cached keys and values, by layer.
     """
 
     network: Network
@@ -38,6 +38,7 @@ class LoadedModel:
     files: ModelFiles
     fingerprint: bytes
     num_parameters: int
+    ranks: Ranks = ALONE
     kv_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -45,12 +46,13 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     """Return the network that *config* names, with this rank's part of the weights. Raises StartupError."""
     folder = Path(config.model_dir)
     files = read_model_files(folder)
-    parsed = parse_json(files, CONFIG)
-    family = models.family_of(parsed)
+    family = models.family_of(parse_json(files, CONFIG))
+    declaration = models.families()[family]
+    parsed = engine_config(files, declaration, config.max_model_len)
     facts = models.load_facts(family, parsed)
     build = models.load_network(family)
-    processor = image_processor(files, models.families()[family])
-    device = choose_device(config.device)
+    processor = image_processor(files, declaration)
+    device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
     _check_length(config, facts.max_position_embeddings)
@@ -65,7 +67,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
         kv_scales = _kv_scales(plan, checkpoint)
     network.finish()
     weights = fingerprint(files, weight_files(folder))
-    return LoadedModel(network.eval(), network, files, weights, num_parameters, kv_scales)
+    return LoadedModel(network.eval(), network, files, weights, num_parameters, ranks, kv_scales)
 
 
 def _kv_scales(plan: Plan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
@@ -88,12 +90,22 @@ def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:
         )
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device for *name* (auto, cpu, cuda). Raises StartupError."""
+def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """Return this rank's device for *name* (auto, cpu, cuda): the GPU with the rank's number. Raises StartupError."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise StartupError("device is cuda, but torch finds no CUDA device.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    if ranks.size == 1:
+        return torch.device("cuda")
+    if ranks.size > torch.cuda.device_count():
+        raise StartupError(
+            f"--tensor-parallel-size is {ranks.size}, but torch finds {torch.cuda.device_count()} CUDA devices."
+        )
+    # A process has a context on each device that it touches: this makes it touch no other.
+    torch.cuda.set_device(ranks.rank)
+    return torch.device("cuda", ranks.rank)
 
 
 def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:

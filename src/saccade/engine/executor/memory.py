@@ -1,4 +1,4 @@
-"""Compute the size of the KV pool, and the number of snapshots of recurrent states."""
+"""Compute the size of the KV pool and the number of snapshots of recurrent states, and allocate the caches."""
 
 from collections.abc import Sequence as Ordered
 from math import prod
@@ -7,16 +7,19 @@ import structlog
 import torch
 
 from saccade.engine.config import GIB, EngineConfig
-from saccade.engine.executor.caches import state_dtype
+from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
+from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
 
 logger = structlog.get_logger(__name__)
 
 
-def cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of cached keys, values and latents of a network that computes in *dtype*."""
-    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
+    """Return how blocks hold the keys, values and latents of *model*."""
+    if config.kv_cache_dtype == "fp8":
+        return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
+    return BlockFormat(model.network.dtype)
 
 
 def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
@@ -77,6 +80,25 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
             "Lower max_num_batched_tokens or encode_budget_patches, or raise gpu_memory_utilization or kv_cache_bytes."
         )
     return blocks
+
+
+def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
+    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
+    network = model.network
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
+    wanted = config.max_model_len or network.facts.max_position_embeddings
+    return num_blocks(config, bytes_per_block, wanted, network.device)
+
+
+def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
+    """Return this rank's caches of *model*."""
+    network = model.network
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    snapshots = num_snapshots(config, specs, network.dtype)
+    num_padding = 1 if config.cuda_graphs else 0
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
+    return Caches(specs, sizes, network.dtype, network.device, block_format(config, model))
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:

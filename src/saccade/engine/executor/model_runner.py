@@ -6,18 +6,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from saccade.engine.core.step import EncodeJob, PromptScores, SamplingInput, StepInput
+from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import logprobs
-from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
+from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
 from saccade.engine.executor.transfer import transfer
-from saccade.models.facts import MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
 from saccade.protocol.output import TokenLogprob
@@ -32,6 +31,7 @@ class Forwarded(NamedTuple):
     batch_seconds: float = 0.0
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
+    failed_encodings: tuple[int, ...] = ()
 
 
 class Launched(NamedTuple):
@@ -54,13 +54,14 @@ class Drawn(NamedTuple):
 
 
 class ModelRunner:
-    """The network, caches, encodings and row buffers of one device."""
+    """The network, caches, encodings and row buffers of one device, which may be one of several ranks."""
 
     def __init__(self, network: Network, execution: Execution, caches: Caches) -> None:
         self.network = network
         self.backend = execution.backend
-        self.vision_backend = execution.vision_backend
         self.threads = execution.threads
+        self.ranks = execution.ranks
+        self.encoder = Encoder(network, execution.vision_backend, execution.ranks)
         self.device = network.device
         self.dtype = network.dtype
         self.allowed = AllowedTokens(network.facts.vocab_size, self.device)
@@ -87,7 +88,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, step: StepInput, *, beside_pictures: bool) -> Forwarded:
-        """Encode the pictures within the step, run the network over the chunks, and save recurrent states."""
+        """Encode the pictures within the step, run the network over the chunks, and save recurrent states.
+
+        If a picture cannot be encoded, only the rows that show it are without meaning.
+        """
         began = time.perf_counter()
         jobs = [job for job in step.jobs if not job.beside]
         if not step.chunks and not jobs:
@@ -98,29 +102,20 @@ class ModelRunner:
         block_size = self.caches.sizes.block_size
         batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
         built = time.perf_counter()
-        encode_seconds = 0.0
-        for job in jobs:
-            encoded = self.encode(job)
-            encode_seconds += encoded.seconds
-            self.encodings.update(encoded.features)
+        outcomes = [self.encoder.encode_together(job) for job in jobs]
+        for outcome in outcomes:
+            self.encodings.update(outcome.features)
         hidden = None if batch is None else self._forward(batch)
         self.caches.save(step.save)
-        return Forwarded(step, batch, hidden, built - began, encode_seconds, time.perf_counter() - built)
-
-    @torch.inference_mode()
-    def encode(self, job: EncodeJob) -> Encoded:
-        """Encode pictures in one call. Has no side effects, so another thread may call it while a step runs."""
-        began = time.perf_counter()
-        # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
-        joined = bytearray(b"").join(picture.pixels for picture in job.pictures)
-        (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.device)
-        items = [MediaShape(picture.grid, picture.original_size) for picture in job.pictures]
-        metadata, counts = self.network.prepare(items, self.vision_backend)
-        features = self.network.encode(flat, metadata)
-        # The parts are copies: a view would keep the whole batch's storage while one picture lives.
-        parts = [part.clone() for part in features.split_with_sizes(counts)]
-        ids = [picture.encoding_id for picture in job.pictures]
-        return Encoded(dict(zip(ids, parts, strict=True)), time.perf_counter() - began)
+        return Forwarded(
+            step,
+            batch,
+            hidden,
+            built - began,
+            sum(outcome.seconds for outcome in outcomes),
+            time.perf_counter() - built,
+            tuple(failed for outcome in outcomes for failed in outcome.failed),
+        )
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:
@@ -135,6 +130,8 @@ class ModelRunner:
         (scored_on_device,) = transfer([np.array(scored, np.int64)], self.device) if scored else (None,)
         raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
         ids = self.sampler(logits, batch.drawing, params, sampling)
+        if batch.drawing:
+            self.ranks.broadcast(ids, 0)
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
         found = [ids.double()]
         if raw is not None and scored_on_device is not None:
@@ -143,6 +140,15 @@ class ModelRunner:
         starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
         found += [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
         return Launched(logprobs.begin_copy(found), sampling, scored)
+
+    @torch.inference_mode()
+    def receive_drawn(self, forwarded: Forwarded) -> None:
+        """Receive the tokens that rank 0 draws for a step. Only rank 0 computes logits."""
+        batch = forwarded.batch
+        if batch is None or not batch.drawing:
+            return
+        ids = torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device)
+        self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, self.ranks.broadcast(ids, 0))
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         if self.graphs is not None and (hidden := self.graphs.run(batch)) is not None:

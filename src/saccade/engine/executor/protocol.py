@@ -32,3 +32,6 @@ class Executor(Protocol):
 
     def check_device(self) -> None:
         """Raise if the device has failed, so that no later step could succeed."""
+
+    def close(self) -> None:
+        """End everything that was started. No call may follow."""

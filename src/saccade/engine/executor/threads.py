@@ -35,8 +35,8 @@ class Threads:
         torch.set_num_threads(1 if serial else self.count - (self.aside if beside_pictures else 0))
 
 
-def choose_threads(configured: int | None, num_parameters: int) -> Threads:
-    """Return the configured threads, else OMP_NUM_THREADS, else one less than the number of cores.
+def choose_threads(configured: int | None, num_parameters: int, num_ranks: int = 1) -> Threads:
+    """Return the threads of one rank: those configured, else OMP_NUM_THREADS, else its share of all cores but one.
 
     OpenMP's threads spin while they wait for one another. On every core, they would compete with the gateway, front and
     decode processes, and both sides would be slow.
@@ -46,5 +46,5 @@ def choose_threads(configured: int | None, num_parameters: int) -> Threads:
     elif "OMP_NUM_THREADS" in os.environ:
         count = torch.get_num_threads()
     else:
-        count = max(1, len(os.sched_getaffinity(0)) - 1)
+        count = max(1, (len(os.sched_getaffinity(0)) - 1) // num_ranks)
     return Threads(count, SERIAL_WORK // num_parameters if num_parameters <= SERIAL_PARAMETERS else 0)

@@ -1,7 +1,7 @@
 """The files of a checkpoint's weights: safetensors, memory-mapped, one file or several with an index."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
@@ -67,18 +67,24 @@ class Checkpoint:
 @contextmanager
 def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
     """Open the checkpoint in *folder*. Raises StartupError for a missing or damaged file, or an index that is wrong."""
+    with open_files(weight_files(folder)) as checkpoint:
+        _check_index(folder, checkpoint)
+        yield checkpoint
+
+
+@contextmanager
+def open_files(paths: Iterable[Path]) -> Iterator[Checkpoint]:
+    """Open safetensors files. Raises StartupError for a damaged one."""
     with ExitStack() as stack:
         opened = {}
-        for path in weight_files(folder):
+        for path in paths:
             try:
                 opened[path.name] = stack.enter_context(safe_open(path, framework="pt"))
             except SafetensorError as error:
                 raise StartupError(
                     f"{path} is not a readable safetensors file; it may be damaged or truncated."
                 ) from error
-        checkpoint = Checkpoint(opened)
-        _check_index(folder, checkpoint)
-        yield checkpoint
+        yield Checkpoint(opened)
 
 
 def _check_index(folder: Path, checkpoint: Checkpoint) -> None:

@@ -90,6 +90,7 @@ class Fleet:
         self._credentials = credentials
         self._clients: list[Worker] = []
         self._listeners: list[Callable[[Model], None]] = []
+        self._watchers: list[Callable[[], None]] = []
         self._announced: dict[str, Description] = {}
         for url in dict.fromkeys(urls):
             self.add(self._client(url))
@@ -122,10 +123,13 @@ class Fleet:
 
     def changed(self, client: Worker) -> None:
         """Note that readiness or description of *client* has changed."""
-        said = client.description
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
-        if said is None or not client.ready:
-            return
+        if client.description is not None and client.ready:
+            self._announce(client, client.description)
+        for watcher in self._watchers:
+            watcher()
+
+    def _announce(self, client: Worker, said: Description) -> None:
         model = self._model(said.model)
         if not _same_model(said, model.description):
             logger.error("worker %s serves another %r than the first: it gets no work", client.url, said.model)
@@ -138,6 +142,10 @@ class Fleet:
     def on_model(self, listener: Callable[[Model], None]) -> None:
         """Have *listener* called when a model is served first, and again when its fingerprint or files have changed."""
         self._listeners.append(listener)
+
+    def on_change(self, watcher: Callable[[], None]) -> None:
+        """Have *watcher* called when readiness or description of a worker has changed, after the listeners."""
+        self._watchers.append(watcher)
 
     def models(self) -> list[Model]:
         """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""

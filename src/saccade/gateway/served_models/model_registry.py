@@ -18,7 +18,8 @@ _logger = structlog.get_logger(__name__)
 class ModelRegistry:
     """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
 
-    Files that the operator has *given* for a model's name stand in for those that its worker sends.
+    Files that the operator has *given* for a model's name stand in for those that its worker sends. *unservable* gets
+    the reason when all workers have described their models and none can be built, unless one was served before.
     """
 
     def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles]) -> None:
@@ -27,7 +28,10 @@ class ModelRegistry:
         self._served: dict[str, ServedModel] = {}
         self._described: dict[str, Description] = {}
         self._building: set[asyncio.Task[None]] = set()
+        self._refused: dict[str, StartupError] = {}
+        self.unservable: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         fleet.on_model(self._on_model)
+        fleet.on_change(self._judge)
         for model in fleet.models():
             self._on_model(model)
 
@@ -54,6 +58,7 @@ class ModelRegistry:
 
     def _on_model(self, model: Model) -> None:
         self._served.pop(model.name, None)
+        self._refused.pop(model.name, None)
         self._described[model.name] = model.description
         task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
         self._building.add(task)
@@ -68,6 +73,9 @@ class ModelRegistry:
             )
         except StartupError as error:
             _logger.error("model cannot be served", model=description.model, reason=error.message)
+            if self._described[description.model] is description:
+                self._refused[description.model] = error
+                self._judge()
         except Exception:
             # In a task of its own an unforeseen error would pass without a log line.
             _logger.exception("model cannot be served", model=description.model)
@@ -75,9 +83,18 @@ class ModelRegistry:
             # Builds run side by side: the last description counts, not the last build to end.
             if self._described[description.model] is description:
                 self._served[description.model] = served
+                self.unservable.cancel()
                 # The model stays for good. Without this every collection would scan it, for tens of milliseconds.
                 gc.collect()
                 gc.freeze()
+
+    def _judge(self) -> None:
+        """Settle *unservable* if no worker has, or may yet describe, a model that can be served."""
+        described = [client.description for client in self._fleet.clients]
+        reasons = [None if said is None else self._refused.get(said.model) for said in described]
+        first = next(iter(reasons), None)
+        if first is not None and all(reasons) and not self.unservable.done():
+            self.unservable.set_result(first)
 
 
 async def _try_in_child(name: str, files: ModelFiles) -> None:

@@ -17,7 +17,8 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS
-from saccade.nn.vision import PatchEmbedding, packed_sequences
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
 FUSED = (("self_attn.q_proj.", 0), ("self_attn.k_proj.", 1), ("self_attn.v_proj.", 2))
 
@@ -42,11 +43,12 @@ class ViewMetadata:
 class SelfAttention(nn.Module):
     """Bidirectional attention within each picture, with biases and without rotary positions."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj = Linear(hidden_size, (hidden_size,) * 3)
-        self.out_proj = Linear(hidden_size, hidden_size)
+        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
+        widths, units = (hidden_size,) * 3, (num_heads,) * 3
+        self.qkv_proj = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
+        self.out_proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
 
     def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Attend over *x_TE*, and return the residual plus the result."""
@@ -58,10 +60,10 @@ class SelfAttention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with biases, and an activation between them."""
 
-    def __init__(self, config: ClipConfig) -> None:
+    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
         super().__init__()
-        self.fc1 = Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = Linear(config.intermediate_size, config.hidden_size)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
         self.activation = ACTIVATIONS[config.activation]
 
     def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor) -> torch.Tensor:
@@ -72,12 +74,12 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: ClipConfig) -> None:
+    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
         super().__init__()
         self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = SelfAttention(config.hidden_size, config.num_heads)
+        self.self_attn = SelfAttention(config.hidden_size, config.num_heads, ranks)
         self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config)
+        self.mlp = Mlp(config, ranks)
 
     def forward(self, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Map [T, E] to [T, E]."""
@@ -107,14 +109,14 @@ class Embeddings(nn.Module):
 class ClipTower(nn.Module):
     """The embeddings and the first *num_blocks* blocks, without the norm that CLIP has after its last block."""
 
-    def __init__(self, config: ClipConfig, num_blocks: int) -> None:
+    def __init__(self, config: ClipConfig, num_blocks: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         self.num_blocks = num_blocks
         self.embeddings = Embeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden_size, config.norm_eps)
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(Block(config) for _ in range(num_blocks))
+        self.encoder.layers = nn.ModuleList(Block(config, ranks) for _ in range(num_blocks))
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the tensor *name*, relative to the tower, fills; None for what is not needed.

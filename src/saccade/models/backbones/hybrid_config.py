@@ -62,7 +62,10 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(TextConfig):
-    """*full_attention* are the layers that attend to all tokens. With experts, *intermediate_size* is the shared one's."""
+    """*full_attention* are the layers that attend to all tokens. With experts, *intermediate_size* is the shared one.
+
+    Each of the other layers has the state of *delta_net*.
+    """
 
     delta_net: DeltaNetConfig
     full_attention: frozenset[int]

@@ -91,7 +91,7 @@ class SharedExpertMixture(MixtureOfExperts):
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the results of the chosen experts and of the shared one for *x_NE*."""
         share_N1 = self.shared_expert_gate(x_NE).sigmoid()
-        return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)
+        return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)  # type: ignore[no-any-return]
 
 
 class DecoderLayer(nn.Module):

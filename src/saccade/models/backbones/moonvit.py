@@ -24,6 +24,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import GELU, GELU_TANH
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.vision import Grid, PackedSelfAttention, packed_layout, patch_coordinates
 
@@ -118,10 +119,10 @@ class PatchEmbedding(nn.Module):
 class VisionMlp(nn.Module):
     """Two linear layers with biases, and an activation between them."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, ranks: Ranks) -> None:
         super().__init__()
-        self.fc0 = Linear(config.hidden_size, config.intermediate_size)
-        self.fc1 = Linear(config.intermediate_size, config.hidden_size)
+        self.fc0 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
+        self.fc1 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
 
     def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
         """Return *residual_PE* plus the MLP of *x_PE*."""
@@ -134,12 +135,12 @@ class VisionBlock(nn.Module):
     Checkpoints store the channels that are rotated together next to each other, as `ops.rotary_pairs` takes them.
     """
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, ranks: Ranks) -> None:
         super().__init__()
         self.norm0 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads)
+        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
         self.norm1 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.mlp = VisionMlp(config)
+        self.mlp = VisionMlp(config, ranks)
 
     def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map [P, E] to [P, E]."""
@@ -166,14 +167,14 @@ class Projector(nn.Module):
 class VisionTower(nn.Module):
     """Maps patches in merge-block order to as many normalised vectors."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (CHANNELS, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel), "pos_emb": nn.Module()})
         table = torch.empty(config.table_rows, config.table_columns, config.hidden_size)
         self.patch_embed["pos_emb"].weight = nn.Parameter(table, requires_grad=False)
-        self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(VisionBlock(config, ranks) for _ in range(config.depth))
         self.final_layernorm = LayerNorm(config.hidden_size, NORM_EPS)
         self.table_TE = torch.empty(0)
 

@@ -22,8 +22,10 @@ class TextStyle(NamedTuple):
     interleaved_axes: bool = True
 
 
+NORMED_STYLE = TextStyle()
+"""The style of Qwen3."""
 BIASED_STYLE = TextStyle(normed_heads=False, qkv_bias=True, interleaved_axes=False)
-"""The style of Qwen2; the default is that of Qwen3."""
+"""The style of Qwen2."""
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,11 +88,11 @@ class TextConfig:
     rope_theta: float
     rotary_dim: int
     mrope_section: tuple[int, int, int]
-    style: TextStyle = TextStyle()
+    style: TextStyle = NORMED_STYLE
     experts: ExpertsConfig | None = None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle = TextStyle()) -> "TextConfig":  # noqa: B008 - immutable
+    def read(cls, text: Mapping[str, Any], style: TextStyle = NORMED_STYLE) -> "TextConfig":
         """Read the text model's keys. Raises StartupError, naming the key."""
         choice(text, "hidden_act", ("silu",))
         if text.get("use_sliding_window"):

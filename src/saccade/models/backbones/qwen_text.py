@@ -20,7 +20,7 @@ from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_fre
 
 
 class SelfAttention(Layer):
-    """One matrix makes queries, keys and values; queries and keys are rotated per head, after a norm if there is one."""
+    """One matrix makes queries, keys and values; queries and keys are rotated per head, some are normalised first."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -100,20 +100,25 @@ class MixtureOfExperts(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the MLP or the experts; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then MLP or experts; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = SelfAttention(config, layer, ranks)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        sparse = config.experts is not None and layer in config.experts.layers
-        self.mlp = MixtureOfExperts(config, config.experts, ranks) if sparse else Mlp(config, ranks)
+        self.mlp = _mlp(config, layer, ranks)
 
     def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
         x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin, context)
         return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
+
+
+def _mlp(config: TextConfig, layer: int, ranks: Ranks) -> Mlp | MixtureOfExperts:
+    if config.experts is not None and layer in config.experts.layers:
+        return MixtureOfExperts(config, config.experts, ranks)
+    return Mlp(config, ranks)
 
 
 class TextDecoder(nn.Module):

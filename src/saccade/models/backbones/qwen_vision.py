@@ -18,6 +18,7 @@ from saccade.models.backbones.qwen_config import TowerConfig, VisionConfig
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.vision import (
     FramePlaces,
@@ -74,10 +75,10 @@ def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
 class VisionMlp(nn.Module):
     """Two linear layers with biases, and an activation between them."""
 
-    def __init__(self, config: TowerConfig) -> None:
+    def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size)
-        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size)
+        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
+        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
         self.activation = ACTIVATIONS[config.activation]
 
     def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
@@ -88,10 +89,10 @@ class VisionMlp(nn.Module):
 class VisionBlock(nn.Module):
     """Attention, then *mlp*; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm = LayerNorm) -> None:
+    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm = LayerNorm, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.norm1 = norm(config.hidden_size, NORM_EPS)
-        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads)
+        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
         self.norm2 = norm(config.hidden_size, NORM_EPS)
         self.mlp = mlp
 
@@ -104,13 +105,15 @@ class VisionBlock(nn.Module):
 class PatchMerger(nn.Module):
     """Concatenate each merge block and project it. The norm comes before the concatenation, or after it."""
 
-    def __init__(self, config: TowerConfig, *, norm_merged: bool = False, norm: Norm = LayerNorm) -> None:
+    def __init__(
+        self, config: TowerConfig, ranks: Ranks = ALONE, *, norm_merged: bool = False, norm: Norm = LayerNorm
+    ) -> None:
         super().__init__()
         self.width = config.hidden_size * config.merge_size**2
         self.norm_merged = norm_merged
         self.norm = norm(self.width if norm_merged else config.hidden_size, NORM_EPS)
-        self.linear_fc1 = Linear(self.width, self.width)
-        self.linear_fc2 = Linear(self.width, config.out_hidden_size)
+        self.linear_fc1 = Linear(self.width, self.width, split="outputs", ranks=ranks)
+        self.linear_fc2 = Linear(self.width, config.out_hidden_size, split="inputs", ranks=ranks)
 
     def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
         """Map [P, E] to [U, X]."""
@@ -122,17 +125,17 @@ class PatchMerger(nn.Module):
 class VisionTower(nn.Module):
     """Maps patches to features in the text network's space."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel)})
         self.pos_embed = nn.Module()
         self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
-        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config)) for _ in range(config.depth))
-        self.merger = PatchMerger(config)
+        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth))
+        self.merger = PatchMerger(config, ranks)
         self.deepstack_merger_list = nn.ModuleList(
-            PatchMerger(config, norm_merged=True) for _ in config.deepstack_layers
+            PatchMerger(config, ranks, norm_merged=True) for _ in config.deepstack_layers
         )
 
     def finish(self) -> None:

@@ -36,7 +36,7 @@ class Network(Layer):
         self.facts = facts
         self.tied = bool(config.get("tie_word_embeddings", tied))
         self.patch_values = CHANNELS * vision.patch_size**2
-        self.vision_tower = VisionTower(vision)
+        self.vision_tower = VisionTower(vision, ranks.encoder)
         self.mm_projector = Projector(vision)
         self.language_model = TextDecoder(text, ranks)
         self.lm_head = None if self.tied else Linear(text.hidden_size, text.vocab_size, bias=False)

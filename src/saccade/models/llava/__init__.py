@@ -8,4 +8,9 @@ FAMILY = Family(
     placeholder="<image>",
     placeholder_keys=("image_token_index", "image_token_id"),
     picture_tag="<image>\n",
+    limits=(
+        "Vision towers other than CLIP's are refused.",
+        "Text networks other than Llama and Mistral are refused by the engine.",
+        "The engine takes the features of one layer of the tower; a list in `vision_feature_layer` is refused.",
+    ),
 )

@@ -39,8 +39,8 @@ class Layout:
     def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
         """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
         raise UnsupportedParameter(
-            "No worker takes pictures for this model yet: Saccade's engine does not run the model, and the wire to "
-            "this worker has no format for its pictures."
+            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "workers take them."
         )
 
 
@@ -62,13 +62,11 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
         )
     full_height, full_width = tiles.best_resolution(height, width, pinpoints)
     rows, columns = full_height // side * view, full_width // side * view
-    kept_rows, kept_columns = tiles.unpadded(height, width, rows, columns)
     return PictureLayout(
         resized_height=full_height,
         resized_width=full_width,
         grid=(1, rows, columns),
-        # Every remaining row of features ends with one learned newline.
-        num_tokens=base_tokens + kept_rows * (kept_columns + 1),
+        num_tokens=base_tokens + tiles.num_features(tiles.unpadded(height, width, rows, columns)),
         pixel_shape=(1 + rows * columns // view**2, CHANNELS, side, side),
         original_size=(height, width),
     )

@@ -1,9 +1,13 @@
-"""The processor's settings, from config.json and preprocessor_config.json. No torch."""
+"""The processor's settings, from config.json and preprocessor_config.json, and what gateway and engine read alike.
+
+No torch.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
 from saccade.models.preprocessing import processor_config
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -11,10 +15,6 @@ BICUBIC = 3
 TOWER = "clip_vision_model"
 NEXT_ARCHITECTURE = "LlavaNextForConditionalGeneration"
 NEXT_MODEL_TYPE = "llava_next"
-NO_VISION_CONFIG: Mapping[str, int] = {"image_size": 336, "patch_size": 14}
-SILENT_VISION_CONFIG: Mapping[str, int] = {"image_size": 224, "patch_size": 32}
-"""Defaults of transformers without a vision_config (LlavaConfig), and for keys missing in one (CLIPVisionConfig)."""
-
 DEFAULT_EDGE = 224
 DEFAULTS: Mapping[str, list[float]] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -41,9 +41,10 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     *pinpoints*, [height, width] each, are None for LLaVA-1.5. Raises StartupError if a value is wrong or not supported.
     """
     processor_config.check_fixed(preprocessor, FIXED)
-    image_size, patch_size = _tower(config)
+    vision = tower(config)
+    image_size = vision.image_size
     edge, crop = _edges(preprocessor)
-    anyres = _is_next(config)
+    anyres = has_tiles(config)
     if crop != image_size or edge < crop or (anyres and edge != crop):
         raise StartupError(
             f"{PREPROCESSOR_CONFIG} resizes to {edge} and crops to {crop}, but the vision tower in "
@@ -51,43 +52,45 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         )
     if not anyres:
         processor_config.check_fixed(preprocessor, {"do_pad": False})
-    strategies = {"default": False} if anyres else {"default": False, "full": True}
-    strategy = config.get("vision_feature_select_strategy", "default")
-    if strategy not in strategies:
-        raise StartupError(
-            f"config.json: vision_feature_select_strategy {strategy!r} is not supported; only {', '.join(strategies)}."
-        )
     mean, std = (preprocessor.get(key) or default for key, default in DEFAULTS.items())
     return {
         "image_size": image_size,
-        "patch_size": patch_size,
+        "patch_size": vision.patch_size,
         "shortest_edge": edge,
-        "has_class_token": strategies[strategy],
+        "has_class_token": has_class_token(config),
         "pinpoints": _pinpoints(config, preprocessor, image_size) if anyres else None,
         "image_mean": processor_config.one_per_channel(mean, "image_mean"),
         "image_std": processor_config.deviations(std, "image_std"),
     }
 
 
-def _is_next(config: Mapping[str, Any]) -> bool:
+def has_tiles(config: Mapping[str, Any]) -> bool:
+    """Return whether the model is LLaVA-NeXT, which takes a base view and tiles; LLaVA-1.5 takes one square view."""
     named = config.get("architectures") or []
     return NEXT_ARCHITECTURE in named if named else config.get("model_type") == NEXT_MODEL_TYPE
 
 
-def _tower(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return image_size and patch_size of the vision tower, in pixels."""
+def has_class_token(config: Mapping[str, Any]) -> bool:
+    """Return whether a view's features begin with that of the class token. Raises StartupError."""
+    strategies = {"default": False} if has_tiles(config) else {"default": False, "full": True}
+    strategy = config.get("vision_feature_select_strategy", "default")
+    if strategy not in strategies:
+        raise StartupError(
+            f"config.json: vision_feature_select_strategy {strategy!r} is not supported; only {', '.join(strategies)}."
+        )
+    return strategies[strategy]
+
+
+def tower(config: Mapping[str, Any]) -> ClipConfig:
+    """Return the vision tower's configuration. Raises StartupError for another tower than CLIP's.
+
+    Without a vision_config it is that of the releases: transformers, LlavaConfig.
+    """
     vision = config.get("vision_config")
-    defaults = NO_VISION_CONFIG if vision is None else SILENT_VISION_CONFIG
-    vision = {} if vision is None else vision
+    vision = LARGE_336 if vision is None else vision
     if not isinstance(vision, Mapping) or vision.get("model_type", TOWER) != TOWER:
         raise StartupError(f"config.json: vision_config must be a {TOWER}, the only supported vision tower.")
-    image_size, patch_size = (vision.get(key, default) for key, default in defaults.items())
-    if type(image_size) is not int or type(patch_size) is not int or not 0 < patch_size <= image_size:
-        raise StartupError(
-            "config.json: vision_config.image_size and patch_size must be whole numbers, with the patch smaller, "
-            f"not {image_size!r} and {patch_size!r}."
-        )
-    return image_size, patch_size
+    return ClipConfig.read(vision)
 
 
 def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:

@@ -1,12 +1,19 @@
 """LLaVA-NeXT's arithmetic of high resolution: the tiles of a picture and the features that remain. No torch.
 
-Sources: LLaVA-NeXT (blog post of January 2024, "anyres"); transformers 5.23, image_processing_utils.py
-(select_best_resolution, get_patch_output_size) and models/llava_next/processing_llava_next.py (_get_unpadded_features).
-Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
+Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
+transformers 5.23, image_processing_utils.py (select_best_resolution, get_patch_output_size),
+models/llava_next/processing_llava_next.py (_get_unpadded_features) and modeling_llava_next.py (pack_image_features,
+unpad_image). Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
 """
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NEWLINE = -1
+"""Stands in `feature_order` for the learned feature that ends each row."""
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
@@ -38,6 +45,28 @@ def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int
         return rows - (rows - kept) // 2 * 2, columns
     kept = int(round(width * (rows / height), 7))
     return rows, columns - (columns - kept) // 2 * 2
+
+
+def num_features(kept: tuple[int, int]) -> int:
+    """Return the number of features of the tiles: *kept* (rows, columns), and a newline after each row."""
+    rows, columns = kept
+    return rows * (columns + 1)
+
+
+def feature_order(rows: int, columns: int, kept: tuple[int, int], view_side: int) -> npt.NDArray[np.int64]:
+    """Return which features of a picture's views the text network gets, in order; NEWLINE ends each row of the tiles.
+
+    A feature's index counts through the base view, then through the tiles, each by rows of *view_side*. *kept* is the
+    middle of the padded picture's *rows* and *columns* of features.
+    """
+    base = np.arange(view_side**2)
+    tiles = np.arange(len(base), len(base) + rows * columns)
+    by_tile = tiles.reshape(rows // view_side, columns // view_side, view_side, view_side)
+    picture = by_tile.swapaxes(1, 2).reshape(rows, columns)
+    kept_rows, kept_columns = kept
+    top, left = (rows - kept_rows) // 2, (columns - kept_columns) // 2
+    middle = picture[top : top + kept_rows, left : left + kept_columns]
+    return np.concatenate((base, np.pad(middle, ((0, 0), (0, 1)), constant_values=NEWLINE).ravel()))
 
 
 def smallest(pinpoints: Sequence[Sequence[int]]) -> list[list[int]]:

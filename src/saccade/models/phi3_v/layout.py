@@ -63,8 +63,8 @@ class Layout:
     def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
         """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
         raise UnsupportedParameter(
-            "No worker takes pictures for this model yet: Saccade's engine does not run the model, and the wire to "
-            "this worker has no format for its pictures."
+            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "workers take them."
         )
 
 
@@ -105,7 +105,14 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
         resized_height=resized_height,
         resized_width=resized_width,
         grid=(1, resized_height // PATCH, resized_width // PATCH),
-        # Crops and global view, the separator between them, and a newline after every row of features in both.
-        num_tokens=(rows * columns + 1) * TOKENS_PER_CROP + 1 + (rows + 1) * TOKENS_PER_SIDE,
+        num_tokens=num_tokens(rows, columns),
         pixel_shape=(processor_config.CHANNELS, resized_height, resized_width),
     )
+
+
+def num_tokens(rows: int, columns: int) -> int:
+    """Return the tokens of *rows* x *columns* crops and the global view.
+
+    Every row of features ends with a newline, and one separator lies between crops and global view.
+    """
+    return (rows * columns + 1) * TOKENS_PER_CROP + 1 + (rows + 1) * TOKENS_PER_SIDE

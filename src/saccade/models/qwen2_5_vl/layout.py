@@ -18,4 +18,4 @@ class Layout(SmartResizeLayout):
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
-    """Defaults of the reference processor for missing keys: transformers 5.23, Qwen2VLImageProcessor."""
+    """Defaults of the reference processor (transformers 5.23) for missing keys."""

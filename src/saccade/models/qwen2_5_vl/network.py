@@ -1,7 +1,7 @@
 """The network: a tower with attention within windows, and a text decoder with biases of queries, keys and values.
 
-Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values of
-a patch, E width of the tower, U merged patches, X width of the text model.
+Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel). Shapes: P patches, C values
+of a patch, E width of the tower, U merged patches, X width of the text model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,11 +59,11 @@ class EncoderMetadata:
 class GatedMlp(Layer):
     """down(activation(gate(x)) * up(x)), with biases."""
 
-    def __init__(self, config: WindowedConfig) -> None:
+    def __init__(self, config: WindowedConfig, ranks: Ranks) -> None:
         super().__init__()
         width = config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (width, width))
-        self.down_proj = Linear(width, config.hidden_size)
+        self.gate_up_proj = Linear(config.hidden_size, (width, width), split="outputs", ranks=ranks)
+        self.down_proj = Linear(width, config.hidden_size, split="inputs", ranks=ranks)
         self.activation = ACTIVATIONS[config.activation]
 
     def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
@@ -75,13 +75,15 @@ class GatedMlp(Layer):
 class VisionTower(nn.Module):
     """Maps patches to features in the text network's space."""
 
-    def __init__(self, config: WindowedConfig) -> None:
+    def __init__(self, config: WindowedConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=False)})
-        self.blocks = nn.ModuleList(VisionBlock(config, GatedMlp(config), RMSNorm) for _ in range(config.depth))
-        self.merger = PatchMerger(config, norm=RMSNorm)
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, GatedMlp(config, ranks), RMSNorm, ranks) for _ in range(config.depth)
+        )
+        self.merger = PatchMerger(config, ranks, norm=RMSNorm)
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights."""
@@ -96,12 +98,12 @@ class VisionTower(nn.Module):
         places: list[npt.NDArray[np.float32]] = []
         sizes: list[int] = []
         start = 0
-        for grid in (grid for grid in grids for _ in range(grid[0])):
-            order, frame_sizes = frame_windows(grid[1] // merge, grid[2] // merge, self.config.window)
-            orders.append(order + start)
-            places.append(frame_coordinates(grid, merge).reshape(len(order), -1)[order])
+        for frame in [grid for grid in grids for _ in range(grid[0])]:
+            frame_order, frame_sizes = frame_windows(frame[1] // merge, frame[2] // merge, self.config.window)
+            orders.append(frame_order + start)
+            places.append(frame_coordinates(frame, merge).reshape(len(frame_order), -1)[frame_order])
             sizes += frame_sizes
-            start += len(order)
+            start += len(frame_order)
         order_U = np.concatenate(orders)
         host = (np.concatenate(places).reshape(-1, 2), order_U, np.argsort(order_U))
         places_P2, order, restored = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
@@ -137,7 +139,7 @@ class Network(QwenNetwork):
     ) -> None:
         settings = Layout(config, preprocessor).settings
         tied = any(keys.get("tie_word_embeddings") for keys in (config, text_section(config)))
-        super().__init__(facts, VisionTower(facts.vision), settings, tied=tied, ranks=ranks)
+        super().__init__(facts, VisionTower(facts.vision, ranks.encoder), settings, tied=tied, ranks=ranks)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

@@ -8,4 +8,5 @@ FAMILY = Family(
     placeholder="<|image_pad|>",
     template_switches=("add_vision_id",),
     external_grid="image_grid_thw",
+    limits=("The engine refuses text networks with `use_sliding_window`.",),
 )

@@ -33,13 +33,13 @@ from saccade.nn.vision import PatchEmbedding, frame_coordinates, packed_layout
 class VisionTower(nn.Module):
     """Maps patches to features in the text network's space. Each frame attends to itself."""
 
-    def __init__(self, config: TowerConfig) -> None:
+    def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=False)})
-        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config)) for _ in range(config.depth))
-        self.merger = PatchMerger(config)
+        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth))
+        self.merger = PatchMerger(config, ranks)
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights."""
@@ -74,7 +74,7 @@ class Network(QwenNetwork):
     ) -> None:
         settings = Layout(config, preprocessor).settings
         tied = any(keys.get("tie_word_embeddings") for keys in (config, text_section(config)))
-        super().__init__(facts, VisionTower(facts.vision), settings, tied=tied, ranks=ranks)
+        super().__init__(facts, VisionTower(facts.vision, ranks.encoder), settings, tied=tied, ranks=ranks)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

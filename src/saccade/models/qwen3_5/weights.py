@@ -11,7 +11,7 @@ PREFIXES = (
     ("lm_head.", "lm_head."),
 )
 DRAFT = "mtp."
-"""The releases include a layer that predicts one more token, for speculative decoding; this engine has no use for it."""
+"""Of a layer that predicts one more token, for speculative decoding, which this engine does not do."""
 DELTA_NET = ((".in_proj_b.", 0), (".in_proj_a.", 1))
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 """A matrix of a single expert: some releases store them one by one, others [experts, outputs, inputs]."""

@@ -22,7 +22,7 @@ class Network(QwenNetwork):
         settings = Layout(config, preprocessor).settings
         within = section(config, "text_config").get("tie_word_embeddings", False)
         tied = bool(config.get("tie_word_embeddings", within))
-        super().__init__(facts, VisionTower(facts.vision), settings, tied=tied, ranks=ranks)
+        super().__init__(facts, VisionTower(facts.vision, ranks.encoder), settings, tied=tied, ranks=ranks)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

@@ -4,11 +4,11 @@ Source: DeepSeek-V3's release, inference/kernel.py (weight_dequant), which Qwen'
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
-from saccade.nn.formats.quantised import Field, Region, scaled
+from saccade.nn.formats.quantised import Field, Region, looked_up, scaled
 
 
 class Fp8Block:
@@ -30,4 +30,11 @@ class Fp8Block:
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * scale."""
-        return scaled(fields["weight"].float(), fields["weight_scale_inv"].float(), self.block, region)
+        stored = fields["weight"].view(torch.uint8)
+        return scaled(looked_up(stored, _table(stored.device)), fields["weight_scale_inv"].float(), self.block, region)
+
+
+@lru_cache(maxsize=8)
+def _table(device: torch.device) -> torch.Tensor:
+    """Return the value of every byte, [256]."""
+    return torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).float()

@@ -4,14 +4,13 @@ Source: compressed-tensors, compressors/pack_quantized (unpack_from_int32) and q
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
-from saccade.nn.formats.quantised import Field, Region, scaled
+from saccade.nn.formats.quantised import Field, Region, looked_up, scaled
 
-BITS = 4
-PER_WORD = 32 // BITS
+PER_WORD = 8
 FLOATS = ("BF16", "F16", "F32")
 
 
@@ -34,8 +33,14 @@ class Int4Group:
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return (nibble - 8) * scale."""
-        packed = fields["weight_packed"]
-        shifts = torch.arange(0, 32, BITS, dtype=torch.int32, device=packed.device)
-        nibbles = (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << BITS) - 1).flatten(-2)
-        values = nibbles.narrow(-1, region.column % PER_WORD, region.num_columns).float().sub_(1 << (BITS - 1))
+        # Torch and safetensors store the lowest byte of a word first.
+        packed = fields["weight_packed"].view(torch.uint8)
+        values = looked_up(packed, _table(packed.device)).narrow(-1, region.column % PER_WORD, region.num_columns)
         return scaled(values, fields["weight_scale"].float(), (1, self.group_size), region)
+
+
+@lru_cache(maxsize=8)
+def _table(device: torch.device) -> torch.Tensor:
+    """Return the two values of every byte, [256, 2]."""
+    codes = torch.arange(256, device=device)
+    return torch.stack((codes % 16, codes // 16), -1).float() - 8

@@ -4,11 +4,12 @@ Source: NVIDIA's Model Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tens
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
 
-from saccade.nn.formats.quantised import Field, Region, scaled
+from saccade.nn.formats.quantised import Field, Region, looked_up, scaled
 
 GROUP_SIZE = 16
 PER_BYTE = 2
@@ -32,8 +33,14 @@ class Nvfp4:
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * (scale of the group * scale of the weight)."""
         packed = fields["weight"]
-        codes = torch.stack((packed & 0xF, packed >> 4), -1).flatten(-2)
-        own = codes.narrow(-1, region.column % PER_BYTE, region.num_columns)
-        table = torch.tensor((*E2M1, *(-value for value in E2M1)), device=packed.device)
+        values = looked_up(packed, _table(packed.device)).narrow(-1, region.column % PER_BYTE, region.num_columns)
         scales = fields["weight_scale"].float() * fields["weight_scale_2"].float()
-        return scaled(table[own.int()], scales, (1, GROUP_SIZE), region)
+        return scaled(values, scales, (1, GROUP_SIZE), region)
+
+
+@lru_cache(maxsize=8)
+def _table(device: torch.device) -> torch.Tensor:
+    """Return the two values of every byte, [256, 2]."""
+    values = torch.tensor((*E2M1, *(-value for value in E2M1)), device=device)
+    codes = torch.arange(256, device=device)
+    return torch.stack((values[codes % 16], values[codes // 16]), -1)

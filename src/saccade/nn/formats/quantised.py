@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from saccade.nn.ops import Activation
 
-DEQUANTISED_AT_ONCE = 1 << 22
+DEQUANTISED_AT_ONCE = 1 << 18
 """Values that are dequantised at a time: their copies in float32 fit into a processor's caches."""
 
 
@@ -158,6 +158,16 @@ class QuantisedExperts:
 def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
     plain = [part.dequantised(dtype) if isinstance(part, QuantisedWeight) else part.to(dtype) for part in parts]
     return plain[0] if len(plain) == 1 else torch.cat(plain)
+
+
+def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the float32 values that bytes stand for: *table* is [256] for one a byte, [256, 2] for two, side by side.
+
+    On a CPU this is several times faster than shifts, masks and casts.
+    """
+    # A pair is gathered as one number of eight bytes.
+    rows = table if table.ndim == 1 else table.view(torch.int64).squeeze(1)
+    return rows.index_select(0, bytes_OB.flatten().int()).view(torch.float32).view(len(bytes_OB), -1)
 
 
 def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: tuple[int, int], region: Region) -> torch.Tensor:

@@ -1,0 +1,139 @@
+"""Encode pictures: alone, spread over the ranks, or with an encoder that is cut over the ranks.
+
+Spread, each rank encodes whole pictures, all of its own in one call, and the ranks send each other the features. A
+picture goes to one rank, whatever its size: a rank may have none. Where the encoder is cut, all ranks encode every
+picture. Before the first collective of a job the ranks exchange which pictures failed, so that none waits for one that
+does not come; a failure after it is not handled.
+"""
+
+import time
+from collections.abc import Sequence as Ordered
+from typing import Any, NamedTuple
+
+import numpy as np
+import structlog
+import torch
+
+from saccade.engine.core.step import EncodeJob, Picture
+from saccade.engine.executor.async_encoder import Encoded
+from saccade.engine.executor.transfer import transfer
+from saccade.models.facts import MediaShape
+from saccade.models.network import Network
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.parallel import Ranks
+
+FAILURES = (RuntimeError, ValueError, MemoryError)
+"""What torch raises for a picture that cannot be encoded, such as one that does not fit into memory."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Outcome(NamedTuple):
+    """The end of a job within a step. Pictures in *failed*, by encoding id, have features of zeros."""
+
+    features: dict[int, torch.Tensor]
+    failed: tuple[int, ...]
+    seconds: float
+
+
+class _Prepared(NamedTuple):
+    """The arguments of a network's `encode`, and the tokens of each picture."""
+
+    pixels_B: torch.Tensor
+    metadata: Any
+    counts: list[int]
+
+
+class Encoder:
+    """The vision encoder of a network, and the ranks that share its work."""
+
+    def __init__(self, network: Network, backend: VisionAttentionBackend, ranks: Ranks) -> None:
+        self.network = network
+        self.backend = backend
+        self.ranks = ranks
+
+    @torch.inference_mode()
+    def encode(self, job: EncodeJob) -> Encoded:
+        """Encode all pictures here. Has no side effects, so another thread may call it while a step runs."""
+        began = time.perf_counter()
+        return Encoded(self._encode(job.pictures), time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def encode_together(self, job: EncodeJob) -> Outcome:
+        """Encode a job's pictures; every rank must call it with the same job. Failures are logged where they occur."""
+        began = time.perf_counter()
+        features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
+        failed = tuple(picture.encoding_id for picture in job.pictures if picture.encoding_id not in features)
+        for picture in job.pictures:
+            if picture.encoding_id in failed:
+                features[picture.encoding_id] = self._empty(picture).zero_()
+        return Outcome(features, failed, time.perf_counter() - began)
+
+    def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
+        """Return the features of the pictures that did not fail, each encoded by one rank."""
+        owners = spread([self.network.facts.encode_cost(picture.grid) for picture in job.pictures], self.ranks.size)
+        owned = list(zip(job.pictures, owners, strict=True))
+        own = [picture for picture, owner in owned if owner == self.ranks.rank]
+        features: dict[int, torch.Tensor] = {}
+        try:
+            features = self._encode(own) if own else {}
+        except FAILURES:
+            logger.exception("encoding failed", job_id=job.job_id)
+        lost = self.ranks.any_of([owner == self.ranks.rank and p.encoding_id not in features for p, owner in owned])
+        if self.ranks.size > 1:
+            for (picture, owner), is_lost in zip(owned, lost, strict=True):
+                if not is_lost:
+                    mine = features[picture.encoding_id] if owner == self.ranks.rank else self._empty(picture)
+                    features[picture.encoding_id] = self.ranks.broadcast(mine, owner)
+        return features
+
+    def _cut(self, job: EncodeJob) -> dict[int, torch.Tensor]:
+        """Return the features of all pictures, encoded by all ranks together; none if a rank cannot begin."""
+        prepared: _Prepared | None = None
+        try:
+            prepared = self._prepare(job.pictures)
+        except FAILURES:
+            logger.exception("encoding failed", job_id=job.job_id)
+        (is_lost,) = self.ranks.any_of([prepared is None])
+        return {} if prepared is None or is_lost else self._run(job.pictures, prepared)
+
+    def _encode(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
+        return self._run(pictures, self._prepare(pictures))
+
+    def _prepare(self, pictures: Ordered[Picture]) -> _Prepared:
+        # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
+        joined = bytearray(b"").join(picture.pixels for picture in pictures)
+        (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.network.device)
+        items = [MediaShape(picture.grid, picture.original_size) for picture in pictures]
+        return _Prepared(flat, *self.network.prepare(items, self.backend))
+
+    def _run(self, pictures: Ordered[Picture], prepared: _Prepared) -> dict[int, torch.Tensor]:
+        features = self.network.encode(prepared.pixels_B, prepared.metadata)
+        # The parts are copies: a view would keep the whole batch's storage while one picture lives.
+        parts = [part.clone() for part in features.split_with_sizes(prepared.counts)]
+        for picture, part in zip(pictures, parts, strict=True):
+            needed = self._empty(picture)
+            if (part.shape, part.dtype) != (needed.shape, needed.dtype):
+                raise ValueError(f"a picture of grid {picture.grid} gave {part.shape} {part.dtype}")
+        return {picture.encoding_id: part for picture, part in zip(pictures, parts, strict=True)}
+
+    def _empty(self, picture: Picture) -> torch.Tensor:
+        """Return a tensor for the features of *picture*, as `encode` of the network gives them."""
+        facts = self.network.facts
+        num_tokens = facts.item_tokens(picture.grid, picture.original_size)
+        width = facts.encoding_values(picture.grid, picture.original_size) // num_tokens
+        return torch.empty(num_tokens, width, dtype=self.network.dtype, device=self.network.device)
+
+
+def spread(costs: Ordered[int], num_ranks: int) -> list[int]:
+    """Return the rank of each picture: the costliest first, each to the rank with the least cost so far.
+
+    Source: longest processing time first, Graham 1969, "Bounds on Multiprocessing Timing Anomalies". Equal costs and
+    equal loads are taken in order, so that every rank gets the same result.
+    """
+    owners = [0] * len(costs)
+    loads = [0] * num_ranks
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += costs[index]
+    return owners

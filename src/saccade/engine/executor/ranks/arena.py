@@ -1,0 +1,67 @@
+"""The arena: memory for the pixels of one step, mapped by all ranks when they start.
+
+Rank 0 writes a step's pixels before it sends the step. The space is used again for the next step with pictures: in a
+step that encodes, ranks report what failed before the first collective of the network (executor.encoder), so rank 0
+goes on only after all of them have read.
+"""
+
+import mmap
+import os
+
+import msgspec
+
+from saccade.engine.core.step import EncodeJob, StepInput
+from saccade.engine.executor.ranks.messages import Place
+
+ARENA_BYTES = 64 << 20
+"""Address space; memory is used for what was written to. Pixels that do not fit travel within the step's message."""
+
+
+class PixelArena:
+    """The mapping of one process. *descriptor* is an anonymous file of ARENA_BYTES, from `create_arena`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, ARENA_BYTES)
+
+    def store(self, step: StepInput) -> tuple[StepInput, tuple[Place, ...]]:
+        """Write the pixels of *step*; return the step without those that were written, and their places."""
+        if not step.jobs:
+            return step, ()
+        places: list[Place] = []
+        stop = 0
+        for picture in (picture for job in step.jobs for picture in job.pictures):
+            num_bytes = len(picture.pixels)
+            if stop + num_bytes <= ARENA_BYTES:
+                self._memory[stop : stop + num_bytes] = picture.pixels
+                places.append(Place(picture.encoding_id, stop, num_bytes))
+                stop += num_bytes
+        return _with_pixels(step, {place.encoding_id: b"" for place in places}), tuple(places)
+
+    def restore(self, step: StepInput, places: tuple[Place, ...]) -> StepInput:
+        """Return the step that `store` was called with, from what it returned."""
+        if not places:
+            return step
+        pixels = {place.encoding_id: self._memory[place.start : place.start + place.num_bytes] for place in places}
+        return _with_pixels(step, pixels)
+
+    def close(self) -> None:
+        """Unmap."""
+        self._memory.close()
+
+
+def create_arena() -> int:
+    """Return the descriptor of a new arena, the caller's to close. It has no name and goes with its last process."""
+    descriptor = os.memfd_create("saccade-pixels")
+    os.ftruncate(descriptor, ARENA_BYTES)
+    return descriptor
+
+
+def _with_pixels(step: StepInput, pixels: dict[int, bytes]) -> StepInput:
+    """Return *step* with other *pixels*, by encoding id."""
+    replace = msgspec.structs.replace
+
+    def job(one: EncodeJob) -> EncodeJob:
+        pictures = tuple(replace(p, pixels=pixels.get(p.encoding_id, p.pixels)) for p in one.pictures)
+        return replace(one, pictures=pictures)
+
+    return replace(step, jobs=tuple(job(one) for one in step.jobs))

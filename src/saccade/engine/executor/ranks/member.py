@@ -1,0 +1,78 @@
+"""A rank other than 0: execute the commands of rank 0 on this rank's part of the network."""
+
+import gc
+from collections import deque
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor import memory
+from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.loader import LoadedModel, load_model
+from saccade.engine.executor.model_runner import Forwarded, ModelRunner
+from saccade.engine.executor.ranks import messages
+from saccade.engine.executor.ranks.arena import PixelArena
+from saccade.engine.executor.ranks.peers import ranks_of
+from saccade.errors import StartupError
+from saccade.nn.parallel import join, leave
+
+
+class Member:
+    """One rank. A failure of a step is not handled: the other ranks may be in the middle of a collective."""
+
+    def __init__(self, rank: int, link: messages.Link, arena: PixelArena, rendezvous: str) -> None:
+        self._rank = rank
+        self._link = link
+        self._arena = arena
+        self._rendezvous = rendezvous
+        self._forwarded: deque[Forwarded] = deque()
+
+    def run(self) -> int:
+        """Serve until rank 0 ends it; return the exit status. Raises ChannelClosed if rank 0 is gone."""
+        match self._link.command():
+            case messages.Load(config):
+                pass
+            case other:
+                raise ValueError(f"the first command is {other}")
+        try:
+            model = load_model(config, lambda *_: None, ranks_of(config, self._rank))
+            execution = prepare(config, model)
+        except StartupError as error:
+            self._link.send(messages.encode(messages.Failed(error.message)))
+            return 1
+        # Objects that exist now live until the end; freezing them spares the collector a scan that would slow a step.
+        gc.collect()
+        gc.freeze()
+        self._link.send(messages.encode(messages.Loaded()))
+        try:
+            self._serve(config, model, execution)
+        finally:
+            leave()
+        return 0
+
+    def _serve(self, config: EngineConfig, model: LoadedModel, execution: Execution) -> None:
+        runner = ModelRunner(model.network, execution, memory.allocate(config, model, 1))
+        while True:
+            match self._link.command():
+                case messages.Join():
+                    join(model.ranks, self._rendezvous, model.network.device)
+                case messages.Measure():
+                    self._measure(config, model)
+                case messages.Allocate(num_blocks):
+                    del runner  # Its caches are freed before the new ones are made.
+                    runner = ModelRunner(model.network, execution, memory.allocate(config, model, num_blocks))
+                case messages.Renew():
+                    runner = ModelRunner(model.network, execution, runner.caches)
+                case messages.Submit(step, places):
+                    complete = self._arena.restore(step, places)
+                    runner.update(complete)
+                    self._forwarded.append(runner.forward(complete, beside_pictures=False))
+                case messages.Sample():
+                    runner.receive_drawn(self._forwarded.popleft())
+                case _:
+                    return
+
+    def _measure(self, config: EngineConfig, model: LoadedModel) -> None:
+        try:
+            answer: messages.Answer = messages.Capacity(memory.fitting_blocks(config, model))
+        except StartupError as error:
+            answer = messages.Failed(error.message)
+        self._link.send(messages.encode(answer))

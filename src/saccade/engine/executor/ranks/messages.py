@@ -1,0 +1,134 @@
+"""What rank 0 sends to the other ranks and what they answer, as length-framed msgpack over a Unix socket pair."""
+
+import socket
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import StepInput
+from saccade.transport import framing
+from saccade.transport.framing import PREFIX_BYTES, ChannelClosed
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Load this rank's part of the weights. Answered by Loaded."""
+
+    config: EngineConfig
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
+    """Connect with the other ranks."""
+
+
+class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
+    """Compute how many blocks fit beside the network. Answered by Capacity."""
+
+
+class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
+    """Replace the caches by new ones with *num_blocks* blocks."""
+
+    num_blocks: int
+
+
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
+    """Forget all rows and encodings."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """The pixels of an encoding are bytes [start, start + num_bytes) of the arena."""
+
+    encoding_id: int
+    start: int
+    num_bytes: int
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Compute a step. Its pictures with *places* have their pixels in the arena."""
+
+    step: StepInput
+    places: tuple[Place, ...]
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+    """Receive the tokens that rank 0 draws for the oldest submitted step."""
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """End."""
+
+
+Command = Load | Join | Measure | Allocate | Renew | Submit | Sample | Leave
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+    """The rank's weights are loaded."""
+
+
+class Capacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
+    """How many blocks fit on the rank's device."""
+
+    num_blocks: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The rank cannot start; *message* is for the operator."""
+
+    message: str
+
+
+Answer = Loaded | Capacity | Failed
+
+
+def _refuse(value: object) -> NoReturn:
+    """Refuse what has no form in msgpack; msgspec calls this."""
+    if isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"A tensor on {value.device} cannot cross a process border: grids and other metadata are numbers and bytes "
+            "of the host."
+        )
+    raise TypeError(f"{type(value).__name__} cannot cross a process border.")
+
+
+def encode(message: Command | Answer) -> bytes:
+    """Return *message* as a frame. Raises TypeError for a tensor in it, on any device."""
+    return framing.framed(msgspec.msgpack.encode(message, enc_hook=_refuse))
+
+
+class Link:
+    """One end of the connection between rank 0 and another rank; blocks. Raises ChannelClosed if the other is gone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, frame: bytes) -> None:
+        """Send what encode() returned."""
+        try:
+            self._connection.sendall(frame)
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def command(self) -> Command:
+        """Return the next command of rank 0."""
+        command: Command = msgspec.msgpack.decode(self._receive(), type=Command)
+        return command
+
+    def answer(self) -> Answer:
+        """Return the next answer of the other rank."""
+        answer: Answer = msgspec.msgpack.decode(self._receive(), type=Answer)
+        return answer
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()
+
+    def _receive(self) -> bytearray:
+        try:
+            prefix = framing.receive(self._connection, PREFIX_BYTES)
+            payload = framing.receive(self._connection, framing.length(prefix))
+        except OSError as error:
+            raise ChannelClosed from error
+        if len(prefix) < PREFIX_BYTES or len(payload) < framing.length(prefix):
+            raise ChannelClosed
+        return payload

@@ -1,0 +1,202 @@
+"""The other ranks, as rank 0 sees them: start their processes, send each the same commands, end with any of them.
+
+Rank 0 computes in the engine's process, so that one rank needs no further process and tokens cross no process border
+on their way to the front.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from signal import SIGKILL
+from typing import NamedTuple
+
+import structlog
+import torch
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import StepInput
+from saccade.engine.executor.ranks import messages
+from saccade.engine.executor.ranks.arena import PixelArena, create_arena
+from saccade.errors import StartupError
+from saccade.nn.parallel import ALONE, Ranks, join, leave
+from saccade.processes.parent_death import tied
+from saccade.processes.supervision import ending
+from saccade.transport.framing import ChannelClosed
+
+EXIT_SECONDS = 2.0
+LOG_SECONDS = 0.2
+DIED = 1
+
+logger = structlog.get_logger(__name__)
+
+
+class _Rank(NamedTuple):
+    """Another rank's process."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    link: messages.Link
+
+
+class Peers:
+    """The ranks beside rank 0; without any, every method does nothing.
+
+    When a rank ends by itself after `join`, this process ends: a collective that waits for it cannot be interrupted.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self._others: list[_Rank] = []
+        self._is_closing = False
+        self._watches: list[threading.Thread] = []
+        self._arena: PixelArena | None = None
+        self._rendezvous = -1
+        self._device = torch.device("cpu")
+
+    def start(self, config: EngineConfig) -> None:
+        """Start the processes, and have them load their weights."""
+        if self.ranks.size == 1:
+            return
+        arena = create_arena()
+        # Anonymous, so that no other user can reach it and nothing is left of it.
+        self._rendezvous = os.memfd_create("saccade-ranks")
+        try:
+            self._arena = PixelArena(arena)
+            for number in range(1, self.ranks.size):
+                self._others.append(self._started(number, arena))
+        finally:
+            os.close(arena)
+        self._send(messages.Load(config))
+
+    def _started(self, number: int, arena: int) -> _Rank:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = {
+                "rank": number,
+                "fd": theirs.fileno(),
+                "arena": arena,
+                "rendezvous": self._rendezvous,
+                "log-level": logging.getLevelName(logging.getLogger().level),
+            }
+            command = [sys.executable, "-m", "saccade.engine.executor.ranks"]
+            command += [f"--{name}={value}" for name, value in arguments.items()]
+            process = subprocess.Popen(
+                tied(command, SIGKILL), stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), arena, self._rendezvous)
+            )
+        return _Rank(number, process, messages.Link(ours))
+
+    def join(self, device: torch.device) -> None:
+        """Wait until every rank has loaded its weights, and connect them. Raises StartupError if one cannot start."""
+        if not self._others:
+            return
+        for other in self._others:
+            match _answer(other):
+                case messages.Failed(message):
+                    raise StartupError(message)
+        for other in self._others:
+            watch = threading.Thread(target=self._watch, args=(other,), name=f"rank {other.number}", daemon=True)
+            watch.start()
+            self._watches.append(watch)
+        self._device = device
+        self._send(messages.Join())
+        join(self.ranks, f"/proc/self/fd/{self._rendezvous}", device)
+
+    def least_blocks(self, num_blocks: int) -> int:
+        """Return the least of *num_blocks*, which fit on rank 0, and those that fit elsewhere. Raises StartupError."""
+        self._send(messages.Measure())
+        for other in self._others:
+            match _answer(other):
+                case messages.Capacity(fitting):
+                    num_blocks = min(num_blocks, fitting)
+                case messages.Failed(message):
+                    raise StartupError(message)
+        return num_blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Replace the caches of all ranks by new ones with *num_blocks* blocks."""
+        self._send(messages.Allocate(num_blocks))
+
+    def renew(self) -> None:
+        """Have the ranks forget all rows and encodings."""
+        self._send(messages.Renew())
+
+    def submit(self, step: StepInput) -> None:
+        """Have the ranks compute *step*."""
+        if self._arena is not None:
+            self._send(messages.Submit(*self._arena.store(step)))
+
+    def sample(self) -> None:
+        """Have the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
+        self._send(messages.Sample())
+
+    def close(self, *, is_in_step: bool = False) -> None:
+        """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
+        self._is_closing = True
+        if not self._others:
+            return
+        with contextlib.suppress(ChannelClosed):
+            self._send(messages.Leave())
+        for other in self._others:
+            other.link.close()
+        # NCCL would wait for a collective that does not end; the process that failed ends after this.
+        if not (is_in_step and self._device.type == "cuda"):
+            leave()
+        for other in self._others:
+            try:
+                other.process.wait(EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                other.process.kill()
+                other.process.wait()
+        for watch in self._watches:
+            watch.join()
+        self._others.clear()
+        os.close(self._rendezvous)
+        if self._arena is not None:
+            self._arena.close()
+
+    def _send(self, command: messages.Command) -> None:
+        frame = messages.encode(command) if self._others else b""
+        for other in self._others:
+            other.link.send(frame)
+
+    def _watch(self, other: _Rank) -> None:
+        code = other.process.wait()
+        if not self._is_closing:
+            _end_process(f"Rank {other.number} {ending(code)}.")
+
+
+def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
+    """Return the place of *rank* among those that *config* asks for."""
+    size = config.tensor_parallel_size
+    return Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
+
+
+@contextmanager
+def closed_on_failure(peers: Peers) -> Iterator[Peers]:
+    """Close *peers* if the block raises."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(peers.close)
+        yield peers
+        stack.pop_all()
+
+
+def _answer(other: _Rank) -> messages.Answer:
+    """Return the next answer of a rank. Raises StartupError if it has ended."""
+    try:
+        return other.link.answer()
+    except ChannelClosed as error:
+        raise StartupError(f"Rank {other.number} {ending(other.process.wait())}.") from error
+
+
+def _end_process(sentence: str) -> None:
+    logger.error("a rank has ended, and the engine ends with it", reason=sentence)
+    # Another thread writes the log.
+    time.sleep(LOG_SECONDS)
+    os._exit(DIED)

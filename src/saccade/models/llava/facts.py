@@ -1,0 +1,169 @@
+"""The facts of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from types import MappingProxyType
+from typing import Any
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.backbones.model_config import choice, section
+from saccade.models.facts import Grid, KvSpec, Size
+from saccade.models.llava import FAMILY, tiles
+from saccade.models.llava.settings import has_class_token, has_tiles, tower
+from saccade.models.positions import PlainPositions
+from saccade.models.preprocessing.processor_config import CHANNELS
+
+LLAMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    }
+)
+MISTRAL: Mapping[str, Any] = MappingProxyType(
+    {
+        **LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+)
+TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"llama": LLAMA, "mistral": MISTRAL})
+"""The values of keys that a text_config leaves out, by its model_type: transformers, LlamaConfig and MistralConfig."""
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "image_token_index": 32000,
+        "vision_feature_layer": -2,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": True,
+    }
+)
+"""The values of keys that config.json leaves out: transformers, LlavaConfig and LlavaNextConfig."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+
+    The features of a picture are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
+    LLaVA-NeXT; a view's features begin with the class token's where *has_class_token*.
+    """
+
+    text: TextConfig
+    vision: ClipConfig
+    num_vision_blocks: int
+    projector_activation: str
+    has_projector_bias: bool
+    has_tiles: bool
+    has_class_token: bool
+    placeholder_of: Mapping[str, int]
+    placeholder_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Facts":
+        """Read config.json. Raises StartupError, naming the key."""
+        text, vision = _text(config), tower(config)
+        stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
+        image_token_id = FAMILY.placeholder_token_id(config)
+        if image_token_id is None:
+            image_token_id = DEFAULTS["image_token_index"]
+        if image_token_id >= text.vocab_size:
+            raise StartupError(
+                f"config.json: `image_token_index` is {image_token_id}, but `text_config.vocab_size` is only "
+                f"{text.vocab_size}."
+            )
+        return cls(
+            text=text,
+            vision=vision,
+            num_vision_blocks=vision.num_blocks(stated["vision_feature_layer"]),
+            projector_activation=choice(stated, "projector_hidden_act", ("gelu", "gelu_pytorch_tanh", "silu")),
+            has_projector_bias=bool(stated["multimodal_projector_bias"]),
+            has_tiles=has_tiles(config),
+            has_class_token=has_class_token(config),
+            placeholder_of={"image": image_token_id},
+            placeholder_token_ids=(image_token_id,),
+        )
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer."""
+        return self.text.kv_specs
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding."""
+        return self.text.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The model's longest sequence, in tokens."""
+        return self.text.max_position_embeddings
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the tokens of a square view, or of the base view and the tiles without their padding.
+
+        Raises InvalidValue for a grid that does not consist of whole views, or an impossible size.
+        """
+        self.num_views(grid)
+        num_base_tokens = self.vision.num_patches + self.has_class_token
+        return num_base_tokens + (tiles.num_features(self.kept(grid, original_size)) if self.has_tiles else 0)
+
+    def num_views(self, grid: Grid) -> int:
+        """Return the number of square views: one, or the base view and the tiles. Raises InvalidValue."""
+        frames, rows, columns = grid
+        side = self.vision.side
+        if self.has_tiles and frames == 1 and min(rows, columns) > 0 and not (rows % side or columns % side):
+            return 1 + rows * columns // self.vision.num_patches
+        if not self.has_tiles and tuple(grid) == (1, side, side):
+            return 1
+        wanted = f"rows and columns that are multiples of {side}" if self.has_tiles else f"{side} rows and columns"
+        raise InvalidValue(f"A picture's grid must be one frame of {wanted}, not {tuple(grid)}.")
+
+    def kept(self, grid: Grid, original_size: Size | None) -> tuple[int, int]:
+        """Return how many (rows, columns) of the tiles' features are not padding: all without an original size."""
+        _, rows, columns = grid
+        if original_size is None:
+            return rows, columns
+        height, width = original_size
+        if min(height, width) < 1:
+            raise InvalidValue(f"A picture's original size must be at least 1 x 1, not {height} x {width}.")
+        return tiles.unpadded(height, width, rows, columns)
+
+    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of the square view, or of the base view and the tiles."""
+        view = (CHANNELS, self.vision.image_size, self.vision.image_size)
+        return (self.num_views(grid), *view) if self.has_tiles else view
+
+    def encode_cost(self, grid: Grid) -> int:
+        return self.num_views(grid) * self.vision.num_patches
+
+    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of values: one vector for each token."""
+        return self.item_tokens(grid, original_size) * self.text.hidden_size
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return the square view, or a square of tiles that leaves room for the base view."""
+        num_tiles = max_patches // self.vision.num_patches - 1 if self.has_tiles else 1
+        side = isqrt(max(1, num_tiles)) * self.vision.side
+        return 1, side, side
+
+    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+        """Return positions that are the tokens' indices."""
+        return PlainPositions()
+
+
+def _text(config: Mapping[str, Any]) -> TextConfig:
+    """Read the text half. The releases leave out most keys that have the defaults of their model_type."""
+    text = {} if config.get("text_config") is None else section(config, "text_config")
+    kind = choice({"model_type": "llama", **text}, "model_type", tuple(TEXT_DEFAULTS))
+    tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
+    return TextConfig.read({**text, "tie_word_embeddings": tied}, TEXT_DEFAULTS[kind])

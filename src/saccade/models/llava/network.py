@@ -1,0 +1,142 @@
+"""Vision tower, projector and text decoder.
+
+Formulas: transformers, modeling_llava.py and modeling_llava_next.py. Shapes: N tokens, B bytes of pixels, V square
+views of all pictures, F features of all views, E hidden size, R rows to predict from, U tokens of pictures.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.facts import MediaShape
+from saccade.models.llava import tiles
+from saccade.models.llava.facts import Facts
+from saccade.models.llava.layout import Layout
+from saccade.models.llava.weights import locate
+from saccade.models.network import Target
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.nn.context import ForwardContext, VisionAttentionBackend
+from saccade.nn.layers import Layer, Linear
+from saccade.nn.ops import ACTIVATIONS
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.vision import grid_list
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What depends on shapes alone.
+
+    *order* int64 [U] chooses from the newline, which is number 0, and the features of all views, from 1. It is None
+    where the pictures' features are those of their views.
+    """
+
+    views: ViewMetadata
+    order: torch.Tensor | None
+
+
+class Projector(nn.Module):
+    """Two linear layers that map features of the tower to the text network's width."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        width, bias = facts.text.hidden_size, facts.has_projector_bias
+        self.linear_1 = Linear(facts.vision.hidden_size, width, bias)
+        self.linear_2 = Linear(width, width, bias)
+        self.activation = ACTIVATIONS[facts.projector_activation]
+
+    def forward(self, x_FC: torch.Tensor) -> torch.Tensor:
+        """Map [F, tower's width] to [F, E]."""
+        return self.linear_2(self.linear_1(x_FC, self.activation))  # type: ignore[no-any-return]
+
+
+class Network(Layer):
+    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+
+    def __init__(
+        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__()
+        self.facts = facts
+        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
+        self.multi_modal_projector = Projector(facts)
+        self.language_model = TextDecoder(facts.text, ranks)
+        newline_E = nn.Parameter(torch.empty(facts.text.hidden_size), requires_grad=False)
+        self.image_newline = newline_E if facts.has_tiles else None
+        settings = Layout(config, preprocessor).settings
+        self.mean_std = [settings["image_mean"], settings["image_std"]]
+        self.scaled_mean_std = torch.empty(0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.language_model.embedding_VE.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.language_model.embedding_VE.dtype
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
+        return locate(name, self.vision_tower, self.facts.text.tied)
+
+    def finish(self) -> None:
+        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        self.vision_tower.finish()
+        self.language_model.finish()
+        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
+
+    def prepare(
+        self, items: Sequence[MediaShape], backend: VisionAttentionBackend
+    ) -> tuple[EncoderMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        shapes = [MediaShape(grid, item.original_size) for grid, item in zip(grids, items, strict=True)]
+        views = self.vision_tower.prepare(sum(map(self.facts.num_views, grids)), backend)
+        order = self._order(shapes) if self.facts.has_tiles else None
+        return EncoderMetadata(views, order), [self.facts.item_tokens(*shape) for shape in shapes]
+
+    def _order(self, shapes: Sequence[MediaShape]) -> torch.Tensor:
+        """Return EncoderMetadata.order, copied to the device without a sync."""
+        vision, orders, start = self.facts.vision, [], 1
+        for shape in shapes:
+            _, rows, columns = shape.grid
+            order = tiles.feature_order(rows, columns, self.facts.kept(*shape), vision.side)
+            orders.append(np.where(order == tiles.NEWLINE, 0, order + start))
+            start += self.facts.num_views(shape.grid) * vision.num_patches
+        return torch.from_numpy(np.concatenate(orders)).to(self.device, non_blocking=True)
+
+    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map uint8 views to features [U, E], picture after picture."""
+        vision = self.facts.vision
+        views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
+        mean, std = self.scaled_mean_std
+        # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
+        patches = self.ops.normalise_pixels(view_patches(views, vision.patch_size), mean, std, self.dtype)
+        hidden = self.vision_tower(patches, metadata.views)
+        chosen = hidden if self.facts.has_class_token else hidden[:, 1:]
+        features_FE = self.multi_modal_projector(chosen.flatten(0, 1))
+        if self.image_newline is None or metadata.order is None:
+            return features_FE  # type: ignore[no-any-return]
+        return torch.cat((self.image_newline.unsqueeze(0), features_FE)).index_select(0, metadata.order)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        context: ForwardContext,
+        media_rows: torch.Tensor | None = None,
+        media_UW: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
+        x_NE = self.language_model.embed(input_ids)
+        if media_rows is not None and media_UW is not None:
+            x_NE.index_copy_(0, media_rows, media_UW)
+        return self.language_model(x_NE, context)  # type: ignore[no-any-return]
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, V] in float32."""
+        return self.language_model.logits(hidden_RE)

@@ -1,0 +1,117 @@
+"""The facts of Phi-3-vision for the engine's core, from its configuration. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
+from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.backbones.model_config import choice, integer, section
+from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
+from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
+from saccade.models.positions import PlainPositions
+
+CROP_PATCHES = CROP // PATCH
+
+
+@dataclass(frozen=True)
+class Facts:
+    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+
+    *num_blocks* is how many blocks of the vision tower compute the features.
+    """
+
+    text: TextConfig
+    vision: ClipConfig
+    num_blocks: int
+    placeholder_of: Mapping[str, int]
+    placeholder_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Facts":
+        """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
+        text = TextConfig.read(config, max_model_len=config.get(MAX_MODEL_LEN))
+        embedding = section(config, "embd_layer")
+        choice(embedding, "projection_cls", ("mlp",))
+        choice(embedding, "hd_transform_order", ("sub_glb",))
+        processor = {"type_feature": "patch", "layer_idx": -2, **section(config, "img_processor")}
+        choice(processor, "type_feature", ("patch",))
+        # The releases only name the tower; a checkpoint with another one describes it as CLIP's configurations do.
+        described = section(config, "vision_config") if "vision_config" in config else {}
+        vision = ClipConfig.read({**LARGE_336, **described})
+        if (vision.image_size, vision.patch_size) != (CROP, PATCH):
+            raise StartupError(
+                f"config.json: the vision tower must take pictures of {CROP} pixels in patches of {PATCH}, not "
+                f"{vision.image_size} in patches of {vision.patch_size}."
+            )
+        if integer(processor, "image_dim_out") != vision.hidden_size:
+            raise StartupError(
+                f"config.json: `img_processor.image_dim_out` is {processor['image_dim_out']}, but the vision tower's "
+                f"`hidden_size` is {vision.hidden_size}."
+            )
+        token_id = _placeholder(config, text.vocab_size)
+        num_blocks = vision.num_blocks(processor["layer_idx"])
+        return cls(text, vision, num_blocks, {"image": token_id}, (token_id,))
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer."""
+        return self.text.kv_specs
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding."""
+        return self.text.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The model's longest sequence, in tokens."""
+        return self.text.max_position_embeddings
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the tokens of crops and global view. Raises InvalidValue for a grid that is not of whole crops."""
+        return num_tokens(*crops(grid))
+
+    def pixel_shape(self, grid: Grid) -> tuple[int, int, int]:
+        """Return the shape of the padded picture, (channels, height, width)."""
+        return 3, grid[1] * PATCH, grid[2] * PATCH
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches of crops and global view."""
+        return grid[1] * grid[2] + CROP_PATCHES**2
+
+    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of values: one vector for each token."""
+        return self.item_tokens(grid) * self.text.hidden_size
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return a square of whole crops, which leaves room for the global view."""
+        side = max(1, isqrt(max(0, max_patches // CROP_PATCHES**2 - 1))) * CROP_PATCHES
+        return 1, side, side
+
+    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+        """Return positions that do not depend on pictures."""
+        return PlainPositions()
+
+
+def crops(grid: Grid) -> tuple[int, int]:
+    """Return rows and columns of crops. Raises InvalidValue for a grid that is not of whole crops."""
+    frames, height, width = grid
+    if frames != 1 or min(height, width) < 1 or height % CROP_PATCHES or width % CROP_PATCHES:
+        raise InvalidValue(
+            f"A picture's grid must be one frame of rows and columns that are multiples of {CROP_PATCHES}, not "
+            f"{tuple(grid)}."
+        )
+    return height // CROP_PATCHES, width // CROP_PATCHES
+
+
+def _placeholder(config: Mapping[str, Any], vocab_size: int) -> int:
+    token_id = config.get(PLACEHOLDER_TOKEN_ID)
+    if type(token_id) is not int or not 0 <= token_id < vocab_size:
+        raise StartupError(
+            "The tokenizer's files must have the token <|image|>, which stands for pictures, with an id below "
+            f"`vocab_size` ({vocab_size}) in config.json; its id is {token_id!r}."
+        )
+    return token_id

@@ -1,0 +1,140 @@
+"""Vision tower, HD transform, projector and text decoder.
+
+Sources: the release's image_processing_phi3_v.py and image_embedding_phi3_v.py. Shapes: N tokens, B bytes of pixels,
+V views (a global view and crops of each picture), S side of a view in pixels, C channels of the vision tower, E hidden
+size, R rows to predict from, U tokens of pictures in the step, W = E.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.facts import MediaShape
+from saccade.models.network import Target
+from saccade.models.phi3_v.facts import Facts, crops
+from saccade.models.phi3_v.hd_order import feature_order
+from saccade.models.phi3_v.layout import CROP, PATCH, TOKENS_PER_SIDE, Layout
+from saccade.models.phi3_v.weights import locate
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.nn.context import ForwardContext, VisionAttentionBackend
+from saccade.nn.layers import Layer, Linear
+from saccade.nn.ops import GELU
+from saccade.nn.parallel import ALONE, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What depends on the pictures' sizes alone: (rows, columns) of crops, and the order of features, int64 [U]."""
+
+    pictures: tuple[tuple[int, int], ...]
+    views: ViewMetadata
+    order: torch.Tensor
+
+
+class Projector(nn.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.linear_1 = Linear(in_features, out_features)
+        self.linear_2 = Linear(out_features, out_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [U, in_features] to [U, out_features]."""
+        return self.linear_2(self.linear_1(x, GELU))  # type: ignore[no-any-return]
+
+
+class Network(Layer):
+    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+
+    def __init__(
+        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__()
+        self.facts = facts
+        merged = 4 * facts.vision.hidden_size
+        self.language_model = TextDecoder(facts.text, ranks)
+        self.vision_tower = ClipTower(facts.vision, facts.num_blocks, ranks.encoder)
+        self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
+        self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
+        self.projector = Projector(merged, facts.text.hidden_size)
+        settings = Layout(config, preprocessor).settings
+        self.mean_std = [settings["image_mean"], settings["image_std"]]
+        self.scaled_mean_std = torch.empty(0)
+
+    @property
+    def device(self) -> torch.device:
+        return self.language_model.embedding_VE.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.language_model.embedding_VE.dtype
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
+        return locate(name, self.vision_tower.locate, self.facts.text.tied)
+
+    def finish(self) -> None:
+        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        self.vision_tower.finish()
+        self.language_model.finish()
+        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
+
+    def prepare(
+        self, items: Sequence[MediaShape], backend: VisionAttentionBackend
+    ) -> tuple[EncoderMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        pictures = tuple(crops(item.grid) for item in items)
+        views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in pictures), backend)
+        order = torch.from_numpy(feature_order(pictures)).to(self.device, non_blocking=True)
+        return EncoderMetadata(pictures, views, order), [self.facts.item_tokens(item.grid) for item in items]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+        """Map uint8 padded pictures to features [U, E], picture after picture."""
+        sizes = [rows * columns * CHANNELS * CROP**2 for rows, columns in metadata.pictures]
+        padded = zip(pixels_B.split_with_sizes(sizes), metadata.pictures, strict=True)
+        views_V3SS = torch.cat([self._views(pixels, *picture) for pixels, picture in padded])
+        # The tower's first hidden state of a view is that of the class token.
+        hidden_VPC = self.vision_tower(view_patches(views_V3SS, PATCH), metadata.views)[:, 1:]
+        table = torch.cat((self.newline.flatten(0, 2), self.separator.flatten(0, 1), _merged(hidden_VPC)))
+        return self.projector(table.index_select(0, metadata.order))  # type: ignore[no-any-return]
+
+    def _views(self, pixels: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Return the global view and the crops of one padded picture, [1 + rows * columns, 3, S, S]."""
+        # As in the release, the global view is resized after normalisation, in float32 and without antialiasing.
+        mean, std = self.scaled_mean_std
+        picture = self.ops.normalise_pixels(pixels.view(1, -1), mean, std, torch.float32)
+        picture_3HW = picture.view(CHANNELS, rows * CROP, columns * CROP)
+        overview = functional.interpolate(picture_3HW.unsqueeze(0), size=(CROP, CROP), mode="bicubic")
+        details = picture_3HW.view(CHANNELS, rows, CROP, columns, CROP).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        return torch.cat((overview, details)).to(self.dtype)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        context: ForwardContext,
+        media_rows: torch.Tensor | None = None,
+        media_UW: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
+        x_NE = self.language_model.embed(input_ids)
+        if media_rows is not None and media_UW is not None:
+            x_NE.index_copy_(0, media_rows, media_UW)
+        return self.language_model(x_NE, context)  # type: ignore[no-any-return]
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, vocabulary] in float32."""
+        return self.language_model.logits(hidden_RE)
+
+
+def _merged(hidden_VPC: torch.Tensor) -> torch.Tensor:
+    """Return the features of all views by rows [V * 144, 4C]: each is made of 2 x 2 patches, one after the other."""
+    side = TOKENS_PER_SIDE
+    blocks = hidden_VPC.unflatten(1, (side, 2, side, 2))
+    return blocks.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4 * hidden_VPC.shape[-1])

@@ -1,0 +1,78 @@
+"""A program for one of several ranks: python rank_program.py RANK SIZE RENDEZVOUS; each runs the same cases.
+
+It spreads pictures with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from saccade.engine.core.step import EncodeJob, Picture
+from saccade.engine.executor.encoder import Encoder
+from saccade.nn.parallel import Ranks, join, leave
+
+WIDTH = 6
+CASES: dict[str, list[tuple[int, int, int]]] = {
+    "idle rank": [(1, 2, 3)],
+    "equal": [(1, 2, 2), (1, 2, 2)],
+    "uneven": [(1, 4, 4), (1, 1, 1), (1, 2, 3), (1, 5, 1)],
+    "one fails on rank 0": [(1, 7, 7), (1, 2, 3)],
+    "one fails on rank 1": [(1, 8, 8), (1, 7, 7), (1, 1, 2)],
+}
+BAD = (1, 7, 7)
+
+
+class Facts:
+    """A token for each patch, WIDTH values each: main features and those of a deepstack layer."""
+
+    def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+        return grid[1] * grid[2]
+
+    def encoding_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+        return self.item_tokens(grid) * WIDTH
+
+    def encode_cost(self, grid: tuple[int, int, int]) -> int:
+        return self.item_tokens(grid)
+
+
+class Network:
+    """The features of a token are its picture's pixel, and the column."""
+
+    facts = Facts()
+    device = torch.device("cpu")
+    dtype = torch.float32
+    num_encoded = 0
+
+    def prepare(self, items: Any, backend: Any) -> tuple[list[int], list[int]]:
+        if any(item.grid == BAD for item in items):
+            raise RuntimeError("a picture that cannot be encoded")
+        counts = [self.facts.item_tokens(item.grid) for item in items]
+        return counts, counts
+
+    def encode(self, pixels: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        self.num_encoded += len(counts)
+        tokens = pixels.float().repeat_interleave(torch.tensor(counts))
+        return tokens.unsqueeze(1) * 100 + torch.arange(WIDTH)
+
+
+def main() -> None:
+    rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    ranks = Ranks(rank, size)
+    join(ranks, rendezvous, torch.device("cpu"))
+    found = {}
+    for name, grids in CASES.items():
+        network: Any = Network()
+        pictures = tuple(Picture(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids))
+        outcome = Encoder(network, None, ranks).encode_together(EncodeJob(1, pictures))  # type: ignore[arg-type]
+        features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
+        found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
+    found["sum"] = ranks.all_reduce(torch.tensor([1.0, rank])).tolist()
+    found["from 1"] = ranks.broadcast(torch.tensor([rank, 7]), 1).tolist()
+    leave()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

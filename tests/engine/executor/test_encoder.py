@@ -1,0 +1,68 @@
+"""Pictures spread over ranks: two processes hold the same features, whichever of them encoded and whatever failed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_program import BAD, CASES, WIDTH
+
+from saccade.engine.executor.encoder import spread
+
+PROGRAM = Path(__file__).parent / "rank_program.py"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two processes found."""
+    rendezvous = tmp_path_factory.mktemp("ranks") / "file"
+    processes = [
+        subprocess.Popen([sys.executable, PROGRAM, str(rank), "2", rendezvous], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    return [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in processes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_holds_every_picture(both: list[Any], name: str) -> None:  # [eng] 37
+    failed = [10 + i for i, grid in enumerate(CASES[name]) if grid == BAD]
+    for found in (one[name] for one in both):
+        for number, grid in enumerate(CASES[name]):
+            own = torch.tensor(found["features"][str(10 + number)])
+            assert own.shape == (grid[1] * grid[2], WIDTH)
+            if 10 + number in found["failed"]:
+                assert not own.any()
+            else:
+                assert torch.equal(own, ((number + 1) * 100 + torch.arange(WIDTH)).float().expand_as(own))
+        assert set(failed) <= set(found["failed"])
+    assert both[0][name]["failed"] == both[1][name]["failed"]
+    num_encoded = [one[name]["num_encoded"] for one in both]
+    assert sum(num_encoded) == len(CASES[name]) - len(both[0][name]["failed"])
+    assert num_encoded == {"idle rank": [1, 0], "equal": [1, 1], "uneven": [1, 3]}.get(name, num_encoded)
+
+
+def test_a_failure_is_of_the_pictures_that_were_encoded_with_it(both: list[Any]) -> None:
+    assert both[0]["one fails on rank 0"]["failed"] == [10]
+    assert both[0]["one fails on rank 1"]["failed"] == [11, 12]
+
+
+def test_sums_and_broadcasts(both: list[Any]) -> None:  # [eng] 38: by number in the group
+    assert [one["sum"] for one in both] == [[2.0, 1.0]] * 2
+    assert [one["from 1"] for one in both] == [[1, 7]] * 2
+
+
+@pytest.mark.parametrize(
+    ("costs", "size", "owners"),
+    [
+        ([5], 3, [0]),
+        ([2, 2, 2, 2], 2, [0, 1, 0, 1]),
+        ([1, 9, 3, 3, 2], 2, [1, 0, 1, 1, 1]),
+        ([], 2, []),
+        ([4, 4, 4], 1, [0, 0, 0]),
+    ],
+)
+def test_pictures_go_to_the_rank_with_the_least_work(costs: list[int], size: int, owners: list[int]) -> None:
+    assert spread(costs, size) == owners
