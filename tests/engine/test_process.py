@@ -27,6 +27,7 @@ from saccade.protocol.engine_ipc import (
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import ResetCaches
 
+
 @pytest.fixture(scope="module")
 def front(tiny_qwen3_vl: Path) -> Iterator[Front]:
     front = Front(config_of(tiny_qwen3_vl), through_stdin=True)
