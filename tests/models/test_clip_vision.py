@@ -1,5 +1,6 @@
 """CLIP's vision tower against transformers, and the encoder's contract."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,14 @@ def test_every_block_gets_the_metadata(weights: Path) -> None:  # C1
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 17, 34, 51]
         assert (layout.max_seqlen, layout.sequence_lengths) == (17, (17, 17, 17))
+
+
+def test_a_layout_that_lacks_what_the_backend_reads_is_refused_before_launch(weights: Path) -> None:  # C1
+    metadata = load(weights).prepare(3, VisionAttentionBackend())
+    (name,) = VisionAttentionBackend.metadata[-1:]
+    incomplete: Any = dataclasses.replace(metadata.layout, **{name: None})
+    with pytest.raises(ValueError, match=name):
+        dataclasses.replace(metadata, layout=incomplete)
 
 
 def test_encoding_never_looks_at_the_device() -> None:  # C3: a meta tensor has no content to look at

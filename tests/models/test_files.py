@@ -100,7 +100,13 @@ def test_unknown_architecture_lists_the_known() -> None:
 @pytest.mark.parametrize(
     ("files", "token_id"),
     [
-        ({"config.json": b'{"image_token_id": 7}', "tokenizer.json": b'{"added_tokens": [{"id": 8, "content": "<P>"}]}'}, 7),
+        (
+            {
+                "config.json": b'{"image_token_id": 7}',
+                "tokenizer.json": b'{"added_tokens": [{"id": 8, "content": "<P>"}]}',
+            },
+            7,
+        ),
         ({"tokenizer.json": b'{"added_tokens": [{"id": 9, "content": "<Q>"}, {"id": 8, "content": "<P>"}]}'}, 8),
         ({"tokenizer_config.json": b'{"added_tokens_decoder": {"9": {"content": "<Q>"}, "8": {"content": "<P>"}}}'}, 8),
         ({"tokenizer.json": b'{"added_tokens": [7, {"content": "<P>"}]}', "tokenizer_config.json": b"{}"}, None),

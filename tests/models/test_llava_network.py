@@ -91,6 +91,19 @@ def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_
     assert facts.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[str], Path]) -> None:
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        subject = engines.engine(network_folder(name), dtype=dtype)
+        logits = engines.record_logits(subject)
+        engines.drain(subject, engines.request(network_folder(name), [5, ((192, 128), 1), 9], max_tokens=1))
+        rows.append(logits["a"][0])
+    differences = (rows[0] - rows[1]).abs() / rows[0].std()
+    assert differences.mean() < 0.02
+    assert differences.max() < 0.1
+
+
 @pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
     facts = Facts.read(config_of(network_folder("llava_next")))
@@ -179,6 +192,13 @@ def test_names_of_old_and_new_releases(
     folder = network_folder("llava_next")
     found = build(config_of(folder), json.loads((folder / "preprocessor_config.json").read_text())).locate(name)
     assert (found and found[:2]) == target
+
+
+def test_the_placeholder_is_that_of_the_gateway() -> None:  # E2: config.json, else the tokenizer's, else the default
+    config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
+    assert Facts.read(config).placeholder_token_ids == (32000,)
+    assert Facts.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
+    assert Facts.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
 
 
 def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> None:

@@ -156,10 +156,22 @@ def test_the_release_describes_no_vision_tower(folder: Path) -> None:
         ({"img_processor": {"image_dim_out": 40, "type_feature": "cls_patch"}}, "type_feature"),
         ({"img_processor": {"image_dim_out": 40, "layer_idx": -9}}, "feature layer"),
         ({"vision_config": {"patch_size": 16}}, "patches of 14"),
-        ({"rope_scaling": {"type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"type": "dynamic"}}, "dynamic"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
 def test_wrong_config_names_the_key(folder: Path, changes: dict[str, Any], words: str) -> None:  # [eng] 45
     with pytest.raises(StartupError, match=words):
         Facts.read(config_of(folder, **changes))
+
+
+def test_bfloat16_is_as_near_as_it_can_be(folder: Path) -> None:
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        subject = engines.engine(folder, dtype=dtype)
+        logits = engines.record_logits(subject)
+        engines.drain(subject, engines.request(folder, [5, ((192, 128), 1), 9], max_tokens=1))
+        rows.append(logits["a"][0])
+    differences = (rows[0] - rows[1]).abs() / rows[0].std()
+    assert differences.mean() < 0.02
+    assert differences.max() < 0.1

@@ -12,7 +12,13 @@ from saccade.nn.rope import cos_sin, inverse_frequencies
 PAIRS = 16
 SHORT, LONG = [1 + pair / 20 for pair in range(PAIRS)], [1 + pair / 2 for pair in range(PAIRS)]
 TEXT: dict[str, Any] = {"rope_theta": 10000.0, "max_position_embeddings": 16384}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 LONGROPE = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 ORIGINAL = {"original_max_position_embeddings": 4096}
 
@@ -52,7 +58,10 @@ def test_frequencies_equal_the_reference(changes: dict[str, Any], length: int) -
 
 
 def test_early_name_of_longrope() -> None:
-    named = [read_rope({**TEXT, **ORIGINAL, "rope_scaling": {**LONGROPE, "type": kind}}, 32, 9999) for kind in ("su", "longrope")]
+    named = [
+        read_rope({**TEXT, **ORIGINAL, "rope_scaling": {**LONGROPE, "type": kind}}, 32, 9999)
+        for kind in ("su", "longrope")
+    ]
     assert named[0] == named[1]
 
 
@@ -75,7 +84,7 @@ def test_magnitude_multiplies_cosine_and_sine() -> None:
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"rope_type": "yarn"}, "'yarn'.*known: default, linear"),
+        ({"rope_type": "dynamic"}, "'dynamic'.*known: default, linear"),
         ({"type": "linear"}, "factor"),
         ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor"),

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 
 from references.phi3_v_network import Phi3VOracle
-
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
 

@@ -84,14 +84,11 @@ def engine_config(files: ModelFiles, family: Family, max_model_len: int | None =
 
 def _added_token_id(files: ModelFiles, token: str) -> int | None:
     """Return the id of an added *token* in tokenizer.json or tokenizer_config.json, None if neither has it."""
-    match parse_json(files, TOKENIZER).get("added_tokens"):
-        case [*entries]:
-            listed = [entry for entry in entries if isinstance(entry, Mapping) and entry.get("content") == token]
-            if listed and type(listed[0].get("id")) is int:
-                return int(listed[0]["id"])
-    match parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder"):
-        case {**entries_by_id}:
-            for key, entry in entries_by_id.items():
-                if isinstance(entry, Mapping) and entry.get("content") == token and key.isdecimal():
-                    return int(key)
-    return None
+    listed = parse_json(files, TOKENIZER).get("added_tokens")
+    declared = parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder")
+    entries: list[Any] = [*listed] if isinstance(listed, list) else []
+    if isinstance(declared, dict):
+        numbered = ((key, entry) for key, entry in declared.items() if key.isdecimal() and isinstance(entry, dict))
+        entries += [{**entry, "id": int(key)} for key, entry in numbered]
+    ids = (entry.get("id") for entry in entries if isinstance(entry, dict) and entry.get("content") == token)
+    return next((token_id for token_id in ids if type(token_id) is int), None)

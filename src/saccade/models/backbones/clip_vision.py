@@ -103,7 +103,8 @@ class Embeddings(nn.Module):
         """Map the patches of all pictures to [T, E]."""
         patches_VPE = self.patch_embedding(patches_PC).unflatten(0, (num_views, -1))
         class_V1E = self.class_embedding.expand(num_views, 1, -1)
-        return (torch.cat((class_V1E, patches_VPE), 1) + self.position_embedding.weight).flatten(0, 1)
+        positions_TE: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
+        return (torch.cat((class_V1E, patches_VPE), 1) + positions_TE).flatten(0, 1)
 
 
 class ClipTower(nn.Module):
@@ -149,7 +150,7 @@ class ClipTower(nn.Module):
         x_TE = self.pre_layrnorm(self.embeddings(patches_PC, metadata.num_views))
         for block in self.encoder.layers:  # type: ignore[union-attr]
             x_TE = block(x_TE, metadata)
-        return x_TE.unflatten(0, (metadata.num_views, -1))
+        return x_TE.unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:

@@ -132,7 +132,9 @@ class VisionTower(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel)})
         self.pos_embed = nn.Module()
         self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
-        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth)
+        )
         self.merger = PatchMerger(config, ranks)
         self.deepstack_merger_list = nn.ModuleList(
             PatchMerger(config, ranks, norm_merged=True) for _ in config.deepstack_layers

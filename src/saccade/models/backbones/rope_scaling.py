@@ -126,11 +126,11 @@ def _longrope(source: _Source) -> Rope:
 def _factors(scaling: Mapping[str, Any], key: str, num_pairs: int) -> tuple[float, ...]:
     factors = scaling.get(key)
     are_numbers = isinstance(factors, list) and all(type(one) in (int, float) and one > 0 for one in factors)
-    if not are_numbers or len(factors) != num_pairs:
-        raise StartupError(
-            f"config.json: `{key}` must list {num_pairs} positive numbers, one for each pair of a head's channels."
-        )
-    return tuple(float(one) for one in factors)
+    if isinstance(factors, list) and are_numbers and len(factors) == num_pairs:
+        return tuple(map(float, factors))
+    raise StartupError(
+        f"config.json: `{key}` must list {num_pairs} positive numbers, one for each pair of a head's channels."
+    )
 
 
 READERS: Mapping[str, Callable[[_Source], Rope]] = MappingProxyType(

@@ -10,7 +10,7 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.facts import Grid, KvSpec, Size
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
@@ -73,9 +73,8 @@ class Facts:
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
-        image_token_id = FAMILY.placeholder_token_id(config)
-        if image_token_id is None:
-            image_token_id = DEFAULTS["image_token_index"]
+        stated_ids = (FAMILY.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID))
+        image_token_id = next((one for one in stated_ids if one is not None), DEFAULTS["image_token_index"])
         if image_token_id >= text.vocab_size:
             raise StartupError(
                 f"config.json: `image_token_index` is {image_token_id}, but `text_config.vocab_size` is only "

@@ -9,4 +9,8 @@ FAMILY = Family(
     placeholder_keys=(),
     picture_tag="<|image_{number}|>\n",
     split_at_pictures=True,
+    limits=(
+        "Only the order `sub_glb` of features is served.",
+        "Longrope's set of factors is chosen at load, by `--max-model-len`, and not for each request.",
+    ),
 )

@@ -136,5 +136,5 @@ class Network(Layer):
 def _merged(hidden_VPC: torch.Tensor) -> torch.Tensor:
     """Return the features of all views by rows [V * 144, 4C]: each is made of 2 x 2 patches, one after the other."""
     side = TOKENS_PER_SIDE
-    blocks = hidden_VPC.unflatten(1, (side, 2, side, 2))
+    blocks: torch.Tensor = hidden_VPC.unflatten(1, (side, 2, side, 2))
     return blocks.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4 * hidden_VPC.shape[-1])

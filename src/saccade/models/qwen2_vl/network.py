@@ -38,7 +38,9 @@ class VisionTower(nn.Module):
         self.config = config
         kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=False)})
-        self.blocks = nn.ModuleList(VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, VisionMlp(config, ranks), ranks=ranks) for _ in range(config.depth)
+        )
         self.merger = PatchMerger(config, ranks)
 
     def finish(self) -> None:
