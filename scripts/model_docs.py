@@ -4,11 +4,13 @@ import argparse
 import ast
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from saccade import models
+from saccade.engine.config import KV_CACHE_DTYPES
 from saccade.engine.executor.loader import DTYPES
+from saccade.engine.executor.weight_formats import METHODS
 from saccade.models.family import Family
 from saccade.nn.backends import BACKENDS, VISION_BACKENDS
 
@@ -23,6 +25,17 @@ A model is found by the exact string in `architectures` of its config.json; wher
 prompts and pictures of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
 that is sent with a picture to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
 served by any worker; `saccade inspect` shows its prompts and pixels.
+"""
+ENGINE = """## What the engine computes with
+
+{backends}
+
+Both flags are `auto` by default: the last that can compute on the device, in the dtype, with the sizes of the heads, and is installed. The summary
+of the start says why. Nothing of this has run on a GPU.
+
+- `--dtype`: `auto`, {dtypes}.
+- Formats of quantised weights, by `quant_method` in config.json: {formats} (`docs/formats.md`).
+- `--kv-cache-dtype`: {cache_dtypes}.
 """
 FILES = """## Files of a model
 
@@ -65,22 +78,23 @@ def _limits(families: Mapping[str, Family]) -> str:
 
 
 def _engine() -> str:
-    """Return what the engine computes with: the registries of backends, and the dtypes."""
-    header = ("flag", "value", "what it is")
+    """Return what the engine computes with: backends of attention, formats of weights and caches, dtypes."""
+    header = ("flag", "value", "device", "what it is")
     rows = [
-        (f"`--{flag}`", f"`{name}`", _first_sentence(getattr(entry, "module", entry)))
+        (f"`--{flag}`", f"`{name}`", entry.device_type or "any", _first_sentence(entry.module))
         for flag, entries in (("attention-backend", BACKENDS), ("mm-encoder-attn-backend", VISION_BACKENDS))
         for name, entry in entries.items()
     ]
-    dtypes = ", ".join(f"`{name}`" for name in DTYPES)
-    return f"""## What the engine computes with
+    return ENGINE.format(
+        backends="\n".join(map(_line, (header, ["---"] * len(header), *rows))),
+        dtypes=_values(DTYPES),
+        formats=_values(METHODS),
+        cache_dtypes=_values(KV_CACHE_DTYPES),
+    )
 
-{_line(header)}
-{_line(["---"] * len(header))}
-{chr(10).join(map(_line, rows))}
 
-Both flags are `auto` by default: the fastest that can compute on the device, in the dtype. `--dtype` takes `auto`, {dtypes}.
-"""
+def _values(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _first_sentence(module: str) -> str:

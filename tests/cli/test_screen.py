@@ -6,11 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+from fronts import DESCRIPTION
 from rich.console import Console
 from waiting import wait_until
 
-from saccade.cli.screen import StartProgress, curl
+from saccade.cli.screen import StartProgress, curl, show_summary
 from saccade.protocol.engine_ipc import EngineProgress
 
 PATH = {"PATH": os.environ["PATH"]}
@@ -24,6 +26,19 @@ def test_percentage_is_shown_once_the_total_is_known() -> None:
         progress.show(EngineProgress("loading weights", 1, 3))
         wait_until(lambda: "33 %" in shown.getvalue())
     assert "? %" not in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shown"), [("float8_e4m3fn", "(64 tokens), float8_e4m3fn"), ("float32", "(64 tokens)")]
+)
+def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: str, shown: str) -> None:
+    written = io.StringIO()
+    description = msgspec.structs.replace(
+        DESCRIPTION, num_blocks=4, block_size=16, dtype="float32", kv_cache_dtype=dtype
+    )
+    show_summary(Console(file=written, width=100), description, "http://127.0.0.1:8000")
+    (line,) = (line.rstrip() for line in written.getvalue().splitlines() if "KV cache" in line)
+    assert line.endswith(shown)
 
 
 @pytest.mark.parametrize("model", ["tiny", 'it\'s "mine"'])

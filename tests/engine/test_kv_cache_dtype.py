@@ -49,7 +49,9 @@ def test_chunks_read_what_whole_prompts_read(tiny_qwen3_vl: Path, chunk: int) ->
 def test_more_blocks_fit(tiny_qwen3_vl: Path, dtype: str, share: int) -> None:
     settings = {"num_blocks": None, "kv_cache_bytes": 1 << 20, "dtype": dtype}
     plain = engines.engine(tiny_qwen3_vl, **settings).description.num_blocks
-    assert engines.engine(tiny_qwen3_vl, **settings, kv_cache_dtype="fp8").description.num_blocks == share * plain
+    description = engines.engine(tiny_qwen3_vl, **settings, kv_cache_dtype="fp8").description
+    assert description.num_blocks == share * plain
+    assert (description.dtype, description.kv_cache_dtype) == (dtype, "float8_e4m3fn")
 
 
 def test_recurrent_states_keep_their_dtypes() -> None:

@@ -156,7 +156,7 @@ def test_the_release_describes_no_vision_tower(folder: Path) -> None:
         ({"img_processor": {"image_dim_out": 40, "type_feature": "cls_patch"}}, "type_feature"),
         ({"img_processor": {"image_dim_out": 40, "layer_idx": -9}}, "feature layer"),
         ({"vision_config": {"patch_size": 16}}, "patches of 14"),
-        ({"rope_scaling": {"type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"type": "dynamic"}}, "dynamic"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )

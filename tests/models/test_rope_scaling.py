@@ -84,7 +84,7 @@ def test_magnitude_multiplies_cosine_and_sine() -> None:
 @pytest.mark.parametrize(
     ("scaling", "words"),
     [
-        ({"rope_type": "yarn"}, "'yarn'.*known: default, linear"),
+        ({"rope_type": "dynamic"}, "'dynamic'.*known: default, linear"),
         ({"type": "linear"}, "factor"),
         ({"type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor"),

@@ -70,7 +70,8 @@ def show_summary(console: Console, description: Description, address: str, comma
         names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")
         for label, name, reason in zip(("attention", ""), names, description.backend_reasons, strict=False):
             table.add_row(label, f"{name} ({reason})")
-    table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens)")
+    dtype = "" if description.kv_cache_dtype in ("", description.dtype) else f", {description.kv_cache_dtype}"
+    table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens){dtype}")
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")
     table.add_row("address", address)

@@ -11,6 +11,7 @@ from blake3 import blake3
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
+from saccade.engine.executor.memory import block_format
 from saccade.engine.recording import Machine
 from saccade.models.facts import Recurrent
 from saccade.protocol.description import Description
@@ -32,6 +33,7 @@ def describe(
         block_size=config.block_size,
         num_blocks=num_blocks,
         dtype=str(model.network.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(block_format(config, model).dtype).removeprefix("torch."),
         device=_device(model),
         shm_namespace=readers(),
         version=_version("saccade") or "unknown",

@@ -76,7 +76,8 @@ class FleetCollector(Collector):
         info = GaugeMetricFamily("vllm:cache_config_info", "What a KV cache is.", labels=(*LABELS, *CACHE_LABELS))
         for client in self._fleet.clients:
             if (said := client.description) is not None:
-                settings = (said.block_size, said.dtype, said.enable_prefix_caching, said.gpu_memory_utilization)
+                dtype = said.kv_cache_dtype or said.dtype
+                settings = (said.block_size, dtype, said.enable_prefix_caching, said.gpu_memory_utilization)
                 info.add_metric((said.model, client.url, *map(str, (*settings, said.num_blocks))), 1.0)
         return info
 

@@ -9,4 +9,5 @@ FAMILY = Family(
     # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
     template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
     external_grid="image_grid_thw",
+    limits=("The layer that drafts one more token (`mtp.*`) is not loaded: the engine does no speculative decoding.",),
 )

@@ -1,0 +1,93 @@
+"""Every network with quantised weights against itself with the values that they stand for, in every format.
+
+All linear layers and experts whose sizes a format can have are quantised, also those that no release quantises.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import engines
+import pytest
+import torch
+from checkpoints import NETWORKS
+from references.formats import REFERENCES
+from safetensors.torch import load_file, save_file
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.loader import load_model
+from saccade.nn.experts import Experts
+from saccade.nn.formats.quantised import QuantisedLinear
+from saccade.nn.layers import Linear
+
+Tensors = dict[str, torch.Tensor]
+COLUMNS = {"int4": 32, "fp8": 1, "nvfp4": 16}
+EVERYDAY = {("qwen3_5_moe", "fp8")}
+CASES = [
+    pytest.param(network, name, marks=() if (network, name) in EVERYDAY else pytest.mark.conformance)
+    for network in NETWORKS
+    for name in REFERENCES
+]
+
+
+def one_by_one(tensors: Tensors) -> Tensors:
+    """The same with fused experts [experts, outputs, inputs] as single ones, as releases have them that quantise."""
+    found = {}
+    for name, value in tensors.items():
+        experts, _, matrix = name.rpartition(".")
+        if matrix not in ("gate_up_proj", "down_proj") or value.ndim != 3:
+            found[name] = value
+            continue
+        for number, weight in enumerate(value):
+            parts = {"gate": weight.chunk(2)[0], "up": weight.chunk(2)[1]} if "gate" in matrix else {"down": weight}
+            found |= {f"{experts}.{number}.{kind}_proj.weight": part.contiguous() for kind, part in parts.items()}
+    return found
+
+
+def pair(folder: Path, name: str, into: Path, split: bool) -> tuple[Path, Path, int]:
+    """Copies of a checkpoint, quantised and with the values; and how many weights are quantised."""
+    reference = REFERENCES[name]
+    network = load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).module
+    modules = dict(network.named_modules())
+    quantised, plain = (shutil.copytree(folder, into / kind) for kind in ("quantised", "plain"))
+    values = load_file(folder / "model.safetensors")
+    values = one_by_one(values) if split else values
+    stored = dict(values)
+    count = 0
+    for key, weight in values.items():
+        target = network.locate(key) if key.endswith(".weight") and weight.ndim == 2 else None  # type: ignore[operator]
+        if target is None or weight.shape[1] % COLUMNS[name]:
+            continue
+        # A layer that is no longer there was absorbed into others.
+        owner = modules.get(target.parameter.rpartition(".")[0])
+        if owner is None or isinstance(owner, Linear | Experts):
+            fields = reference.write(stored.pop(key))
+            values[key] = torch.from_numpy(reference.read(fields)).contiguous()
+            stored |= {key.removesuffix("weight") + end: field for end, field in fields.items()}
+            count += 1
+    save_file(stored, quantised / "model.safetensors")
+    save_file(values, plain / "model.safetensors")
+    if name == "nvfp4":
+        (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": reference.config}))
+    else:
+        config = json.loads((quantised / "config.json").read_text())
+        (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": reference.config}))
+    return quantised, plain, count
+
+
+@pytest.mark.parametrize(("network", "name"), CASES)
+def test_network(network: str, name: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    quantised, plain, count = pair(network_folder(network), name, tmp_path, split="qwen3_5" in network)
+    found = []
+    for folder in (quantised, plain):
+        subject = engines.engine(folder)
+        logits = engines.record_logits(subject)
+        engines.drain(subject, engines.request(folder, [5, ((96, 64), 1), 9], max_tokens=4))
+        found.append(torch.stack(logits["a"]))
+        if folder == quantised:
+            layers = engines.module(subject).modules()
+            kept = [isinstance(layer.packed, QuantisedLinear) for layer in layers if isinstance(layer, Linear)]
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+    assert count > 1
+    assert any(kept)
