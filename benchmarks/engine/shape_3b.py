@@ -10,6 +10,7 @@ tokenizer is the bundled model's, so answers are not text.
 import argparse
 import json
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.engine.shape_2b import BUNDLED, NUM_DRAWN, VOCABULARY, biased, drawn_tensor
+from benchmarks.measured import ROOT
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
 from saccade.protocol.media import MediaItem, Span
@@ -64,12 +66,14 @@ def write(folder: Path) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2))
     drawn = torch.randn(NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     places: dict[str, str] = {}
+    num_bytes = 0
     for number, shapes in enumerate(_shards(), start=1):
         file = f"model-{number:05}.safetensors"
         tensors = {name: drawn_tensor(name, shape, drawn) for name, shape in shapes.items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, file)
-    index.write_text(json.dumps({"weight_map": places}))
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index.write_text(json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": places}))
     return folder
 
 
@@ -180,6 +184,11 @@ def answer_by_saccade(folder: Path, threads: int) -> Callable[[Prompt], int]:
 
 def answer_by_transformers(folder: Path, threads: int) -> Callable[[Prompt], int]:
     """Load the model, and return what answers a prompt with a number of tokens."""
+    # Transformers cannot be imported beside a torchvision for another torch, which the tests mend.
+    sys.path.append(str(ROOT / "tests"))
+    from torchvision_schemas import import_torchvision
+
+    import_torchvision()
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     torch.set_num_threads(threads)

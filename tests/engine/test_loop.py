@@ -291,6 +291,36 @@ def test_failed_step_fails_its_sequences_and_the_engine_goes_on(
     assert len(engines.drain(shared, asked[0]).answers["a"].token_ids) == 8
 
 
+def test_a_picture_that_cannot_be_encoded_fails_its_request_alone(
+    shared: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise RuntimeError("secret detail")
+
+    # What is drawn for the failed request stands between what is drawn for the others.
+    parts: dict[str, list[Any]] = {"a": [8], "picture": [6, (SMALL, 91), 3], "b": [9]}
+    asked = [
+        engines.request(tiny_qwen3_vl, parts[name], name, text_seed=91, num_logprobs=1, num_prompt_logprobs=0)
+        for name in parts
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.module(shared), "encode", broken)
+        told = engines.drain(shared, *asked).answers
+    failure = told["picture"].failure
+    assert failure is not None
+    assert failure.code == "internal_error"
+    assert "secret" not in failure.message
+    assert not told["picture"].token_ids
+    expected = engines.drain(shared, *asked).answers
+    for name in "ab":
+        assert told[name].token_ids == expected[name].token_ids
+        given, wanted = ([one.logprob for one in answers[name].logprobs] for answers in (told, expected))
+        assert given == pytest.approx(wanted, abs=1e-4)
+        assert len(told[name].prompt_logprobs) == len(asked["ab".index(name) * 2].token_ids) - 1
+    assert len(expected["picture"].token_ids) == 8
+    assert engines.is_idle(shared)
+
+
 def test_connections_are_told_their_own(shared: Engine, tiny_qwen3_vl: Path) -> None:
     for connection in (1, 2):
         shared.submit(connection, engines.request(tiny_qwen3_vl, [9], f"{connection}", text_seed=connection))

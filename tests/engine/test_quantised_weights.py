@@ -50,6 +50,20 @@ def test_logits(pair: tuple[Path, Path]) -> None:
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0)
 
 
+@pytest.mark.conformance
+@pytest.mark.parametrize("encoder", ["data", "weights"])
+def test_logits_of_two_ranks(pair: tuple[Path, Path], encoder: str) -> None:
+    quantised, plain = pair
+    asked = engines.request(quantised, [5, ((96, 64), 1), 9])
+    alone = engines.engine(plain)
+    expected = engines.record_logits(alone)
+    token_ids = engines.drain(alone, asked).answers["a"].token_ids
+    with engines.on_ranks(quantised, mm_encoder_tp_mode=encoder) as subject:
+        found = engines.record_logits(subject)
+        assert engines.drain(subject, asked).answers["a"].token_ids == token_ids
+    torch.testing.assert_close(torch.stack(found["a"]), torch.stack(expected["a"]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)], ids=str)
 def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
     """Every rank holds its shard of the values, to the bit."""

@@ -58,10 +58,12 @@ def test_a_rank_that_dies_takes_the_engine_with_it_though_nobody_reads_the_log(t
 
 
 @pytest.mark.conformance
-def test_ranks_end_with_their_engine(tiny_qwen3_vl: Path) -> None:
+def test_ranks_listen_on_loopback_alone_and_end_with_their_engine(tiny_qwen3_vl: Path) -> None:
     front = front_of(tiny_qwen3_vl)
     front.until(EngineReady)
     rank = rank_of(front.process.pid)
+    for process in (psutil.Process(front.process.pid), rank):
+        assert {connection.laddr.ip for connection in process.net_connections("inet")} == {"127.0.0.1"}
     front.process.kill()
     front.process.wait()
     rank.wait(END_SECONDS)

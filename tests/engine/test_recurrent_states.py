@@ -8,6 +8,7 @@ from typing import Any
 import engines
 import msgspec
 import pytest
+import recordings
 import torch
 from references.networks import ORACLES, Oracle
 
@@ -123,6 +124,19 @@ def test_a_recycled_state_never_leaks(folder: Path, oracle: Oracle) -> None:  # 
 def test_decodes_of_a_batch_and_chunks_share_a_step(folder: Path, oracle: Oracle) -> None:
     subject = engine(folder, max_num_batched_tokens=24)
     check(oracle, subject, *(prompt(folder, length, max_tokens=12) for length in (5, 61, 2, 90, 33, 18)))
+
+
+def test_a_recorded_run_with_snapshots_is_replayed_equal(folder: Path, tmp_path: Path) -> None:
+    """The replay makes as many snapshots as there were, whatever the budget in bytes was."""
+    settings = {"state_snapshot_bytes": 1 << 20, "state_snapshot_blocks": 2, "max_num_seqs": 2}
+    with recordings.recording_engine(folder, tmp_path, **settings) as subject:
+        for length in (100, 40, 110, 33):
+            engines.drain(subject, prompt(folder, length))
+        engines.drain(subject, prompt(folder))
+        assert subject.load().cached_tokens_total == 32 + 96 + 32
+    [file] = recordings.segments(tmp_path)
+    outcome = recordings.replayed(file)
+    assert (outcome.first, outcome.num_different, outcome.num_tokens) == (None, 0, 5 * 8)
 
 
 def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:

@@ -171,8 +171,8 @@ def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
     [
         ("language_model.model.embed_tokens.weight", ("language_model.embed_tokens.weight", None)),
         ("model.language_model.layers.3.mlp.up_proj.weight", ("language_model.layers.3.mlp.gate_up_proj.weight", 1)),
-        ("language_model.lm_head.weight", ("language_model.lm_head.weight", None)),
-        ("lm_head.weight", ("language_model.lm_head.weight", None)),
+        ("language_model.lm_head.weight", ("lm_head.weight", None)),
+        ("lm_head.weight", ("lm_head.weight", None)),
         ("vision_tower.vision_model.pre_layrnorm.bias", ("vision_tower.pre_layrnorm.bias", None)),
         ("model.vision_tower.pre_layrnorm.bias", ("vision_tower.pre_layrnorm.bias", None)),
         (
@@ -206,7 +206,7 @@ def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> Non
     config = config_of(folder)
     config["text_config"]["tie_word_embeddings"] = True
     network = build(config, json.loads((folder / "preprocessor_config.json").read_text()))
-    assert network.language_model.lm_head is None
+    assert network.lm_head is None
     assert network.locate("language_model.lm_head.weight") is None
 
 

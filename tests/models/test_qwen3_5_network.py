@@ -9,6 +9,7 @@ from typing import Any
 import engines
 import pytest
 import torch
+from checkpoints.quantised import quantise
 from references.networks import QwenOracle
 from safetensors.torch import load_file, save_file
 
@@ -66,6 +67,16 @@ def tensors_for(folder: Path, target: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+def split_experts(tensors: dict[str, torch.Tensor]) -> None:
+    """Store each expert's matrices by themselves."""
+    for name in [name for name in tensors if ".experts." in name]:
+        experts, _, kind = name.rpartition(".")
+        for index, matrix in enumerate(tensors.pop(name)):
+            gate_up = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+            for part, rows in (gate_up if kind == "gate_up_proj" else {"down_proj": matrix}).items():
+                tensors[f"{experts}.{index}.{part}.weight"] = rows.contiguous()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(
@@ -93,14 +104,14 @@ def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> N
     assert recurrent.shapes == ((6, 12, 20), (3, 2 * 24 + 120))
 
 
-def context(facts: Any, ranks: Ranks) -> ForwardContext:
+def context(facts: Any, ranks: Ranks, device: str = "cpu") -> ForwardContext:
     """A step of fresh sequences of LENGTHS tokens."""
     specs = [spec.of_rank(ranks.share) if isinstance(spec, Recurrent) else spec for spec in facts.kv_specs]
     specs = [
         Paged(ranks.share(spec.num_kv_heads), spec.key_width, spec.value_width) if isinstance(spec, Paged) else spec
         for spec in specs
     ]
-    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device("cpu"))
+    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device(device))
     tables, slots, first = torch.zeros(len(LENGTHS), 5, dtype=torch.int64), [], 0
     for row, length in enumerate(LENGTHS):
         count = -(-length // 16)
@@ -108,16 +119,16 @@ def context(facts: Any, ranks: Ranks) -> ForwardContext:
         slots.append(16 * first + torch.arange(length))
         first += count
     layout = PagedLayout(
-        slot_mapping=torch.cat(slots),
-        block_tables=tables,
-        context_lengths=torch.tensor(LENGTHS),
+        slot_mapping=torch.cat(slots).to(device),
+        block_tables=tables.to(device),
+        context_lengths=torch.tensor(LENGTHS).to(device),
         query_lengths=LENGTHS,
         host_context_lengths=LENGTHS,
         num_decodes=1,
         block_size=16,
-        rows=torch.tensor([2, 0, 1]),
+        rows=torch.tensor([2, 0, 1]).to(device),
     )
-    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, -1)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS]).expand(3, -1).to(device)
     backend = AttentionBackend()
     return ForwardContext(positions, layout, caches.layers, backend, backend.plan(layout, torch.float32))
 
@@ -154,6 +165,16 @@ def test_layers_of_all_ranks_add_up(
         torch.testing.assert_close(sum(mixed[1:]), mixed[0], atol=1e-5, rtol=1e-4)
 
 
+@torch.inference_mode()
+def test_a_step_never_looks_at_the_device(network_folder: Callable[[str], Path]) -> None:
+    """A meta tensor has no content to look at: neither the delta rule nor its convolution waits for the device."""
+    network = build(config_of(network_folder("qwen3_5")))
+    network.finish()
+    num_tokens = sum(LENGTHS)
+    hidden = network(torch.zeros(num_tokens, dtype=torch.int64, device="meta"), context(network.facts, Ranks(), "meta"))
+    assert (hidden.device.type, hidden.shape) == ("meta", (num_tokens, 104))
+
+
 def test_decays_and_offset_norms_stay_float32(network_folder: Callable[[str], Path]) -> None:
     loaded = load(network_folder("qwen3_5"), dtype="bfloat16")
     stored = load_file(network_folder("qwen3_5") / "model.safetensors")
@@ -170,15 +191,34 @@ def test_experts_may_be_stored_one_by_one(
     network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     tensors = tensors_for(network_folder("qwen3_5_moe"), tmp_path)
-    for name in [name for name in tensors if ".experts." in name]:
-        experts, _, kind = name.rpartition(".")
-        for index, matrix in enumerate(tensors.pop(name)):
-            parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
-            for part, rows in (parts if kind == "gate_up_proj" else {"down_proj": matrix}).items():
-                tensors[f"{experts}.{index}.{part}.weight"] = rows.contiguous()
+    split_experts(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     for one, other in zip(load(tmp_path).parameters(), network("qwen3_5_moe").parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_fp8_blocks_end_where_segments_do_not(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Queries, keys and values of a delta net are one matrix, whose blocks of 128 rows lie across their borders."""
+    (tmp_path / "whole").mkdir()
+    tensors = tensors_for(network_folder("qwen3_5_moe"), tmp_path / "whole")
+    split_experts(tensors)
+    save_file(tensors, tmp_path / "whole" / "model.safetensors")
+    kept = ("norm", "embed_tokens", "visual", "conv1d", "in_proj_a", "in_proj_b", "gate.weight", "lm_head")
+    ignored = [
+        name.removesuffix(".weight")
+        for name in tensors
+        if name.endswith(".weight") and any(part in name for part in kept)
+    ]
+    folders = quantise(
+        tmp_path / "whole", "fp8", lambda name: not any(part in name for part in kept), tmp_path, ignored
+    )
+    subjects = [engines.engine(folder) for folder in folders]
+    first = engines.module(subjects[0]).language_model.layers[0]
+    assert first.linear_attn.in_proj_qkv.weight.numel() == 0  # it is packed
+    logits = [engines.record_logits(subject) for subject in subjects]
+    for subject, folder in zip(subjects, folders, strict=True):
+        engines.drain(subject, engines.request(folder, [40, ((96, 64), 1), 9]))
+    torch.testing.assert_close(*(torch.stack(one["a"]) for one in logits), atol=1e-4, rtol=0)
 
 
 def test_names(network: Callable[[str], Any]) -> None:

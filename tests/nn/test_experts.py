@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional
 
 from saccade.errors import StartupError
-from saccade.nn import ops
+from saccade.nn import grouped_experts, ops
 from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn.formats.quantised import QuantisedExperts
 from saccade.nn.parallel import Ranks
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 10, 24, 7, 3
@@ -131,3 +132,37 @@ def test_softmax_top_k() -> None:
     _, renormalised = softmax_top_k(logits.bfloat16(), 2, renormalise=True)
     torch.testing.assert_close(renormalised, weights / weights.sum())
     assert renormalised.dtype == torch.float32
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 50])
+@pytest.mark.parametrize("first", [0, 3])
+def test_grouped_products_equal_the_plain_ones(num_tokens: int, first: int) -> None:
+    """torch's grouped product runs on a CPU too. Experts below *first* are other ranks', and so are the last ones."""
+    draw = torch.Generator().manual_seed(0)
+    gate_up = (torch.randn(6, 2 * 16, HIDDEN, generator=draw) / HIDDEN**0.5).bfloat16()
+    down = (torch.randn(6, HIDDEN, 16, generator=draw) / 4).bfloat16()
+    x, ids, weights = routed(num_tokens)
+    arguments = (x.bfloat16(), gate_up, down, ids - first, weights)
+    grouped = grouped_experts.experts(*arguments)
+    assert grouped is not None
+    assert grouped.dtype == torch.bfloat16
+    plain = ops.experts(*arguments)
+    torch.testing.assert_close(grouped, plain, atol=2**-7, rtol=2**-7)
+    assert bool(grouped.isfinite().all())
+
+
+def test_grouped_products_leave_the_host_alone() -> None:
+    """On meta tensors, which have no content to wait for."""
+    gate_up, down = torch.empty(6, 32, HIDDEN, device="meta"), torch.empty(6, HIDDEN, 16, device="meta")
+    x, ids, weights = (tensor.to("meta") for tensor in routed(5))
+    result = grouped_experts.experts(x.bfloat16(), gate_up.bfloat16(), down.bfloat16(), ids, weights)
+    assert result is not None
+    assert result.shape == (5, HIDDEN)
+
+
+def test_grouped_products_decline_what_they_cannot_take() -> None:
+    made = layer().bfloat16()  # down_proj's rows have 7 values
+    x, ids, weights = routed(5)
+    assert grouped_experts.experts(x.bfloat16(), made.gate_up_proj, made.down_proj, ids, weights) is None
+    matrices = QuantisedExperts((), 1, torch.bfloat16)
+    assert grouped_experts.experts(x.bfloat16(), matrices, matrices, ids, weights) is None

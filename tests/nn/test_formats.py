@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.quant_scheme import NVFP4A16
 from references.formats import GROUP, REFERENCES, Tensors
 from torch.nn import functional
 
@@ -95,6 +98,17 @@ def test_int4_equals_compressed_tensors(dtype: torch.dtype) -> None:
     found = held("int4", packed, Region(0, 48, 0, 128)).dequantised(dtype)
     assert expected.dtype == dtype
     assert torch.equal(found, expected)
+
+
+def test_nvfp4_equals_compressed_tensors() -> None:
+    """That package divides by the inverse of the weight's scale: the same for a power of two."""
+    stored = tensors("nvfp4", 48, 128)
+    stored["weight_scale_2"] = torch.tensor(2.0**-9)
+    codes = unpack_fp4_from_uint8(stored["weight"], 48, 128, dtype=torch.float32)
+    scheme = QuantizationScheme(targets=["Linear"], **NVFP4A16)
+    scales, inverse = stored["weight_scale"].float(), torch.tensor(2.0**9)
+    expected = dequantize(codes, scales, args=scheme.weights, global_scale=inverse, dtype=torch.float32)
+    assert torch.equal(held("nvfp4", stored, Region(0, 48, 0, 128)).dequantised(torch.float32), expected)
 
 
 def parts(seed: int) -> tuple[list[Part], torch.Tensor]:

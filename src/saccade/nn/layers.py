@@ -76,6 +76,14 @@ class Linear(Layer):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.packed: PackedLinear | None = None
 
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> "Linear":
+        """Return a layer without bias that shares a loaded *weight* [out_features, in_features]."""
+        with torch.device("meta"):
+            layer = cls(weight.shape[1], weight.shape[0], bias=False)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        return layer
+
     def hold(self, name: str, parts: tuple[Part, ...]) -> None:
         """Multiply by *parts*, one below the other, in place of the weight, whose parameter is empty."""
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)

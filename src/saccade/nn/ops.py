@@ -199,6 +199,7 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
     {
         ("pack_linear", "cpu", torch.bfloat16): "saccade.nn.cpu",
         ("rotary_pairs", "cpu", torch.bfloat16): "saccade.nn.cpu",
+        ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
     }
 )
 

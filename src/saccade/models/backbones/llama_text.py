@@ -6,7 +6,6 @@ predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.network import Target
@@ -26,11 +25,13 @@ PARTS = (
 
 
 def decoder_target(name: str, decoder: str) -> Target:
-    """Return the target of a tensor of TextDecoder; *decoder* is the decoder's place in the network.
+    """Return the target of a tensor of TextDecoder or of the head; *decoder* is the decoder's place in the network.
 
     *name* is the release's: `model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`. Releases store queries, keys
     and values, and gate and up, either one by one, or fused in this order (`qkv_proj`, `gate_up_proj`).
     """
+    if name.startswith("lm_head."):
+        return Target(name)
     name = f"{decoder}.{name.removeprefix('model.')}"
     for theirs, ours, partition in PARTS:
         if theirs in name:
@@ -96,7 +97,7 @@ class DecoderLayer(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """Maps embeddings to hidden states, and hidden states to logits. A token's position is that of the first axis."""
+    """Maps embeddings to hidden states. A token's position is that of the first axis."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -105,7 +106,6 @@ class TextDecoder(nn.Module):
         self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.lm_head = None if config.tied else Linear(config.hidden_size, config.vocab_size, bias=False)
         self.frequencies = torch.empty(0)
 
     @property
@@ -129,9 +129,3 @@ class TextDecoder(nn.Module):
         for layer in self.layers:
             x_NE = layer(x_NE, rotation, context)
         return self.norm(x_NE)  # type: ignore[no-any-return]
-
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32."""
-        if self.lm_head is None:
-            return functional.linear(hidden_RE, self.embedding_VE).float()
-        return self.lm_head(hidden_RE).float()  # type: ignore[no-any-return]

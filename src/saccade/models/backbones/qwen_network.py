@@ -9,16 +9,15 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from saccade.errors import StartupError
+from saccade.models.backbones import image_text_network
 from saccade.models.backbones.qwen_config import TowerConfig
 from saccade.models.backbones.qwen_facts import QwenFacts
 from saccade.models.backbones.qwen_text import TextDecoder
 from saccade.models.facts import Grid, MediaShape
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
-from saccade.nn.layers import Layer, Linear
 from saccade.nn.parallel import Ranks
 from saccade.nn.vision import grid_list
 
@@ -36,24 +35,14 @@ class Tower(Protocol):
         """Map normalised patches [P, C] to features [U, W], without a device sync."""
 
 
-class Decoder(Protocol):
+class Decoder(image_text_network.Decoder, Protocol):
     """A text decoder, a torch module."""
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table."""
-
-    def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
 
     def __call__(self, x_NE: torch.Tensor, context: ForwardContext, *added: Any) -> torch.Tensor:
         """Return normalised hidden states [N, E]. *added* are the rows and features of deepstack, if there are any."""
 
 
-class QwenNetwork(Layer):
+class QwenNetwork(image_text_network.ImageTextNetwork):
     """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them.
 
     *decoder* is the class of the text decoder, made from the facts' text and the ranks.
@@ -67,30 +56,15 @@ class QwenNetwork(Layer):
         self, facts: QwenFacts[Any], visual: nn.Module, settings: Mapping[str, Any], *, tied: bool, ranks: Ranks
     ) -> None:
         """*settings* are those of the family's Layout; with *tied* the embedding is the matrix of the logits."""
-        super().__init__()
-        text, vision = facts.text, facts.vision
+        super().__init__(self.decoder(facts.text, ranks), settings, facts.text, tied=tied)
         self.facts = facts
-        self.tied = tied
         self.visual = visual  # type: ignore[assignment]
-        self.language_model = self.decoder(text, ranks)
-        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, bias=False)
-        _check_channels(vision)
-        self.mean_std = [settings["image_mean"], settings["image_std"]]
-        self.scaled_mean_std = torch.empty(0)
-
-    @property
-    def device(self) -> torch.device:
-        return self.language_model.embedding_VE.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.language_model.embedding_VE.dtype
+        _check_channels(facts.vision)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         self.visual.finish()
-        self.language_model.finish()
-        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
+        super().finish()
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
@@ -100,9 +74,7 @@ class QwenNetwork(Layer):
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map uint8 patches to features [U, W], picture after picture."""
         pixels_PC = pixels_B.view(-1, self.facts.vision.patch_values)
-        mean, std = self.scaled_mean_std
-        # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
-        return self.visual(self.ops.normalise_pixels(pixels_PC, mean, std, self.dtype), metadata)
+        return self.visual(self.normalised(pixels_PC, self.dtype), metadata)
 
     def forward(
         self,
@@ -119,12 +91,6 @@ class QwenNetwork(Layer):
         x_NE.index_copy_(0, media_rows, main)
         added = (media_rows, deep) if deep else ()
         return self.language_model(x_NE, context, *added)
-
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32."""
-        if self.lm_head is None:
-            return functional.linear(hidden_RE, self.language_model.embedding_VE).float()
-        return self.lm_head(hidden_RE).float()  # type: ignore[no-any-return]
 
 
 def _check_channels(vision: TowerConfig) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_text import TextDecoder
 from saccade.models.facts import MediaShape
 from saccade.models.llava import tiles
@@ -21,8 +22,8 @@ from saccade.models.llava.layout import Layout
 from saccade.models.llava.weights import locate
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.context import ForwardContext, VisionAttentionBackend
-from saccade.nn.layers import Layer, Linear
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import grid_list
@@ -55,30 +56,19 @@ class Projector(nn.Module):
         return self.linear_2(self.linear_1(x_FC, self.activation))  # type: ignore[no-any-return]
 
 
-class Network(Layer):
+class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
         self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        super().__init__()
+        settings = Layout(config, preprocessor).settings
+        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied)
         self.facts = facts
         self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = Projector(facts)
-        self.language_model = TextDecoder(facts.text, ranks)
         newline_E = nn.Parameter(torch.empty(facts.text.hidden_size), requires_grad=False)
         self.image_newline = newline_E if facts.has_tiles else None
-        settings = Layout(config, preprocessor).settings
-        self.mean_std = [settings["image_mean"], settings["image_std"]]
-        self.scaled_mean_std = torch.empty(0)
-
-    @property
-    def device(self) -> torch.device:
-        return self.language_model.embedding_VE.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.language_model.embedding_VE.dtype
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -87,8 +77,7 @@ class Network(Layer):
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         self.vision_tower.finish()
-        self.language_model.finish()
-        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
+        super().finish()
 
     def prepare(
         self, items: Sequence[MediaShape], backend: VisionAttentionBackend
@@ -114,29 +103,10 @@ class Network(Layer):
         """Map uint8 views to features [U, E], picture after picture."""
         vision = self.facts.vision
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
-        mean, std = self.scaled_mean_std
-        # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
-        patches = self.ops.normalise_pixels(view_patches(views, vision.patch_size), mean, std, self.dtype)
+        patches = self.normalised(view_patches(views, vision.patch_size), self.dtype)
         hidden = self.vision_tower(patches, metadata.views)
         chosen = hidden if self.facts.has_class_token else hidden[:, 1:]
         features_FE = self.multi_modal_projector(chosen.flatten(0, 1))
         if self.image_newline is None or metadata.order is None:
             return features_FE  # type: ignore[no-any-return]
         return torch.cat((self.image_newline.unsqueeze(0), features_FE)).index_select(0, metadata.order)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        context: ForwardContext,
-        media_rows: torch.Tensor | None = None,
-        media_UW: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
-        x_NE = self.language_model.embed(input_ids)
-        if media_rows is not None and media_UW is not None:
-            x_NE.index_copy_(0, media_rows, media_UW)
-        return self.language_model(x_NE, context)  # type: ignore[no-any-return]
-
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32."""
-        return self.language_model.logits(hidden_RE)

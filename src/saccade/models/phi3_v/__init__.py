@@ -9,8 +9,5 @@ FAMILY = Family(
     placeholder_keys=(),
     picture_tag="<|image_{number}|>\n",
     split_at_pictures=True,
-    limits=(
-        "Only the order `sub_glb` of features is served.",
-        "Longrope's set of factors is chosen at load, by `--max-model-len`, and not for each request.",
-    ),
+    limits=("One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",),
 )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_text import TextDecoder
 from saccade.models.facts import MediaShape
 from saccade.models.network import Target
@@ -22,8 +23,8 @@ from saccade.models.phi3_v.hd_order import feature_order
 from saccade.models.phi3_v.layout import CROP, PATCH, TOKENS_PER_SIDE, Layout
 from saccade.models.phi3_v.weights import locate
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.context import ForwardContext, VisionAttentionBackend
-from saccade.nn.layers import Layer, Linear
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import Linear
 from saccade.nn.ops import GELU
 from saccade.nn.parallel import ALONE, Ranks
 
@@ -50,31 +51,20 @@ class Projector(nn.Module):
         return self.linear_2(self.linear_1(x, GELU))  # type: ignore[no-any-return]
 
 
-class Network(Layer):
+class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
         self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        super().__init__()
+        settings = Layout(config, preprocessor).settings
+        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied)
         self.facts = facts
         merged = 4 * facts.vision.hidden_size
-        self.language_model = TextDecoder(facts.text, ranks)
         self.vision_tower = ClipTower(facts.vision, facts.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
         self.projector = Projector(merged, facts.text.hidden_size)
-        settings = Layout(config, preprocessor).settings
-        self.mean_std = [settings["image_mean"], settings["image_std"]]
-        self.scaled_mean_std = torch.empty(0)
-
-    @property
-    def device(self) -> torch.device:
-        return self.language_model.embedding_VE.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.language_model.embedding_VE.dtype
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -83,8 +73,7 @@ class Network(Layer):
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         self.vision_tower.finish()
-        self.language_model.finish()
-        self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
+        super().finish()
 
     def prepare(
         self, items: Sequence[MediaShape], backend: VisionAttentionBackend
@@ -108,29 +97,11 @@ class Network(Layer):
     def _views(self, pixels: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         """Return the global view and the crops of one padded picture, [1 + rows * columns, 3, S, S]."""
         # As in the release, the global view is resized after normalisation, in float32 and without antialiasing.
-        mean, std = self.scaled_mean_std
-        picture = self.ops.normalise_pixels(pixels.view(1, -1), mean, std, torch.float32)
+        picture = self.normalised(pixels.view(1, -1), torch.float32)
         picture_3HW = picture.view(CHANNELS, rows * CROP, columns * CROP)
         overview = functional.interpolate(picture_3HW.unsqueeze(0), size=(CROP, CROP), mode="bicubic")
         details = picture_3HW.view(CHANNELS, rows, CROP, columns, CROP).permute(1, 3, 0, 2, 4).flatten(0, 1)
         return torch.cat((overview, details)).to(self.dtype)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        context: ForwardContext,
-        media_rows: torch.Tensor | None = None,
-        media_UW: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
-        x_NE = self.language_model.embed(input_ids)
-        if media_rows is not None and media_UW is not None:
-            x_NE.index_copy_(0, media_rows, media_UW)
-        return self.language_model(x_NE, context)  # type: ignore[no-any-return]
-
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, vocabulary] in float32."""
-        return self.language_model.logits(hidden_RE)
 
 
 def _merged(hidden_VPC: torch.Tensor) -> torch.Tensor:
