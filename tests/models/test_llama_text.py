@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from weights import fill_from
 
 from saccade.errors import StartupError
-from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.llama_text import TextDecoder, decoder_target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
