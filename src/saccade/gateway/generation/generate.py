@@ -59,9 +59,9 @@ class Generation:
                 # While the request waits for other servers it holds no place.
                 pictures = await self.pictures.collect(served, asked.chat.pictures, salt, asked.memory)
                 held.enter_context(self.admission.admit(asked.tenant_salt))
-                num_tokens = [picture.layout.num_tokens for picture in pictures]
+                layouts = [picture.layout for picture in pictures]
                 num_bytes = sum(len(picture.encoded) for picture in pictures)
-                draft = await self.prompts.draft(served, request, asked.chat, num_tokens, num_bytes)
+                draft = await self.prompts.draft(served, request, asked.chat, layouts, num_bytes)
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
                 with self.metrics.stage("route"):

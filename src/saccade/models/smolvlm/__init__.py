@@ -1,0 +1,14 @@
+"""Idefics3, SmolVLM and SmolVLM2."""
+
+from saccade.models.family import Family
+
+FAMILY = Family(
+    architectures=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    model_types=("idefics3", "smolvlm"),
+    placeholder="<image>",
+    picture_tag="<image>",
+    limits=(
+        "Text networks other than Llama are refused by the engine.",
+        "Tiles of another size than the vision tower's pictures are refused.",
+    ),
+)
