@@ -1,25 +1,30 @@
 """Resampling, against the reference processors' resize."""
 
+from typing import get_args
+
 import numpy as np
 import pictures
 import pytest
 import torch
 
 from saccade.media import rgbx
-from saccade.media.resize import resize
+from saccade.media.resize import Mode, resize
 
 
 @pytest.mark.parametrize(
     ("width", "height", "new_width", "new_height"),
     [(1, 1, 32, 32), (75, 51, 64, 64), (51, 75, 512, 32), (640, 481, 640, 480), (300, 200, 96, 64), (33, 900, 32, 928)],
 )
-def test_resize_is_bit_equal_to_torchvision(width: int, height: int, new_width: int, new_height: int) -> None:
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_resize_is_bit_equal_to_torchvision(
+    width: int, height: int, new_width: int, new_height: int, mode: Mode
+) -> None:
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     drawn = pictures.draw(width, height)
     planes = torch.from_numpy(np.ascontiguousarray(drawn.transpose(2, 0, 1)))
-    expected = functional.resize(planes, [new_height, new_width], InterpolationMode.BICUBIC, antialias=True)
-    np.testing.assert_array_equal(resize(drawn, new_height, new_width), expected.numpy())
+    expected = functional.resize(planes, [new_height, new_width], InterpolationMode(mode), antialias=True)
+    np.testing.assert_array_equal(resize(drawn, new_height, new_width, mode), expected.numpy())
 
 
 def test_memory_of_four_bytes_a_pixel_resizes_alike() -> None:

@@ -132,7 +132,10 @@ def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draf
     runs: list[MediaRun] = []
     for picture, spans in zip(pictures, draft.spans, strict=True):
         offsets = accumulate((span.length for span in spans), initial=0)
-        runs += [MediaRun(span.start, span.length, picture.content_hash, offset) for span, offset in zip(spans, offsets)]
+        runs += [
+            MediaRun(span.start, span.length, picture.content_hash, offset)
+            for span, offset in zip(spans, offsets, strict=False)
+        ]
     try:
         weights = weight_files(folder)
     except StartupError:

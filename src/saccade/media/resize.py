@@ -12,13 +12,11 @@ from saccade.media import rgbx
 Mode = Literal["bicubic", "lanczos"]
 
 
-def resize(
-    picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic"
-) -> npt.NDArray[np.uint8]:
+def resize(picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic") -> npt.NDArray[np.uint8]:
     """Return *picture* [old height, old width, channels] as planes [channels, *height*, *width*], uint8.
 
-    Bicubic or Lanczos with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in the reference
-    processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails.
+    Bicubic or Lanczos, with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in
+    the reference processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails.
     """
     if picture.shape[:2] == (height, width):
         return picture.transpose(2, 0, 1)

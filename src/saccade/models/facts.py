@@ -84,8 +84,8 @@ KvSpec = Paged | Latent | Recurrent
 class Positions(Protocol):
     """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
 
-    After the prompt, a token's position is its index + *delta*. *allow_split_media*: text may stand between the tokens of
-    one media item.
+    After the prompt, a token's position is its index + *delta*. *allow_split_media*: text may stand between the
+    tokens of one media item.
     """
 
     delta: int

@@ -21,9 +21,8 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
     the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
-    (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts, each
-    a special token as a whole or plain text, and counts of placeholders, which add up to *num_tokens*; if it is empty,
-    that is *num_tokens* placeholders.
+    (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts,
+    each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
     """
 
     resized_height: int

@@ -4,10 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.errors import ContextLengthExceeded
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
@@ -17,6 +15,7 @@ from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics
+
 
 @pytest.mark.parametrize(
     ("messages", "max_model_len"),

@@ -9,7 +9,10 @@ from saccade.tokenization.tokenizer import Segment
 
 
 def write_pictures(
-    segments: Sequence[Segment], special_tokens: Mapping[str, int], placeholder_token_id: int, layouts: Sequence[PictureLayout]
+    segments: Sequence[Segment],
+    special_tokens: Mapping[str, int],
+    placeholder_token_id: int,
+    layouts: Sequence[PictureLayout],
 ) -> Iterator[Segment]:
     """Yield a rendered prompt with the text that stands for each picture in place of its placeholder.
 

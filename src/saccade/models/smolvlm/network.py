@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
     def forward(self, patches_TD: torch.Tensor) -> torch.Tensor:
         """Map the patches of all views to [T, C]."""
         patches_VPC = self.patch_embedding(patches_TD).unflatten(0, (-1, self.side**2))
-        return (patches_VPC + self.positions_PC).flatten(0, 1)
+        return (patches_VPC + self.positions_PC).flatten(0, 1)  # type: ignore[no-any-return]
 
 
 class Tower(nn.Module):
@@ -130,8 +130,8 @@ class Network(ImageTextNetwork):
 def position_ids(side: int) -> torch.Tensor:
     """Return the entry of the position table for each patch of a view of *side* x *side* patches, int64 [P].
 
-    Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. Its rounding in float32 is kept:
-    it decides on the entries where a patch lies on the border between two.
+    Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. Its rounding in float32 is
+    kept: it decides on the entries where a patch lies on the border between two.
     """
     borders = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
     places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
