@@ -1,12 +1,13 @@
 """Resampling, against the reference processors' resize."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pictures
 import pytest
 import torch
 
+from saccade.errors import InternalError
 from saccade.media import rgbx
 from saccade.media.resize import Mode, resize
 
@@ -38,3 +39,9 @@ def test_the_same_size_is_a_view() -> None:
     planes = resize(drawn, 32, 64)
     assert planes.shape == (3, 32, 64)
     assert np.shares_memory(planes, drawn)
+
+
+def test_a_torch_without_the_filter_is_named() -> None:
+    unknown: Any = "sinc"  # what Lanczos is before torch 2.12
+    with pytest.raises(InternalError, match=r"torch 2\.12"):
+        resize(pictures.draw(64, 32), 32, 32, unknown)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from saccade.errors import InternalError
 from saccade.media import rgbx
 
 Mode = Literal["bicubic", "lanczos"]
@@ -16,7 +17,8 @@ def resize(picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode =
     """Return *picture* [old height, old width, channels] as planes [channels, *height*, *width*], uint8.
 
     Bicubic or Lanczos, with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in
-    the reference processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails.
+    the reference processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails,
+    InternalError if torch does not have the filter.
     """
     if picture.shape[:2] == (height, width):
         return picture.transpose(2, 0, 1)
@@ -25,6 +27,8 @@ def resize(picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode =
     pixels_NCHW = torch.from_numpy(picture if memory is None else memory).permute(2, 0, 1)[None]
     try:
         resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode=mode, antialias=True)
+    except NotImplementedError as error:
+        raise InternalError(f"This torch cannot resize by {mode}; install torch 2.12 or newer.") from error
     except RuntimeError as error:
         # Torch raises this for a failed allocation; no other cause is possible, since size and dtype are valid.
         raise MemoryError from error

@@ -9,6 +9,7 @@ FAMILY = Family(
     picture_tag="<image>",
     limits=(
         "Text networks other than Llama are refused by the engine.",
+        "Releases with a Lanczos filter (`resample: 1`) need torch 2.12 or newer.",
         "Tiles of another size than the vision tower's pictures are refused.",
     ),
 )
