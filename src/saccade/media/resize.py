@@ -27,7 +27,7 @@ def resize(picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode =
     pixels_NCHW = torch.from_numpy(picture if memory is None else memory).permute(2, 0, 1)[None]
     try:
         resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode=mode, antialias=True)
-    except NotImplementedError as error:
+    except ValueError as error:
         raise InternalError(f"This torch cannot resize by {mode}; install torch 2.12 or newer.") from error
     except RuntimeError as error:
         # Torch raises this for a failed allocation; no other cause is possible, since size and dtype are valid.
