@@ -1,6 +1,7 @@
-"""What bfloat16 costs the logits of every network, the engine's and transformers': `python -m benchmarks.bfloat16_error`.
+"""What bfloat16 costs the logits of every network: `python -m benchmarks.bfloat16_error`.
 
-Both are compared with transformers in float64, on the tests' tiny checkpoints with random weights (tests/bfloat16_errors.py).
+The engine's and transformers' logits are compared with transformers' in float64, on the tests' tiny checkpoints with
+random weights (tests/bfloat16_errors.py).
 """
 
 import logging
