@@ -1,6 +1,8 @@
 """Log lines are JSON where no person reads them; metrics live in a registry of their own."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -33,6 +35,34 @@ def test_log_lines_of_both_kinds_are_json_with_the_request_id() -> None:
     assert all(line["request_id"] == "r1" and line["timestamp"].endswith("Z") for line in lines)
     assert "ZeroDivisionError" in lines[2]["exception"]
     assert "a local variable" not in output.stderr
+
+
+FAILING = """
+from saccade.telemetry import configure_logging, log_uncaught
+configure_logging()
+log_uncaught()
+1 / 0
+"""
+
+
+def test_what_ends_a_process_is_logged() -> None:
+    output = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
+    assert output.returncode == 1
+    [line] = map(json.loads, output.stderr.splitlines())
+    assert line["event"] == "the process has failed"
+    assert "ZeroDivisionError" in line["exception"]
+
+
+def test_a_process_that_fails_ends_though_nobody_reads_its_log() -> None:  # [eng] 38
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    assert subprocess.run([sys.executable, "-c", FAILING], stderr=writer, timeout=60).returncode == 1
+    os.close(reader)
+    os.close(writer)
 
 
 def test_stages_are_there_before_their_first_use() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import TracebackType
 
 import msgspec
 import structlog
@@ -225,6 +226,16 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     return LogOutput(writer, level, is_terminal)
+
+
+def log_uncaught() -> None:
+    """Log an exception that ends this process. Python would write it to stderr, and wait where nobody reads that."""
+    logger = structlog.get_logger(__name__)
+
+    def log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        logger.error("the process has failed", exc_info=(kind, error, trace))
+
+    sys.excepthook = log
 
 
 class _Lines:

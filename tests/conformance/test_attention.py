@@ -1,4 +1,4 @@
-"""Attention backends under whole networks: the same logits from each, and the metadata that towers give to each block."""
+"""Attention backends under whole networks: every one that runs here gives the same logits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,7 @@ import torch
 from checkpoints import NETWORKS
 
 from saccade.engine.loop import Engine
-from saccade.models.facts import Latent, MediaShape
-from saccade.nn.context import PackedLayout
-from saccade.nn.vision import PackedSelfAttention
+from saccade.models.facts import Latent
 
 PICTURES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
 ATOL = 1e-4
@@ -40,42 +38,3 @@ def test_triton_gives_the_logits_of_the_plain_backend(folder: Path) -> None:
     (expected_ids, expected), (found_ids, found) = answered(plain, folder), answered(other, folder)
     torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
     assert found_ids == expected_ids
-
-
-class Recording:
-    """A vision backend that keeps the layout of each call."""
-
-    def __init__(self, backend: Any, metadata: tuple[str, ...]) -> None:
-        self.name, self.metadata = "recording", metadata
-        self.layouts: list[PackedLayout] = []
-        self._backend = backend
-
-    def packed(self, *args: Any) -> torch.Tensor:
-        self.layouts.append(next(arg for arg in args if isinstance(arg, PackedLayout)))
-        return self._backend.packed(*args)  # type: ignore[no-any-return]
-
-
-def test_every_block_of_a_tower_gets_all_metadata(folder: Path) -> None:  # B6, C1, [eng] 34
-    subject = engines.engine(folder, encode_budget_patches=1 << 14)
-    runner = engines.local(subject).runner
-    recording = runner.vision_backend = Recording(
-        runner.vision_backend, ("cu_seqlens", "max_seqlen", "sequence_lengths")
-    )
-    asked = engines.request(folder, PICTURES, max_tokens=1)
-    assert engines.drain(subject, asked).answers["a"].failure is None
-    num_blocks = sum(isinstance(module, PackedSelfAttention) for module in engines.module(subject).modules())
-    assert len(recording.layouts) >= max(1, num_blocks)
-    for layout in recording.layouts:
-        assert (layout.cu_seqlens.dtype, layout.cu_seqlens[0]) == (torch.int32, 0)
-        assert layout.cu_seqlens.diff().tolist() == list(layout.sequence_lengths)
-        assert type(layout.max_seqlen) is int
-        assert layout.max_seqlen == max(layout.sequence_lengths)
-
-
-def test_a_tower_that_lacks_metadata_is_refused_before_it_runs(folder: Path) -> None:
-    network = engines.module(engines.engine(folder))
-    item = engines.request(folder, PICTURES).media[0]
-    backend = Recording(None, ("cu_seqlens", "workspace"))
-    with pytest.raises(ValueError, match="recording needs workspace"):
-        network.prepare([MediaShape(item.grid, item.original_size)], backend)
-    assert backend.layouts == []

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from weights import fill_from
 
 from saccade.errors import StartupError
+from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.llama_text import TextDecoder, decoder_target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
@@ -50,16 +51,16 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     return model.eval()
 
 
-def load(config: TextConfig, model: Any, folder: Path) -> TextDecoder:
-    network = torch.nn.Module()
-    network.decoder = TextDecoder(config)
-    network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "decoder")
+def load(config: TextConfig, model: Any, folder: Path) -> ImageTextNetwork:
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    network: Any = ImageTextNetwork(TextDecoder(config), settings, config, tied=config.tied)
+    network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "language_model")
     save_file(
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
     )
     fill_from(network, folder / "all.safetensors")
-    network.decoder.finish()
-    return network.decoder
+    network.finish()
+    return network  # type: ignore[no-any-return]
 
 
 def context(start: int, stop: int, caches: list[KvCache]) -> ForwardContext:
@@ -87,7 +88,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     given = {**BASE, **changes}
     model = reference(kind, given)
     config = TextConfig.read(given, max_model_len=MAX_MODEL_LEN)
-    decoder = load(config, model, tmp_path)
+    network = load(config, model, tmp_path)
     caches = [
         KvCache(*(torch.full((8, BLOCK, spec.num_kv_heads, spec.key_width), float("nan")) for _ in range(2)))
         for spec in config.kv_specs
@@ -95,7 +96,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     ids = torch.randint(BASE["vocab_size"], (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
     steps = [0, 20, 43, 44, NUM_TOKENS]  # a fresh chunk, one behind it, and two single tokens
     rows = [
-        decoder.logits(decoder(decoder.embed(ids[start:stop]), context(start, stop, caches)))
+        network.logits(network(ids[start:stop], context(start, stop, caches)))
         for start, stop in itertools.pairwise(steps)
     ]
     torch.testing.assert_close(torch.cat(rows), model(ids.unsqueeze(0)).logits[0], atol=1e-4, rtol=0)
@@ -106,7 +107,7 @@ def test_fused_and_separate_names() -> None:
     assert [decoder_target(name, "text")[:2] for name in names] == [
         ("text.layers.2.self_attn.qkv_proj.weight", 1),
         ("text.layers.2.self_attn.qkv_proj.weight", None),
-        ("text.lm_head.weight", None),
+        ("lm_head.weight", None),
     ]
 
 

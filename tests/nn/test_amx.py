@@ -6,12 +6,13 @@ import os
 import pytest
 import torch
 
+from saccade.nn.backends import Workload
 from saccade.nn.context import PackedLayout
 
-CPU = torch.device("cpu")
 backend = pytest.importorskip("saccade.nn.amx.backend")
 pytestmark = pytest.mark.skipif(
-    backend.unavailable(CPU, torch.bfloat16) is not None, reason="this processor has no AMX"
+    backend.VisionAttentionBackend.unavailable(Workload(dtype=torch.bfloat16)) is not None,
+    reason="this processor has no AMX",
 )
 
 

@@ -14,7 +14,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.process import run
 from saccade.processes.parent_death import tie_to_parent
 from saccade.protocol.engine_ipc import EngineFailed
-from saccade.telemetry import configure_logging
+from saccade.telemetry import configure_logging, log_uncaught
 from saccade.transport.engine_channel import EngineChannel
 from saccade.transport.framing import UNREADABLE, ChannelClosed
 
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="INFO", choices=tuple(logging.getLevelNamesMapping()))
     arguments = parser.parse_args()
     configure_logging(logging.getLevelNamesMapping()[arguments.log_level])
+    log_uncaught()
     tie_to_parent(signal.SIGKILL)
     # Ctrl-C signals every process of the terminal; the front decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

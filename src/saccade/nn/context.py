@@ -31,7 +31,7 @@ class KvCache(NamedTuple):
     value_scale: float = 1.0
 
     def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
-        """Write the keys and values of tokens to their slots."""
+        """Write the keys and values of tokens, in the cache's dtype, to their slots."""
         self.keys.flatten(0, 1).index_copy_(0, slot_mapping, k_NKD)
         self.values.flatten(0, 1).index_copy_(0, slot_mapping, v_NKW)
 

@@ -5,6 +5,7 @@ inputs, and the results of a matrix that is cut by its inputs are summed over th
 """
 
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os import environ
@@ -79,6 +80,7 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = loopback
     is_cuda = device.type == "cuda"
+    excepthook = sys.excepthook
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
         store=distributed.FileStore(rendezvous, ranks.size),  # type: ignore[attr-defined]
@@ -86,6 +88,8 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
         world_size=ranks.size,
         device_id=device if is_cuda else None,
     )
+    # torch has replaced it by one that writes to stderr.
+    sys.excepthook = excepthook
     distributed.barrier(device_ids=[device.index] if is_cuda else None)
 
 

@@ -28,6 +28,7 @@ from saccade.protocol.request import SamplingParams
 
 WIDE = (1, 6, 16)
 MAX_BLOCKS = 16
+Decoding = tuple[ModelRunner, "Again", StepInput]
 
 
 class Again:
@@ -97,7 +98,7 @@ def test_numbers_of_rows() -> None:
     assert row_counts(8) == [1, 2, 4, 8]
 
 
-def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 33
     expected = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
     subject.reset_caches(prefix=True, media=True)
     _, again = with_graphs(subject)
@@ -112,7 +113,7 @@ def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) 
 
 
 @pytest.fixture
-def three_rows(subject: Engine) -> tuple[ModelRunner, Again, StepInput]:
+def three_rows(subject: Engine) -> Decoding:
     """A runner with three decoding rows, and the step that follows."""
     runner, again = with_graphs(subject)
     params = SamplingParams(max_tokens=9, temperature=0)
@@ -125,21 +126,21 @@ def three_rows(subject: Engine) -> tuple[ModelRunner, Again, StepInput]:
     return runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
 
 
-def test_added_rows_write_nothing_of_a_sequence(three_rows: tuple[ModelRunner, Again, StepInput]) -> None:
+def test_added_rows_write_nothing_of_a_sequence(three_rows: Decoding) -> None:  # [eng] 33
     runner, again, step = three_rows
-    before = [[part.clone() for part in cache] for cache in runner.caches.layers]
+    before = [[part.clone() for part in cache[:2]] for cache in runner.caches.layers]
     forwarded = runner.forward(step, beside_pictures=False)
     assert again.replayed == [4]
     assert forwarded.hidden is not None
     assert forwarded.hidden.shape[0] == 3
     for cache, parts in zip(runner.caches.layers, before, strict=True):
-        for tensor, kept in zip(cache, parts, strict=True):
+        for tensor, kept in zip(cache[:2], parts, strict=True):
             changed = (tensor != kept).flatten(2).any(-1).nonzero().tolist()
             # One slot of each row, and one of the padding block.
             assert sorted(changed) == [[1, 4], [3, 4], [5, 4], [80, 0]]
 
 
-def test_hidden_states_outlive_the_next_replay(three_rows: tuple[ModelRunner, Again, StepInput]) -> None:
+def test_hidden_states_outlive_the_next_replay(three_rows: Decoding) -> None:  # [eng] 33
     runner, _, step = three_rows
     first = runner.forward(step, beside_pictures=False).hidden
     assert first is not None
@@ -150,7 +151,7 @@ def test_hidden_states_outlive_the_next_replay(three_rows: tuple[ModelRunner, Ag
 
 
 @pytest.mark.parametrize("reason", ["prefill", "rows", "blocks"])
-def test_other_steps_run_without_a_graph(three_rows: tuple[ModelRunner, Again, StepInput], reason: str) -> None:
+def test_other_steps_run_without_a_graph(three_rows: Decoding, reason: str) -> None:  # [eng] 33
     runner, again, step = three_rows
     chunks = step.chunks
     if reason == "prefill":
@@ -198,4 +199,4 @@ def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeyp
     assert shown == [("capturing CUDA graphs", number, 3) for number in range(3)]
     assert again.num_captures == 3
     assert runner.graphs is not None
-    assert {len(part) for cache in caches.layers for part in cache} == {10}
+    assert {len(part) for cache in caches.layers for part in cache[:2]} == {10}

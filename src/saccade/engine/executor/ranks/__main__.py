@@ -6,21 +6,16 @@ import os
 import signal
 import socket
 import sys
-from types import TracebackType
 
 import structlog
 
 from saccade.engine.executor.ranks.arena import PixelArena
 from saccade.engine.executor.ranks.member import Member
 from saccade.engine.executor.ranks.messages import Link
-from saccade.telemetry import configure_logging
+from saccade.telemetry import configure_logging, log_uncaught
 from saccade.transport.framing import ChannelClosed
 
 logger = structlog.get_logger(__name__)
-
-
-def _log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logger.error("a rank has failed", exc_info=(kind, error, trace))
 
 
 def main() -> int:
@@ -34,8 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_logging(logging.getLevelNamesMapping()[arguments.log_level])
     structlog.contextvars.bind_contextvars(rank=arguments.rank)
-    # Python would write to stderr itself, and wait where nobody reads it, while the other ranks wait for this one.
-    sys.excepthook = _log
+    log_uncaught()
     # Ctrl-C signals every process of the terminal; the front decides when its engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     arena = PixelArena(arguments.arena)
