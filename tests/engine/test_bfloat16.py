@@ -20,7 +20,8 @@ PROMPTS: list[list[int | tuple[engines.Grid, int]]] = [
 ]
 
 UNSTEADY = {"kimi_k25", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
-"""Networks in which rounding chooses another expert now and then, or adds up in states: single logits differ much."""
+"""Networks in which a rounding error is sometimes enlarged: a token gets another expert, or a delta net's norm divides
+a head's output that is almost zero. There the largest difference is a matter of chance, for the reference too."""
 
 
 def first_logits(folder: Path, **settings: object) -> dict[str, torch.Tensor]:
