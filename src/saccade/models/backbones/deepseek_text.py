@@ -48,7 +48,7 @@ class LatentAttention(Layer):
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, bias = config.num_heads, config.attention_bias
-        self.config, self.layer, self.num_heads = config, layer, ranks.share(num_heads)
+        self.config, self.layer, self.num_heads = config, layer, ranks.divide(num_heads)
         self.queries = Queries(config, ranks)
         self.kv_a_proj_with_mqa = Linear(config.hidden_size, config.latent_width + config.rope_width, bias)
         self.kv_a_layernorm = RMSNorm(config.latent_width, LATENT_NORM_EPS)

@@ -54,7 +54,7 @@ class GatedAttention(Layer):
         self.o_proj = Linear(num_heads * width, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = OffsetNorm(width, config.norm_eps)
         self.k_norm = OffsetNorm(width, config.norm_eps)
-        self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
+        self.attention = Attention(layer, ranks.divide(num_heads), ranks.share(num_kv_heads))
         self.qk_scale_HD = torch.empty(0)
 
     def finish(self) -> None:

@@ -51,7 +51,7 @@ class SelfAttention(Layer):
         self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
         self.o_proj = Linear(num_heads * self.head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.attention = Attention(
-            layer, ranks.share(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
+            layer, ranks.divide(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
         )
 
     def add_to(

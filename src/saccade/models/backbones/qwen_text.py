@@ -35,7 +35,7 @@ class SelfAttention(Layer):
         self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
         self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
-        self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
+        self.attention = Attention(layer, ranks.divide(num_heads), ranks.share(num_kv_heads))
         self.qk_weight_HD = torch.empty(0)
 
     def join(self) -> None:

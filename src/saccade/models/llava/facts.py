@@ -121,6 +121,12 @@ class Facts:
         frames, rows, columns = grid
         side = self.vision.side
         if self.has_tiles and frames == 1 and min(rows, columns) > 0 and not (rows % side or columns % side):
+            # The original size may drop almost all features, so the tokens do not limit the tiles that are encoded.
+            if rows * columns > self.max_position_embeddings:
+                raise InvalidValue(
+                    f"A picture's tiles must have at most {self.max_position_embeddings} features, as many as the "
+                    f"model has positions, not {rows} x {columns}."
+                )
             return 1 + rows * columns // self.vision.num_patches
         if not self.has_tiles and tuple(grid) == (1, side, side):
             return 1
