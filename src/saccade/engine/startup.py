@@ -23,6 +23,7 @@ from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine
+from saccade.models.facts import Grid, ModelFacts
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -71,9 +72,18 @@ def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
     return 1024 if model.network.device.type == "cpu" else 16384
 
 
+def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
+    """Return the grid of a square picture within the budget whose tokens fit into a sequence, as warmup.run needs."""
+    grid = facts.square_grid(budget_patches)
+    while budget_patches and facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= facts.max_position_embeddings:
+        budget_patches //= 2
+        grid = facts.square_grid(budget_patches)
+    return grid
+
+
 def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> None:
     """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized."""
-    grid = model.network.facts.square_grid(_encode_budget(config, model))
+    grid = largest_grid(model.network.facts, _encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)

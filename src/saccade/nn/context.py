@@ -11,14 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
-class KvSpec(NamedTuple):
-    """The paged attention state that a network needs: one key and one value vector per layer, head and token."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-
 class KvCache(NamedTuple):
     """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
 

@@ -157,7 +157,8 @@ class Facts:
 
     def square_grid(self, max_patches: int) -> Grid:
         """Return the square view, or a square of tiles that leaves room for the base view."""
-        num_tiles = max_patches // self.vision.num_patches - 1 if self.has_tiles else 1
+        most_features = min(max_patches - self.vision.num_patches, self.max_position_embeddings)
+        num_tiles = most_features // self.vision.num_patches if self.has_tiles else 1
         side = isqrt(max(1, num_tiles)) * self.vision.side
         return 1, side, side
 
