@@ -10,7 +10,8 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
+from saccade.models.backbones.shared_facts import TextFacts
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
@@ -51,7 +52,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(TextFacts):
     """models.facts.ModelFacts, and the validated parts of config.json for the network.
 
     The features of a picture are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
@@ -91,21 +92,6 @@ class Facts:
             placeholder_of={"image": image_token_id},
             placeholder_token_ids=(image_token_id,),
         )
-
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        return self.text.kv_specs
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of a square view, or of the base view and the tiles without their padding.
