@@ -1,7 +1,7 @@
 """The decoder of Llama, Mistral and Phi-3: grouped-query attention with rotary positions, and SwiGLU.
 
 Formulas: transformers 5.23, modeling_llama.py, modeling_mistral.py, modeling_phi3.py. Shapes: N tokens, R rows to
-predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size, V vocabulary.
+predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLText*), modeling_qwen2_vl.py (Qwen2VLAttention) and
 modeling_qwen3_vl_moe.py (Qwen3VLMoeTextSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value
-heads, H = Q + K, D head size, V vocabulary, C experts that compute a token.
+heads, H = Q + K, D head size, C experts that compute a token.
 """
 
 from collections.abc import Sequence
