@@ -49,6 +49,7 @@ class BordersBackend:
     def packed(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None = None
     ) -> torch.Tensor:
+        assert (int(layout.cu_seqlens[-1]), int(layout.cu_seqlens.diff().min()) >= 0) == (len(q), True)
         sequence = torch.searchsorted(layout.cu_seqlens[1:], torch.arange(len(q), dtype=torch.int32), right=True)
         same = sequence.unsqueeze(1) == sequence
         heads = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
