@@ -219,12 +219,11 @@ def measure(folder: Path, system: str, grids: Sequence[Grid], threads: int) -> N
     answer = SYSTEMS[system](folder, threads)
     print(f"{system}: start {time.perf_counter() - began:.1f} s, peak {memory.peak_mib} MiB", flush=True)
     for grid in grids:
-        asked, began = prompt(grid), time.perf_counter()
+        asked, began, used = prompt(grid), time.perf_counter(), time.process_time()
         num_tokens = answer(asked)
-        seconds = time.perf_counter() - began
-        print(
-            f"{len(asked.pixels)} patches: {num_tokens} tokens, {seconds:.1f} s, peak {memory.peak_mib} MiB", flush=True
-        )
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - used
+        patches, times = len(asked.pixels), f"{seconds:.1f} s, {cpu_seconds:.1f} s of processors"
+        print(f"{patches} patches: {num_tokens} tokens, {times}, peak {memory.peak_mib} MiB", flush=True)
 
 
 def _grid(text: str) -> Grid:

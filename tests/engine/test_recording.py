@@ -82,6 +82,14 @@ def test_a_recorded_run_with_pictures_is_replayed_equal(recorded: Path, tiny_qwe
     assert header.machine.versions.keys() >= {"saccade", "torch"}
 
 
+def test_a_backends_package_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    with recordings.recording_engine(tiny_qwen3_vl, tmp_path, attention_backend="triton") as subject:
+        engines.drain(subject, engines.request(tiny_qwen3_vl, [30], max_tokens=3))
+    [file] = recordings.segments(tmp_path)
+    assert "triton" in open_recording(file).header.machine.versions
+    assert recordings.replayed(file).first is None
+
+
 def test_recording_changes_no_answer(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = with_pictures(tiny_qwen3_vl)
     expected = one_by_one(engines.engine(tiny_qwen3_vl), asked)

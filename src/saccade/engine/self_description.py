@@ -2,8 +2,10 @@
 
 import platform
 import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from blake3 import blake3
@@ -17,6 +19,11 @@ from saccade.models.facts import Recurrent
 from saccade.protocol.description import Description
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.shared_memory import readers
+
+PACKAGES: Mapping[str, str] = MappingProxyType(
+    {"triton": "triton", "flashinfer": "flashinfer-python", "flashinfer_cudnn": "flashinfer-python"}
+)
+"""The package that an attention backend computes with, where that is not torch."""
 
 
 def describe(
@@ -50,6 +57,8 @@ def describe(
 def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
     """Return the properties of the machine that the last bits of this engine's results depend on."""
     device = model.network.device
+    backends = (execution.backend.name, execution.vision_backend.name)
+    packages = ("saccade", "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
     return Machine(
         weights=model.fingerprint,
         model_config=blake3(model.files.files[CONFIG]).digest(),
@@ -58,7 +67,7 @@ def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
         dtype=str(model.network.dtype).removeprefix("torch."),
         num_threads=execution.threads.count,
         processor=_processor(device),
-        versions={name: found for name in ("saccade", "torch", "numba") if (found := _version(name))},
+        versions={name: found for name in packages if (found := _version(name))},
     )
 
 

@@ -17,8 +17,8 @@ from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
 
-ROWS, COLUMNS = 64, 64
-"""Queries and keys of one product."""
+MOST_TILE, TILE_BYTES = 64, 1 << 14
+"""A product has at most 64 queries and keys, and 16 KiB of either: several fit into a GPU's shared memory, 99 KiB."""
 
 LEAST = 16
 """The smallest dimension of a matrix product in Triton."""
@@ -58,13 +58,15 @@ class VisionAttentionBackend:
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q_NQD, k_NQD, v_NQD))
         output_NQD = q.new_empty(q.shape)
         steps = (step for x in (q, k, v) for step in x.stride()[:2])
-        grid = (triton.cdiv(layout.max_seqlen, ROWS), len(layout.sequence_lengths), num_heads)
+        width = _rounded(head_size)
+        tile = tile_size(width, q.dtype)
+        grid = (triton.cdiv(layout.max_seqlen, tile), len(layout.sequence_lengths), num_heads)
         packed_kernel[grid](
             *(q, k, v, output_NQD, layout.cu_seqlens, head_size**-0.5 if scale is None else scale),
             *(*steps, output_NQD.stride(0), head_size),
-            WIDTH=_rounded(head_size),
-            ROWS=ROWS,
-            COLUMNS=COLUMNS,
+            WIDTH=width,
+            ROWS=tile,
+            COLUMNS=tile,
         )
         return output_NQD.flatten(1)
 
@@ -154,11 +156,16 @@ def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: t
         HEADS=_rounded(num_heads // num_kv_heads),
         KEY_WIDTH=_rounded(key_size),
         VALUE_WIDTH=_rounded(value_size),
-        COLUMNS=COLUMNS,
+        COLUMNS=tile_size(_rounded(max(key_size, value_size)), q.dtype),
         HAS_WINDOW=scoring.window is not None,
         HAS_SOFT_CAP=scoring.soft_cap is not None,
     )
     return output
+
+
+def tile_size(width: int, dtype: torch.dtype) -> int:
+    """Return how many queries or keys of *width* channels one product has."""
+    return min(MOST_TILE, TILE_BYTES // (width * dtype.itemsize))
 
 
 def _rounded(size: int) -> int:

@@ -1,0 +1,42 @@
+"""Compile Triton's kernels for a GPU that need not be there: DTYPE WIDTH TILE CAPABILITY. Prints their shared bytes."""
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
+
+POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+FLOATS = ("scale", "soft_cap")
+INTEGERS = {"cu_seqlens": "*i32", "block_tables": "*i64", "context_lengths": "*i64"}
+
+
+def shared_bytes(kernel: Any, pointers: str, dtype: str, constants: dict[str, Any], capability: int) -> int:
+    """Compile *kernel*, whose tensors of *dtype* are *pointers*."""
+    types = dict.fromkeys(kernel.arg_names, "i32")
+    types.update(dict.fromkeys(pointers.split(), POINTERS[dtype]))
+    types.update({name: "fp32" for name in FLOATS if name in types})
+    types.update({name: kind for name, kind in INTEGERS.items() if name in types})
+    types.update(dict.fromkeys(constants, "constexpr"))
+    compiled = triton.compile(ASTSource(kernel, types, constants), target=GPUTarget("cuda", capability, 32))
+    assert "cubin" in compiled.asm
+    return int(compiled.metadata.shared)
+
+
+def main(dtype: str, width: int, tile: int, capability: int) -> None:
+    packed = {"WIDTH": width, "ROWS": tile, "COLUMNS": tile}
+    decode = {"BLOCK_SIZE": 16, "HEADS": 16, "KEY_WIDTH": width, "VALUE_WIDTH": width, "COLUMNS": tile}
+    decode |= {"HAS_WINDOW": True, "HAS_SOFT_CAP": True}
+    found = {
+        "packed_kernel": shared_bytes(packed_kernel, "q k v output", dtype, packed, capability),
+        "decode_kernel": shared_bytes(decode_kernel, "q keys values output", dtype, decode, capability),
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *(int(argument) for argument in sys.argv[2:]))
