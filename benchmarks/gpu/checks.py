@@ -3,6 +3,7 @@
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,8 +40,7 @@ def decoder_backends(subject: Subject) -> Iterator[Check]:
         if entry.device_type not in (None, subject.model.network.device.type):
             continue
         if name != PLAIN:
-            call = _deferred(lambda name=name: subject.decoding(load_backend(name, workload), ROWS, with_graphs=False))
-            yield _compared(f"decoder, {name}", call, expected)
+            yield _compared(f"decoder, {name}", partial(_decoded, subject, name), expected)
         yield _decode_graphs(subject, name, expected)
 
 
@@ -52,7 +52,16 @@ def _decode_graphs(subject: Subject, name: str, expected: torch.Tensor) -> Check
         return Check(label, NOT_RUN, error.message)
     if not backend.captures_decodes:
         return Check(label, NOT_RUN, f"{name} depends on lengths that the host knows")
-    return _compared(label, _deferred(lambda: subject.decoding(backend, ROWS, with_graphs=True)), expected)
+    return _compared(label, lambda: subject.decoding(backend, ROWS, with_graphs=True)(), expected)
+
+
+def _decoded(subject: Subject, name: str) -> torch.Tensor:
+    backend = load_backend(name, decoder_workload(subject.config, subject.model))
+    return subject.decoding(backend, ROWS, with_graphs=False)()
+
+
+def _encoded(subject: Subject, name: str, count: int) -> torch.Tensor:
+    return subject.prepared(load_vision_backend(name, tower_workload(subject.model)), count)()
 
 
 def vision_backends(subject: Subject) -> Iterator[Check]:
@@ -66,9 +75,7 @@ def vision_backends(subject: Subject) -> Iterator[Check]:
         for count in counts:
             expected = subject.prepared(plain, count)()
             if name != PLAIN:
-                call = _deferred(
-                    lambda name=name, count=count: subject.prepared(load_vision_backend(name, workload), count)
-                )
+                call = partial(_encoded, subject, name, count)
                 yield _compared(f"vision encoder, {name}, {count} pictures", call, expected)
             yield _encoder_graphs(subject, name, count, expected)
         yield _waits(subject, name)
@@ -135,10 +142,6 @@ def _contexts() -> Counter[str]:
     command = ["nvidia-smi", "--query-compute-apps=gpu_uuid", "--format=csv,noheader"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return Counter(line.strip() for line in listed.stdout.splitlines() if line.strip())
-
-
-def _deferred(make: Callable[[], Callable[[], torch.Tensor]]) -> Callable[[], torch.Tensor]:
-    return lambda: make()()
 
 
 def _compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> Check:
