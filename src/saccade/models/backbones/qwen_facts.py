@@ -80,6 +80,11 @@ class QwenFacts(Generic[Tower]):
         side = max(merge, isqrt(max_patches) // merge * merge)
         return 1, side, side
 
+    def padding_grid(self, num_patches: int) -> Grid:
+        """Return one row of merged squares."""
+        merge = self.vision.merge_size
+        return 1, merge, num_patches // merge
+
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
         """Return positions in which a picture's tokens lie on the merged grid."""
         merge = self.vision.merge_size
