@@ -134,11 +134,13 @@ class AttentionBackend(Protocol):
 class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
 
-    *metadata* names the fields of PackedLayout that the backend reads.
+    *metadata* names the fields of PackedLayout that the backend reads. *captures_packed* is set if calls with as many
+    sequences and the same longest one launch the same work whatever the other lengths, which may be 0.
     """
 
     name: str
     metadata: tuple[str, ...]
+    captures_packed: bool
 
     def packed(
         self,

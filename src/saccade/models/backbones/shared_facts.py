@@ -73,3 +73,8 @@ class MergedPatchFacts(TextFacts):
         merge = self.vision.merge_size
         side = max(merge, isqrt(max_patches) // merge * merge)
         return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> Grid | None:
+        """Return one row of merged squares."""
+        merge = self.vision.merge_size
+        return 1, merge, num_patches // merge

@@ -148,6 +148,9 @@ class Facts(TextFacts):
         side = isqrt(max(1, num_tiles)) * self.vision.side
         return 1, side, side
 
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole views."""
+
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
         """Return positions that are the tokens' indices."""
         return PlainPositions()

@@ -81,6 +81,9 @@ class Facts(TextFacts):
         """Return positions that do not depend on pictures."""
         return PlainPositions()
 
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole crops and a global view."""
+
 
 def crops(grid: Grid) -> tuple[int, int]:
     """Return rows and columns of crops. Raises InvalidValue for a grid that is not of whole crops."""
