@@ -9,7 +9,8 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import LLAMA, TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
+from saccade.models.backbones.shared_facts import TextFacts
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm import FAMILY
@@ -20,7 +21,7 @@ DEFAULT_IMAGE_TOKEN_ID = 128257
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(TextFacts):
     """models.facts.ModelFacts, and the validated parts of config.json for the network.
 
     *scale* x *scale* patches become one token.
@@ -43,21 +44,6 @@ class Facts:
                 f"config.json: `image_token_id` is {token_id}, but `text_config.vocab_size` is only {text.vocab_size}."
             )
         return cls(text, vision, scale(config, vision), {"image": token_id}, (token_id,))
-
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        return self.text.kv_specs
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of all views. Raises InvalidValue for a grid that does not consist of whole tiles."""
@@ -90,6 +76,9 @@ class Facts:
         """Return a square of tiles that leaves room for the view of the whole picture."""
         side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side
         return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole views."""
 
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
         """Return positions that do not depend on pictures."""
