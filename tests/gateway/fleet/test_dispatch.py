@@ -10,7 +10,7 @@ import pytest
 from echo_worker import STALL, ask, serving, until
 
 from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.dispatch import Dispatcher, Placement
+from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.protocol.description import Description
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -41,7 +41,7 @@ async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[Fleet]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
-    with dispatcher.place(model, len(request.token_ids)) as placement:
+    with dispatcher.place(model, Prompt(request.token_ids)) as placement:
         return [token async for delta in dispatcher.stream(placement, request) for token in delta.token_ids]
 
 
@@ -136,7 +136,7 @@ async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sen
         with contextlib.ExitStack() as held:
             async with serving(a, shm_namespace=shared_memory.namespace()):
                 await until(lambda: fleet.ready)
-                placement = held.enter_context(dispatcher.place("echo", 1))
+                placement = held.enter_context(dispatcher.place("echo", Prompt([1])))
             await until(lambda: not fleet.ready)
             with pytest.raises(WorkerUnavailable):
                 async with contextlib.aclosing(dispatcher.stream(placement, ask("r", [1], "slot", "slot"))) as deltas:

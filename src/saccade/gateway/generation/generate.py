@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
-from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.sampling import sampling_params
 from saccade.gateway.http.auth import request_salt
@@ -17,6 +17,7 @@ from saccade.gateway.pictures.collect import PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.identity.blocks import MediaRun
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
@@ -64,8 +65,13 @@ class Generation:
                 draft = await self.prompts.draft(served, request, asked.chat, num_tokens, num_bytes)
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
+                runs = tuple(
+                    MediaRun(span.start, span.length, picture.content_hash)
+                    for picture, span in zip(pictures, draft.spans, strict=True)
+                )
+                prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
                 with self.metrics.stage("route"):
-                    placement = held.enter_context(self.dispatcher.place(served.name, len(draft.token_ids)))
+                    placement = held.enter_context(self.dispatcher.place(served.name, prompt))
                 is_held = partial(placement.worker.holds, salt)
                 media = PromptPictures(pictures, draft.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
                 del pictures
