@@ -54,7 +54,7 @@ def test_work_is_booked_with_the_choice_and_taken_back() -> None:
 def test_prompts_that_arrive_together_find_each_other() -> None:
     router = router_of("cost")
     first = router.book([A, B], PROMPT, now=0)
-    other = RoutedPrompt(161, {16: [bytes(16)]})
+    other = RoutedPrompt(161, {16: [b"other"]})
     assert router.book([A, B], other, now=0).worker != first.worker  # its work is booked already
     first.first_token(16)
     again = router.book([A, B], PROMPT, now=1)
@@ -82,7 +82,7 @@ def test_a_picture_goes_where_its_encoding_is() -> None:
     router = router_of("cost")
     sent = router.book([A, B], prompt, now=0)
     sent.first_token(16)
-    other_text = RoutedPrompt(161, {16: [bytes(16)]}, [picture])
+    other_text = RoutedPrompt(161, {16: [b"other"]}, [picture])
     assert router.book([A, B], other_text, now=1).worker == sent.worker
 
 
@@ -110,5 +110,5 @@ def test_workers_with_other_block_sizes_have_keys_of_their_own() -> None:
     small = Option("b", Partition(b"f", 8))
     router.index.begin("b", small.partition, resumes_at_states=False)
     router.index.take("b", KvEvents(1, [BlockStored(b"x", b"", [])], snapshot=True))
-    booking = router.book([A, small], RoutedPrompt(161, {16: [bytes(16)], 8: [b"x"]}), now=0)
+    booking = router.book([A, small], RoutedPrompt(161, {16: [b"other"], 8: [b"x"]}), now=0)
     assert (booking.worker, booking.matched_tokens) == ("b", 8)

@@ -78,8 +78,8 @@ def gateway(
         A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
         worker; may be given many times.
     routing_policy
-        How a worker is chosen where several serve the model; auto: cost where a worker reports what its caches hold, else
-        least_load.
+        How a worker is chosen where several serve the model; auto is cost where a worker reports what its caches hold,
+        else least_load.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
         NAME=MODEL if the workers have another name for it. May be given many times.

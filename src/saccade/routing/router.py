@@ -24,8 +24,8 @@ class RoutedPicture(NamedTuple):
 class RoutedPrompt(NamedTuple):
     """What the choice of a worker looks at.
 
-    *keys* are, by block size, the keys of the blocks that could be reused: the last token is always computed. *affinity*
-    is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole.
+    *keys* are, by block size, the keys of the blocks that could be reused: the last token is always computed.
+    *affinity* is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole.
     """
 
     num_tokens: int
