@@ -90,41 +90,52 @@ def ask(fleet: Fleet, shown: Image.Image) -> tuple[int, int]:
     return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.usage.prompt_tokens
 
 
-def repeated(fleet: Fleet, seed: int) -> list[tuple[int, int, float]]:
-    """Ask about new pictures once, then again in a shuffle; return of each repeat what ask() does, and its hit rate."""
+def ask_again(fleet: Fleet, seed: int) -> tuple[list[int], list[tuple[int, int, float]]]:
+    """Ask about new pictures once, then again in a shuffle.
+
+    Return the numbers of the repeated pictures, and of each repeat what ask() returns and its hit rate.
+    """
     shown = [picture(96, 96, seed + number) for number in range(NUM_PICTURES)]
     for each in shown:
         ask(fleet, each)
     fleet.wait_until_idle()
-    again = shown * REPEATS
+    again = [*range(NUM_PICTURES)] * REPEATS
     random.Random(seed).shuffle(again)
     found = []
-    for each in again:
+    for number in again:
         count, total = fleet.rates()
-        cached, length = ask(fleet, each)
-        fleet.wait_until_idle()
-        assert fleet.rates()[0] == count + 1
-        found.append((cached, length, fleet.rates()[1] - total))
-    return found
+        cached, length = ask(fleet, shown[number])
+        new_count, new_total = fleet.rates()
+        assert new_count == count + 1
+        found.append((cached, length, new_total - total))
+    return again, found
+
+
+def best(length: int) -> int:
+    """The most tokens of a prompt that can be cached: the last one is always computed."""
+    return (length - 1) // 16 * 16
 
 
 def test_repeats_land_on_the_holder(worker_urls: list[str]) -> None:  # E6
     with fleet_of(worker_urls, "auto") as fleet:
-        found = repeated(fleet, seed=100)
-        assert len(found) == NUM_PICTURES * REPEATS
+        _, found = ask_again(fleet, seed=100)
         for cached, length, rate in found:
-            assert cached == (length - 1) // 16 * 16  # the best possible
+            assert cached == best(length)
             assert rate == pytest.approx(cached / length)
         workers = fleet.workers()
-        assert all(worker["reason"] == "" and worker["ready"] for worker in workers)
-        assert all(worker["holdings"]["blocks"] > 0 for worker in workers)  # the first asks were shared
+        assert [worker["reason"] for worker in workers] == ["", ""]
+        assert all(worker["ready"] and worker["holdings"]["blocks"] > 0 for worker in workers)  # both had first asks
         assert fleet.server.metric("saccade_router_exact") == 2
 
 
-def test_round_robin_asks_anyone(worker_urls: list[str]) -> None:
-    """The control: without a look at the caches, some repeats miss, and the hit rate says so."""
+def test_round_robin_finds_what_its_turns_give(worker_urls: list[str]) -> None:  # E6
+    """The control: a repeat is cached exactly where its turn falls on a worker that has seen the picture."""
     with fleet_of(worker_urls, "round_robin") as fleet:
-        found = repeated(fleet, seed=200)
-        assert all(rate == pytest.approx(cached / length) for cached, length, rate in found)
-        first = found[:NUM_PICTURES]
-        assert any(cached < (length - 1) // 16 * 16 for cached, length, _ in first)
+        again, found = ask_again(fleet, seed=200)
+        seen = {(number, number % 2) for number in range(NUM_PICTURES)}
+        expected = []
+        for turn, number in enumerate(again, NUM_PICTURES):
+            expected.append((number, turn % 2) in seen)
+            seen.add((number, turn % 2))
+        assert [cached == best(length) for cached, length, _ in found] == expected
+        assert 0 < sum(expected) < len(expected)

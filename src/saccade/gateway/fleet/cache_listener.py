@@ -84,19 +84,26 @@ class CacheListener:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
         feed = self.feed(worker)
         backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
-        while worker.ready:
-            backoff.started()
-            wait_seconds = 0.0
-            try:
-                await self._follow(worker, reporting, feed)
-                wait_seconds = FULL_SECONDS
-            except WorkerUnavailable as error:
-                self._note(worker.url, feed, error.message)
-            finally:
-                self.router.index.forget(worker.url)
-                self.router.predictions.forget(worker.url)
-            await asyncio.sleep(wait_seconds or backoff.after_failure())
-        self._note(worker.url, feed, AWAY)
+        try:
+            while worker.ready:
+                backoff.started()
+                wait_seconds = await self._follow_once(worker, reporting, feed)
+                await asyncio.sleep(wait_seconds or backoff.after_failure())
+        finally:
+            # A connection that is closed cancels this task, too.
+            self._note(worker.url, feed, AWAY)
+
+    async def _follow_once(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> float:
+        """Follow one feed to its end. Return how long to wait before the next, 0 for the usual time."""
+        try:
+            await self._follow(worker, reporting, feed)
+            return FULL_SECONDS
+        except WorkerUnavailable as error:
+            self._note(worker.url, feed, error.message)
+            return 0.0
+        finally:
+            self.router.index.forget(worker.url)
+            self.router.predictions.forget(worker.url)
 
     async def _follow(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> None:
         """Tell the index what the worker reports; return where the index is full."""
@@ -122,7 +129,8 @@ class CacheListener:
         """Note why a worker is not known, and log it where it has changed."""
         if reason != feed.reason:
             feed.reason = reason
-            if reason:
-                logger.warning("routing: worker %s is NONE: %s", url, reason)
-            else:
+            if not reason:
                 logger.info("routing: worker %s is EXACT: all that it holds is known", url)
+            else:
+                level = logging.INFO if reason == AWAY else logging.WARNING
+                logger.log(level, "routing: worker %s is NONE: %s", url, reason)
