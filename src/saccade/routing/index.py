@@ -108,7 +108,7 @@ class BlockIndex:
 
 def num_leading(keys: Sequence[bytes], held: Container[bytes]) -> int:
     """Return how many of *keys*, from the first on, are in *held*."""
-    return sum(1 for _ in takewhile(held.__contains__, keys))
+    return len(list(takewhile(held.__contains__, keys)))
 
 
 def last_of(keys: Sequence[bytes], held: Container[bytes]) -> int:

@@ -144,8 +144,9 @@ async def test_a_fleet_of_one_is_not_listened_to(tmp_path: Path) -> None:
 
 
 async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -> None:
-    async with listening(tmp_path, 1) as (_, fleet, listener):
-        silent = type("Silent", (), {"url": "tokenspeed://w:1", "ready": True, "description": None, "load": None})()
-        fleet.add(silent)
-        assert listener.feed(silent).reason == NO_REPORTS
-        assert worker_report(silent, listener).exactness == "NONE"
+    fleet = Fleet(["tokenspeed://127.0.0.1:1", f"unix:{tmp_path}/w.sock"], lambda _: None)
+    listener = CacheListener(fleet, Router("auto", BlockIndex(0), Random(0)))
+    silent, away = fleet.clients
+    assert listener.feed(silent).reason == NO_REPORTS
+    assert worker_report(silent, listener).exactness == "NONE"
+    assert listener.feed(away).reason == AWAY
