@@ -18,10 +18,10 @@ import hypothesis
 import pytest
 import structlog
 import torch
-from conformance_table import aspect, pytest_terminal_summary
+from conformance_table import aspect, pytest_sessionfinish, pytest_terminal_summary
 from torchvision_schemas import import_torchvision
 
-__all__ = ["aspect", "pytest_terminal_summary"]
+__all__ = ["aspect", "pytest_sessionfinish", "pytest_terminal_summary"]
 
 torch.set_num_threads(1)
 # How long an example takes says more about the machine than about the code.

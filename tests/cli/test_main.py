@@ -184,6 +184,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         attention_backend="torch_sdpa",
         mm_encoder_attn_backend="amx",
         cuda_graphs=not EngineFlags().cuda_graphs,
+        mm_encoder_cuda_graph=not EngineFlags().mm_encoder_cuda_graph,
         threads=17,
         tensor_parallel_size=2,
         mm_encoder_tp_mode="weights",

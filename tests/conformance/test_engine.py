@@ -23,6 +23,10 @@ PROMPTS: dict[str, list[Any]] = {
     "picture first and last": [((64, 64), 4), 7, ((96, 96), 5)],
     "picture twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
+LONG: list[list[Any]] = [
+    [23],
+    [4, ((64, 64), 1), 3, ((128, 96), 2), 1, ((96, 192), 3), 5, ((192, 64), 4), 2, ((160, 160), 5), 6],
+]
 CHUNKS = (7, 16, 64, 2048)
 EVERYDAY = {("two pictures", 16)}
 CASES = [
@@ -90,6 +94,16 @@ def test_batch_of_eight(checkpoint: Path, oracle: Oracle, chunk: int) -> None:
     answers = engines.drain(subject, *asked).answers
     for one in asked:
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
+
+
+@pytest.mark.aspect("logits")
+@pytest.mark.conformance
+@pytest.mark.parametrize("parts", LONG, ids=["text", "five pictures"])
+def test_long_answers(checkpoint: Path, oracle: Oracle, parts: list[Any]) -> None:
+    subject = engines.engine(checkpoint)
+    logits = engines.record_logits(subject)
+    asked = engines.request(checkpoint, parts, max_tokens=64)
+    check(oracle, asked, engines.drain(subject, asked).answers["a"].token_ids, logits["a"])
 
 
 @pytest.mark.conformance

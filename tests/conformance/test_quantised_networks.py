@@ -25,9 +25,9 @@ Tensors = dict[str, torch.Tensor]
 COLUMNS = {"int4": 32, "fp8": 1, "nvfp4": 16}
 EVERYDAY = {("qwen3_5_moe", "fp8")}
 CASES = [
-    pytest.param(network, name, marks=() if (network, name) in EVERYDAY else pytest.mark.conformance)
-    for network in NETWORKS
-    for name in REFERENCES
+    pytest.param(release, format, marks=() if (release, format) in EVERYDAY else pytest.mark.conformance)
+    for release in NETWORKS
+    for format in REFERENCES
 ]
 
 
@@ -76,9 +76,10 @@ def pair(folder: Path, name: str, into: Path, split: bool) -> tuple[Path, Path, 
     return quantised, plain, count
 
 
-@pytest.mark.parametrize(("network", "name"), CASES)
-def test_network(network: str, name: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    quantised, plain, count = pair(network_folder(network), name, tmp_path, split="qwen3_5" in network)
+@pytest.mark.aspect("formats")
+@pytest.mark.parametrize(("release", "format"), CASES)
+def test_network(release: str, format: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    quantised, plain, count = pair(network_folder(release), format, tmp_path, split="qwen3_5" in release)
     found = []
     for folder in (quantised, plain):
         subject = engines.engine(folder)

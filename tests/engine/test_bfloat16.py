@@ -1,10 +1,15 @@
-"""Each vision backend in bfloat16 beside the network in float32, which the conformance suite holds to the reference."""
+"""The engine in bfloat16: each vision backend beside the network in float32, which the conformance suite holds to the
+reference; and every network beside the reference in bfloat16, both against the reference in float64.
+"""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import engines
 import pytest
 import torch
+from bfloat16_errors import errors
+from checkpoints import NETWORKS
 
 from saccade.nn.backends import AUTO, PLAIN
 
@@ -13,6 +18,10 @@ PROMPTS: list[list[int | tuple[engines.Grid, int]]] = [
     [5, ((1, 8, 12), 1), 9],
     [3, ((1, 20, 22), 2), ((1, 6, 6), 3)],
 ]
+
+UNSTEADY = {"kimi_k25", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+"""Networks in which a rounding error is sometimes enlarged: a token gets another expert, or a delta net's norm divides
+a head's output that is almost zero. There the largest difference is a matter of chance, for the reference too."""
 
 
 def first_logits(folder: Path, **settings: object) -> dict[str, torch.Tensor]:
@@ -45,3 +54,11 @@ def test_logits_are_as_near_as_bfloat16_allows(
         differences = (logits - exact[request_id]).abs() / spread
         assert differences.mean() < 0.02
         assert differences.max() < 0.1
+
+
+@pytest.mark.parametrize("release", NETWORKS)
+def test_rounding_costs_what_it_costs_the_reference(release: str, network_folder: Callable[[str], Path]) -> None:
+    ours, reference, float32 = errors(release, network_folder(release))
+    assert float32.largest < 1e-3
+    assert ours.mean < (2 if release in UNSTEADY else 1.2) * reference.mean
+    assert ours.largest < 1.5 * reference.largest or release in UNSTEADY

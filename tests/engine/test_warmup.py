@@ -1,11 +1,12 @@
 """What the engine measures before its first request."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import engines
 import pytest
 
-from saccade.engine import startup
+from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
@@ -25,6 +26,17 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
     )
     model = load_model(config, lambda *_: None)
     startup._use_all_memory(config, model, prepare(config, model), Peers())
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "phi3_v", "qwen2_vl"])
+def test_memory_is_measured_with_a_picture_that_a_sequence_can_hold(
+    name: str, network_folder: Callable[[str], Path]
+) -> None:
+    config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")
+    facts = load_model(config, lambda *_: None).network.facts
+    grid = startup.largest_grid(facts, 1 << 20)
+    assert facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS < facts.max_position_embeddings
+    assert facts.encode_cost(grid) > facts.encode_cost(facts.square_grid(0)) or name == "llava"
 
 
 @pytest.mark.conformance

@@ -121,6 +121,8 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
         ("llava_next", MediaShape((1, 0, 4))),
         ("llava_next", MediaShape((2, 4, 4))),
         ("llava_next", MediaShape((1, 4, 4), (0, 9))),
+        # The size leaves the features of the base view alone, so these would pass as 16 tokens.
+        ("llava_next", MediaShape((1, 1 << 40, 4), (1, 1 << 60))),
     ],
 )
 def test_impossible_shapes_are_refused(name: str, shape: MediaShape, network_folder: Callable[[str], Path]) -> None:

@@ -84,7 +84,7 @@ def test_cudnn_rounds_lengths_up_and_keeps_metadata_while_a_tower_runs(monkeypat
     assert calls[0]["batch_offsets_q"].tolist() == [0, 4000 * 16, *[5000 * 16] * 7]  # type: ignore[attr-defined]
 
 
-def test_more_channels_than_an_offset_counts_are_refused() -> None:
+def test_more_channels_than_an_offset_counts_are_refused() -> None:  # [eng] 34
     q = torch.empty(1 << 27, 2, 8, dtype=torch.bfloat16, device="meta")
     layout = PackedLayout(torch.tensor([0, 1 << 27], dtype=torch.int32), 1 << 27, (1 << 27,))
     with pytest.raises(ValueError, match="channels of queries are more than"):

@@ -80,6 +80,14 @@ def test_heads_that_cannot_be_shared_are_refused(count: int, size: int) -> None:
         Ranks(0, size).share(count)
 
 
+@pytest.mark.parametrize(("count", "size"), [(12, 8), (2, 4)])
+def test_heads_whose_results_are_summed_are_not_copied(count: int, size: int) -> None:
+    """With copies of query heads, the next matrix would be cut into other pieces than what it multiplies."""
+    assert Ranks(0, 4).divide(8) == 2
+    with pytest.raises(StartupError, match=rf"--tensor-parallel-size is {size}, but the model has {count} heads"):
+        Ranks(0, size).divide(count)
+
+
 def test_matrices_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(StartupError, match="258 rows or columns cannot be cut into 4"):
         Linear(8, (258, 258), split="outputs", ranks=Ranks(0, 4))

@@ -85,7 +85,8 @@ class KimiOracle:
     def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([asked.token_ids + token_ids[:-1]])}
         if asked.media:
-            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
+            pixel_values = torch.cat([self.pixel_values(item) for item in asked.media])
+            inputs["pixel_values"] = pixel_values.to(self.model.dtype)  # transformers does not
             inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
 

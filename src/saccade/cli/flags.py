@@ -195,6 +195,8 @@ class EngineFlags:
     "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
     cuda_graphs: bool = ENGINE.cuda_graphs
     "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
+    mm_encoder_cuda_graph: bool = ENGINE.mm_encoder_cuda_graph
+    "Repeat the vision encoder as CUDA graphs; the summary of the start says why not. Never run on a GPU yet."
     threads: Count | None = ENGINE.threads
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
@@ -247,6 +249,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         attention_backend=flags.attention_backend,
         mm_encoder_attn_backend=flags.mm_encoder_attn_backend,
         cuda_graphs=flags.cuda_graphs,
+        mm_encoder_cuda_graph=flags.mm_encoder_cuda_graph,
         threads=flags.threads,
         tensor_parallel_size=flags.tensor_parallel_size,
         mm_encoder_tp_mode=flags.mm_encoder_tp_mode,

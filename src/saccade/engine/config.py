@@ -51,6 +51,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     mm_encoder_attn_backend: str = "auto"
     cuda_graphs: bool = False
+    mm_encoder_cuda_graph: bool = False
     threads: int | None = None
     tensor_parallel_size: int = 1
     mm_encoder_tp_mode: str = "data"

@@ -14,7 +14,7 @@ from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
-from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.execution import Execution, encode_budget, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
@@ -23,6 +23,7 @@ from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine
+from saccade.models.facts import Grid, ModelFacts
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -38,6 +39,8 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)
         peers.join(model.network.device)
+        for done, total in execution.capture_encoder():
+            progress("capturing CUDA graphs of the vision encoder", done, total)
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
             _use_all_memory(config, model, execution, peers)
@@ -64,16 +67,18 @@ def allocate(
     return memory.allocate(config, model, num_blocks)
 
 
-def _encode_budget(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the number of patches that a step may encode."""
-    if config.encode_budget_patches is not None:
-        return config.encode_budget_patches
-    return 1024 if model.network.device.type == "cpu" else 16384
+def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
+    """Return the grid of a square picture within the budget whose tokens fit into a sequence, as warmup.run needs."""
+    grid = facts.square_grid(budget_patches)
+    while budget_patches and facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= facts.max_position_embeddings:
+        budget_patches //= 2
+        grid = facts.square_grid(budget_patches)
+    return grid
 
 
 def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> None:
     """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized."""
-    grid = model.network.facts.square_grid(_encode_budget(config, model))
+    grid = largest_grid(model.network.facts, encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
@@ -117,7 +122,7 @@ def assemble(
     budgets = Budgets(
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        _encode_budget(config, model),
+        encode_budget(config, model),
         config.max_num_waiting,
         # With ranks, an encoding beside the steps would use the collectives that the steps use.
         encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,

@@ -9,6 +9,9 @@ from saccade.models.facts import Grid
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
+NUM_OTHER_TOKENS = 3
+"""Tokens of the request with a picture beside the picture's own."""
+
 
 def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None) -> None:
     """Run text and a picture of *grid* (None: the smallest) through *engine*. Raises StartupError if that fails.
@@ -33,7 +36,7 @@ def _requests(engine: Engine, num_text_tokens: int, grid: Grid | None) -> list[E
     ]
     grid = facts.square_grid(0) if grid is None else grid
     num_tokens = facts.item_tokens(grid)
-    if num_tokens + 3 < limit:
+    if num_tokens + NUM_OTHER_TOKENS < limit:
         shape = facts.pixel_shape(grid)
         item = MediaItem(
             modality="image",

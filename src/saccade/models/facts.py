@@ -130,5 +130,11 @@ class ModelFacts(Protocol):
     def square_grid(self, max_patches: int) -> Grid:
         """Return the grid of a square picture of at most *max_patches* patches; at least the smallest grid."""
 
+    def padding_grid(self, num_patches: int) -> Grid | None:
+        """Return the grid of a picture of exactly *num_patches* patches, a multiple of the smallest picture's.
+
+        None if the family has no such pictures for every multiple.
+        """
+
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> Positions:
         """Return the positions of a sequence whose media start at spans[i][0] and have grids spans[i][1]."""

@@ -11,14 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 
-class KvSpec(NamedTuple):
-    """The paged attention state that a network needs: one key and one value vector per layer, head and token."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-
 class KvCache(NamedTuple):
     """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
 
@@ -142,11 +134,13 @@ class AttentionBackend(Protocol):
 class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
 
-    *metadata* names the fields of PackedLayout that the backend reads.
+    *metadata* names the fields of PackedLayout that the backend reads. *captures_packed* is set if calls with as many
+    sequences and the same longest one launch the same work whatever the other lengths, which may be 0.
     """
 
     name: str
     metadata: tuple[str, ...]
+    captures_packed: bool
 
     def packed(
         self,

@@ -7,7 +7,6 @@ of this rank, K experts of a token.
 import torch
 from torch import nn
 
-from saccade.errors import StartupError
 from saccade.nn.formats.quantised import Part, QuantisedExperts
 from saccade.nn.layers import Layer
 from saccade.nn.ops import ExpertMatrices
@@ -19,12 +18,7 @@ class Experts(Layer):
 
     def __init__(self, num_experts: int, hidden: int, intermediate: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        if num_experts % ranks.size:
-            raise StartupError(
-                f"--tensor-parallel-size is {ranks.size}, but the model has {num_experts} experts, which {ranks.size} "
-                "ranks cannot share equally."
-            )
-        share = num_experts // ranks.size
+        share = ranks.divide(num_experts, "experts")
         self.first = ranks.rank * share
         self.ranks = ranks
         self.gate_up_proj = nn.Parameter(torch.empty(share, 2 * intermediate, hidden), requires_grad=False)

@@ -69,7 +69,7 @@ class Linear(Layer):
         shardings = {"weight": outputs, "bias": outputs}
         if self.summed_over is not None:
             shardings["weight"] = Sharding((in_features,), 1, (ranks.size,))
-            in_features = ranks.share(in_features, "input channels")
+            in_features = ranks.divide(in_features, "input channels")
         self.shardings = shardings
         out_features = sum(self.partitions)
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)

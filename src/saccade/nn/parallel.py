@@ -41,11 +41,23 @@ class Ranks:
         Raises StartupError if neither number divides the other.
         """
         if count % self.size and self.size % count:
-            raise StartupError(
-                f"--tensor-parallel-size is {self.size}, but the model has {count} {what}, which {self.size} ranks "
-                "cannot share equally."
-            )
+            raise self._cannot_share(count, what)
         return max(1, count // self.size)
+
+    def divide(self, count: int, what: str = "heads") -> int:
+        """Return how many of *count* units one rank holds, where no rank may hold a copy of another's.
+
+        Results that the ranks sum, such as those of query heads, would count twice. Raises StartupError.
+        """
+        if count % self.size:
+            raise self._cannot_share(count, what)
+        return count // self.size
+
+    def _cannot_share(self, count: int, what: str) -> StartupError:
+        return StartupError(
+            f"--tensor-parallel-size is {self.size}, but the model has {count} {what}, which {self.size} ranks "
+            "cannot share equally."
+        )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of *x* over all ranks; may overwrite *x*."""

@@ -125,7 +125,7 @@ class PackedSelfAttention(Layer):
 
     def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
+        self.num_heads = ranks.divide(num_heads, IN_THE_ENCODER)
         self.head_dim = hidden_size // num_heads
         widths, units = (hidden_size,) * 3, (num_heads,) * 3
         self.qkv = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)

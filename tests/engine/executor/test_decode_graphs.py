@@ -11,6 +11,7 @@ from typing import Any
 import engines
 import pytest
 import torch
+from captures import Again
 
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
@@ -18,7 +19,7 @@ from saccade.engine.core.step import Chunk, RowStart, StepInput, TableChange
 from saccade.engine.executor import decode_graphs
 from saccade.engine.executor.batch import build_batch
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.decode_graphs import Captured, Compute, DecodeGraphs, row_counts
+from saccade.engine.executor.decode_graphs import DecodeGraphs, row_counts
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.model_runner import ModelRunner
@@ -29,24 +30,6 @@ from saccade.protocol.request import SamplingParams
 WIDE = (1, 6, 16)
 MAX_BLOCKS = 16
 Decoding = tuple[ModelRunner, "Again", StepInput]
-
-
-class Again:
-    """Captures by keeping the call. A replay whose result or input lies elsewhere than at the capture fails."""
-
-    def __init__(self) -> None:
-        self.num_captures = 0
-        self.replayed: list[int] = []
-
-    def __call__(self, compute: Compute) -> Captured:
-        self.num_captures += 1
-        output = compute()
-
-        def replay() -> None:
-            self.replayed.append(len(output))
-            output.copy_(compute())
-
-        return Captured(output, replay)
 
 
 class Addressed:

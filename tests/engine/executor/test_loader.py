@@ -257,6 +257,7 @@ def test_fingerprint_follows_weights_and_files(copy: Path) -> None:
         ("auto", "cpu", {"torch_dtype": "float16"}, torch.float32),
         ("auto", "cuda", {"torch_dtype": "float16"}, torch.float16),
         ("auto", "cuda", {"text_config": {"dtype": "bfloat16"}}, torch.bfloat16),
+        ("auto", "cuda", {"torch_dtype": "float16", "text_config": None}, torch.float16),
         ("bfloat16", "cpu", {}, torch.bfloat16),
     ],
 )

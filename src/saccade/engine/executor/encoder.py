@@ -4,6 +4,9 @@ Spread, each rank encodes whole pictures, all of its own in one call, and the ra
 picture goes to one rank, whatever its size: a rank may have none. Where the encoder is cut, all ranks encode every
 picture. Before the first collective of a job the ranks exchange which pictures failed, so that none waits for one that
 does not come; a failure after it is not handled.
+
+With graphs, pictures within a step are packed for them; a job beside the steps runs without them, as they have one set
+of buffers.
 """
 
 import time
@@ -16,6 +19,7 @@ import torch
 
 from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor.async_encoder import Encoded
+from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import MediaShape
 from saccade.models.network import Network
@@ -45,18 +49,21 @@ class _Prepared(NamedTuple):
 
 
 class Encoder:
-    """The vision encoder of a network, and the ranks that share its work."""
+    """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder."""
 
-    def __init__(self, network: Network, backend: VisionAttentionBackend, ranks: Ranks) -> None:
+    def __init__(
+        self, network: Network, backend: VisionAttentionBackend, ranks: Ranks, graphs: EncoderGraphs | None = None
+    ) -> None:
         self.network = network
         self.backend = backend
         self.ranks = ranks
+        self.graphs = graphs
 
     @torch.inference_mode()
     def encode(self, job: EncodeJob) -> Encoded:
         """Encode all pictures here. Has no side effects, so another thread may call it while a step runs."""
         began = time.perf_counter()
-        return Encoded(self._encode(job.pictures), time.perf_counter() - began)
+        return Encoded(self._encode_eagerly(job.pictures), time.perf_counter() - began)
 
     @torch.inference_mode()
     def encode_together(self, job: EncodeJob) -> Outcome:
@@ -98,19 +105,42 @@ class Encoder:
         return {} if prepared is None or is_lost else self._run(job.pictures, prepared)
 
     def _encode(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
+        if self.graphs is None:
+            return self._encode_eagerly(pictures)
+        groups, rest = self.graphs.packs([self.network.facts.encode_cost(picture.grid) for picture in pictures])
+        features = self._encode_eagerly([pictures[index] for index in rest]) if rest else {}
+        for group in groups:
+            features.update(self._replay([pictures[index] for index in group], self.graphs))
+        return features
+
+    def _replay(self, pictures: Ordered[Picture], graphs: EncoderGraphs) -> dict[int, torch.Tensor]:
+        replayed = graphs.run(self._pixels(pictures), _shapes(pictures))
+        if replayed is None:
+            return self._encode_eagerly(pictures)
+        return self._separate(pictures, replayed.features, replayed.counts)
+
+    def _encode_eagerly(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
         return self._run(pictures, self._prepare(pictures))
 
-    def _prepare(self, pictures: Ordered[Picture]) -> _Prepared:
+    def _pixels(self, pictures: Ordered[Picture]) -> torch.Tensor:
         # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
         joined = bytearray(b"").join(picture.pixels for picture in pictures)
         (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.network.device)
-        items = [MediaShape(picture.grid, picture.original_size) for picture in pictures]
-        return _Prepared(flat, *self.network.prepare(items, self.backend))
+        return flat
+
+    def _prepare(self, pictures: Ordered[Picture]) -> _Prepared:
+        return _Prepared(self._pixels(pictures), *self.network.prepare(_shapes(pictures), self.backend))
 
     def _run(self, pictures: Ordered[Picture], prepared: _Prepared) -> dict[int, torch.Tensor]:
         features = self.network.encode(prepared.pixels_B, prepared.metadata)
-        # The parts are copies: a view would keep the whole batch's storage while one picture lives.
-        parts = [part.clone() for part in features.split_with_sizes(prepared.counts)]
+        return self._separate(pictures, features, prepared.counts)
+
+    def _separate(
+        self, pictures: Ordered[Picture], features: torch.Tensor, counts: list[int]
+    ) -> dict[int, torch.Tensor]:
+        """Return the features of each picture. Raises ValueError for features of an unexpected shape or dtype."""
+        # The parts are copies: a view would keep the whole batch's storage, and the next replay overwrites a graph's.
+        parts = [part.clone() for part in features.split_with_sizes(counts)]
         for picture, part in zip(pictures, parts, strict=True):
             needed = self._empty(picture)
             if (part.shape, part.dtype) != (needed.shape, needed.dtype):
@@ -123,6 +153,10 @@ class Encoder:
         num_tokens = facts.item_tokens(picture.grid, picture.original_size)
         width = facts.encoding_values(picture.grid, picture.original_size) // num_tokens
         return torch.empty(num_tokens, width, dtype=self.network.dtype, device=self.network.device)
+
+
+def _shapes(pictures: Ordered[Picture]) -> list[MediaShape]:
+    return [MediaShape(picture.grid, picture.original_size) for picture in pictures]
 
 
 def spread(costs: Ordered[int], num_ranks: int) -> list[int]:

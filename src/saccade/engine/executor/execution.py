@@ -1,9 +1,13 @@
 """Choose the attention backends, operations and threads of a network."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import structlog
+
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor import memory
+from saccade.engine.executor import encoder_graphs, memory
+from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
@@ -15,6 +19,8 @@ from saccade.nn.ops import resolve
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention
 
+logger = structlog.get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -25,6 +31,14 @@ class Execution:
     threads: Threads
     ranks: Ranks = ALONE
     reasons: tuple[str, str] = ("", "")
+    encoder_graphs: EncoderGraphs | None = None
+
+    def capture_encoder(self) -> Iterable[tuple[int, int]]:
+        """Capture the vision encoder's graphs; yield how many are done, and how many there are. Raises StartupError.
+
+        Call it before the KV pool is sized, which the graphs' memory then counts against.
+        """
+        return () if self.encoder_graphs is None else self.encoder_graphs.prepare()
 
 
 def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
@@ -38,12 +52,34 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
             f"--cuda-graphs needs a GPU and --attention-backend triton, not {backend.name} on {network.device.type}."
         )
     use_operations(model.module, resolve(network.device.type, network.dtype))
+    graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
     reasons = (
         why(config.attention_backend, backend, of_decoder),
-        why(config.mm_encoder_attn_backend, vision_backend, of_tower),
+        why(config.mm_encoder_attn_backend, vision_backend, of_tower) + of_graphs,
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
-    return Execution(backend, vision_backend, threads, model.ranks, reasons)
+    return Execution(backend, vision_backend, threads, model.ranks, reasons, graphs)
+
+
+def choose_encoder_graphs(
+    config: EngineConfig, model: LoadedModel, backend: VisionAttentionBackend
+) -> tuple[EncoderGraphs | None, str]:
+    """Return the vision encoder's graphs, if they are asked for and possible, and what the summary says of them."""
+    if not config.mm_encoder_cuda_graph:
+        return None, ""
+    reason = encoder_graphs.refusal(model.network, backend, model.ranks.size > 1 and model.ranks.cuts_encoder)
+    if reason is not None:
+        logger.warning("the vision encoder runs without CUDA graphs", reason=reason)
+        return None, f"; no CUDA graphs: {reason}"
+    graphs = EncoderGraphs(model.network, backend, encode_budget(config, model))
+    return graphs, f"; CUDA graphs for up to {graphs.budgets[-1]} patches"
+
+
+def encode_budget(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the number of patches that a step may encode."""
+    if config.encode_budget_patches is not None:
+        return config.encode_budget_patches
+    return 1024 if model.network.device.type == "cpu" else 16384
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:

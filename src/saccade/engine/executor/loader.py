@@ -116,7 +116,7 @@ def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> 
     """
     if name != "auto":
         return DTYPES[name]
-    text = config.get("text_config", {})
+    text = config.get("text_config") or {}
     spellings = (config.get("dtype"), config.get("torch_dtype"), text.get("dtype"), text.get("torch_dtype"))
     stated = next((spelling for spelling in spellings if spelling), "bfloat16")
     if stated not in DTYPES:

@@ -45,7 +45,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks) -> None:
         super().__init__()
-        self.num_heads = ranks.share(num_heads, IN_THE_ENCODER)
+        self.num_heads = ranks.divide(num_heads, IN_THE_ENCODER)
         widths, units = (hidden_size,) * 3, (num_heads,) * 3
         self.qkv_proj = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
         self.out_proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)

@@ -9,11 +9,11 @@ Q query heads, K plain width of a query, R rotated width, W latent width, C = W 
 import torch
 from torch import nn
 
+from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
 from saccade.models.backbones.deepseek_config import ExpertConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts
 from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 
@@ -48,7 +48,7 @@ class LatentAttention(Layer):
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, bias = config.num_heads, config.attention_bias
-        self.config, self.layer, self.num_heads = config, layer, ranks.share(num_heads)
+        self.config, self.layer, self.num_heads = config, layer, ranks.divide(num_heads)
         self.queries = Queries(config, ranks)
         self.kv_a_proj_with_mqa = Linear(config.hidden_size, config.latent_width + config.rope_width, bias)
         self.kv_a_layernorm = RMSNorm(config.latent_width, LATENT_NORM_EPS)
@@ -97,19 +97,6 @@ class LatentAttention(Layer):
         return torch.cat((q_QNW.transpose(0, 1), self.ops.rotary_pairs(q_NQR, cos_sin_N1R)), -1)
 
 
-class Mlp(Layer):
-    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, hidden_size: int, width: int, ranks: Ranks) -> None:
-        super().__init__()
-        self.gate_up_proj = Linear(hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)
-
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_NE* plus the MLP of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
-
-
 class Router(Layer):
     """Chooses each token's experts, in float32.
 
@@ -154,7 +141,7 @@ class ExpertMlp(nn.Module):
         super().__init__()
         self.gate = Router(hidden_size, config)
         self.experts = Experts(config.num_experts, hidden_size, config.intermediate_size, ranks)
-        self.shared_experts = Mlp(hidden_size, config.shared_intermediate_size, ranks)
+        self.shared_experts = GatedMlp(hidden_size, config.shared_intermediate_size, ranks)
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the experts' sum."""
@@ -170,9 +157,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = LatentAttention(config, layer, ranks)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp: Mlp | ExpertMlp
+        self.mlp: GatedMlp | ExpertMlp
         if config.experts is None or layer < config.num_dense_layers:
-            self.mlp = Mlp(config.hidden_size, config.intermediate_size, ranks)
+            self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
         else:
             self.mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
 
@@ -182,22 +169,15 @@ class DecoderLayer(nn.Module):
         return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
-class TextDecoder(nn.Module):
+class TextDecoder(EmbeddingDecoder):
     """Maps embeddings to hidden states. A token's position is that of the first axis."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.frequencies = torch.empty(0)
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; networks with tied weights use it for logits too."""
-        return self.embed_tokens.weight  # type: ignore[return-value]
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
@@ -205,10 +185,6 @@ class TextDecoder(nn.Module):
         self.frequencies = inverse_frequencies(rope.theta, self.config.rope_width, device, rope.divisors)
         for layer in self.layers:
             layer.self_attn.absorb()  # type: ignore[union-attr,operator]
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
-        return self.embedding_VE.index_select(0, input_ids)
 
     def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Return normalised hidden states [N, E]."""

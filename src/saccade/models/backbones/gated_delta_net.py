@@ -53,8 +53,8 @@ class GatedDeltaNet(Layer):
             hidden_size, (num_heads,) * 2, bias=False, split="outputs", units=(num_heads,) * 2, ranks=ranks
         )
         self.conv1d = CausalConv(config, ranks)
-        self.A_log = nn.Parameter(torch.empty(ranks.share(num_heads)), requires_grad=False)
-        self.dt_bias = nn.Parameter(torch.empty(ranks.share(num_heads)), requires_grad=False)
+        self.A_log = nn.Parameter(torch.empty(ranks.divide(num_heads)), requires_grad=False)
+        self.dt_bias = nn.Parameter(torch.empty(ranks.divide(num_heads)), requires_grad=False)
         self.shardings = dict.fromkeys(self.float32, Sharding((num_heads,), 0, (shards_of(num_heads, ranks),)))
         self.norm = RMSNorm(config.value_width, norm_eps)
         self.out_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)

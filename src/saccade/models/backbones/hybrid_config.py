@@ -7,7 +7,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.qwen_config import TextConfig
-from saccade.models.facts import NETWORK_DTYPE, HeadCut, Recurrent
+from saccade.models.facts import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
 FULL_ATTENTION_INTERVAL = 4
@@ -86,6 +86,12 @@ class HybridConfig(TextConfig):
             delta_net=DeltaNetConfig.read(text),
             full_attention=_full_attention(text, shared.num_layers),
         )
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for some layers, and a recurrent state for the others."""
+        paged, recurrent = Paged(self.num_kv_heads, self.head_dim, self.head_dim), self.delta_net.state
+        return tuple(paged if layer in self.full_attention else recurrent for layer in range(self.num_layers))
 
 
 def _full_attention(text: Mapping[str, Any], num_layers: int) -> frozenset[int]:

@@ -2,16 +2,17 @@
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5Attention, Qwen3_5RMSNorm, Qwen3_5DecoderLayer) and
 modeling_qwen3_5_moe.py (Qwen3_5MoeSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value heads,
-D head size, V vocabulary.
+D head size.
 """
 
 import torch
 from torch import nn
 
+from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.hybrid_config import HybridConfig
 from saccade.models.backbones.qwen_config import ExpertsConfig
-from saccade.models.backbones.qwen_text import MixtureOfExperts, Mlp
+from saccade.models.backbones.qwen_text import MixtureOfExperts
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Attention, Layer, Linear
 from saccade.nn.ops import CosSin
@@ -54,7 +55,7 @@ class GatedAttention(Layer):
         self.o_proj = Linear(num_heads * width, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = OffsetNorm(width, config.norm_eps)
         self.k_norm = OffsetNorm(width, config.norm_eps)
-        self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
+        self.attention = Attention(layer, ranks.divide(num_heads), ranks.share(num_kv_heads))
         self.qk_scale_HD = torch.empty(0)
 
     def finish(self) -> None:
@@ -85,7 +86,7 @@ class SharedExpertMixture(MixtureOfExperts):
 
     def __init__(self, config: HybridConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__(config, experts, ranks)
-        self.shared_expert = Mlp(config, ranks)
+        self.shared_expert = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
         self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
@@ -106,7 +107,11 @@ class DecoderLayer(nn.Module):
         else:
             self.linear_attn = GatedDeltaNet(config.delta_net, config.hidden_size, config.norm_eps, layer, ranks)
         self.post_attention_layernorm = OffsetNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config, ranks) if config.experts is None else SharedExpertMixture(config, config.experts, ranks)
+        self.mlp = (
+            GatedMlp(config.hidden_size, config.intermediate_size, ranks)
+            if config.experts is None
+            else SharedExpertMixture(config, config.experts, ranks)
+        )
 
     def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
@@ -118,22 +123,15 @@ class DecoderLayer(nn.Module):
         return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
-class HybridDecoder(nn.Module):
+class HybridDecoder(EmbeddingDecoder):
     """Maps embeddings to hidden states."""
 
     def __init__(self, config: HybridConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = OffsetNorm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; networks with tied weights use it for logits too."""
-        return self.embed_tokens.weight  # type: ignore[return-value]
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
@@ -143,10 +141,6 @@ class HybridDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, OffsetNorm | GatedAttention | GatedDeltaNet):
                 module.finish()
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
-        return self.embedding_VE.index_select(0, input_ids)
 
     def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Return normalised hidden states [N, E]."""

@@ -1,17 +1,18 @@
 """The decoder of Llama, Mistral and Phi-3: grouped-query attention with rotary positions, and SwiGLU.
 
 Formulas: transformers 5.23, modeling_llama.py, modeling_mistral.py, modeling_phi3.py. Shapes: N tokens, R rows to
-predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size, V vocabulary.
+predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size.
 """
 
 import torch
 from torch import nn
 
+from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU, CosSin
+from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin, inverse_frequencies
 
@@ -51,7 +52,7 @@ class SelfAttention(Layer):
         self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
         self.o_proj = Linear(num_heads * self.head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.attention = Attention(
-            layer, ranks.share(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
+            layer, ranks.divide(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
         )
 
     def add_to(
@@ -66,20 +67,6 @@ class SelfAttention(Layer):
         return self.o_proj.add_to(residual_NE, self.attention(q_NQD, k_NKD, v_NKD, context))
 
 
-class Mlp(Layer):
-    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
-        super().__init__()
-        width, bias = config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias, split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, config.hidden_size, bias, split="inputs", ranks=ranks)
-
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_NE* plus the MLP of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, self.ops.gated_activation(self.gate_up_proj(x_NE), SILU))
-
-
 class DecoderLayer(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
@@ -88,7 +75,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = SelfAttention(config, layer, ranks)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config, ranks)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks, bias=config.mlp_bias)
 
     def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
@@ -96,31 +83,20 @@ class DecoderLayer(nn.Module):
         return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
-class TextDecoder(nn.Module):
+class TextDecoder(EmbeddingDecoder):
     """Maps embeddings to hidden states. A token's position is that of the first axis."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.frequencies = torch.empty(0)
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; the device and dtype of the network are its own."""
-        return self.embed_tokens.weight  # type: ignore[return-value]
 
     def finish(self) -> None:
         """Compute what depends on the device."""
         rope, device = self.config.rope, self.embedding_VE.device
         self.frequencies = inverse_frequencies(rope.theta, self.config.head_dim, device, rope.divisors)
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
-        return self.embedding_VE.index_select(0, input_ids)
 
     def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Return normalised hidden states [N, E]."""

@@ -26,7 +26,7 @@ from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import GELU, GELU_TANH
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
-from saccade.nn.vision import Grid, PackedSelfAttention, packed_layout, patch_coordinates
+from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_layout, patch_coordinates
 
 NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
@@ -93,27 +93,6 @@ def bicubic_taps(
     near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance * distance + 1
     far = ((KEYS_A * distance - 5 * KEYS_A) * distance + 8 * KEYS_A) * distance - 4 * KEYS_A
     return entries.clip(0, side - 1), np.where(distance <= 1, near, far).astype(np.float32)
-
-
-class PatchEmbedding(nn.Module):
-    """A convolution whose kernel equals its stride, as a linear layer over the values of a patch."""
-
-    def __init__(self, hidden_size: int, kernel: tuple[int, int, int]) -> None:
-        """*kernel* is (channels, height, width)."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
-        self.folded: Linear | None = None
-
-    def fold(self) -> None:
-        """Make the linear layer of the loaded kernel."""
-        flat_EI = self.weight.flatten(1)
-        self.folded = Linear(flat_EI.shape[1], flat_EI.shape[0])
-        self.folded.weight, self.folded.bias = nn.Parameter(flat_EI, requires_grad=False), self.bias
-
-    def forward(self, patches_PI: torch.Tensor) -> torch.Tensor:
-        """Map normalised patches [P, I] to [P, E]. Call `fold` first."""
-        return self.folded(patches_PI)  # type: ignore[no-any-return,misc]
 
 
 class VisionMlp(nn.Module):

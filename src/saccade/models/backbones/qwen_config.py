@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number, section
+from saccade.models.facts import KvSpec, Paged
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
@@ -127,6 +128,11 @@ class TextConfig:
                 f"channels of `head_dim` ({config.rotary_dim // 2}), not {sum(config.mrope_section)}."
             )
         return config
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer."""
+        return (Paged(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
 
 
 def _even_share(text: Mapping[str, Any], num_heads: int) -> int:

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import prod
 from typing import Any, Generic, Self, TypeVar
 
-from saccade.errors import InvalidValue, StartupError
+from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer
 from saccade.models.backbones.qwen_config import TextConfig, TowerConfig
-from saccade.models.facts import Grid, KvSpec, Paged, Size
+from saccade.models.backbones.shared_facts import MergedPatchFacts
+from saccade.models.facts import Grid, Size
 from saccade.models.positions import MultimodalPositions
 
 Tower = TypeVar("Tower", bound=TowerConfig)
 
 
 @dataclass(frozen=True)
-class QwenFacts(Generic[Tower]):
+class QwenFacts(MergedPatchFacts, Generic[Tower]):
     """models.facts.ModelFacts, and the validated parts of config.json for the network. A family adds `read`."""
 
     text: TextConfig
@@ -36,49 +37,13 @@ class QwenFacts(Generic[Tower]):
             raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
         return cls(text, vision, {"image": image_token_id}, placeholders)
 
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        width = self.text.head_dim
-        return (Paged(self.text.num_kv_heads, width, width),) * self.text.num_layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
-
-    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
-        frames, height, width = grid
-        merge = self.vision.merge_size
-        if frames != 1 or min(height, width) < 1 or height % merge or width % merge:
-            raise InvalidValue(
-                f"A picture's grid must be one frame of rows and columns that are multiples of {merge}, "
-                f"not {tuple(grid)}."
-            )
-        return height * width // merge**2
-
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return (patches, values per patch)."""
         return prod(grid), self.vision.patch_values
 
-    def encode_cost(self, grid: Grid) -> int:
-        return prod(grid)
-
     def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: for each token, one vector of the last block and of each deepstack block."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size * self.vision.num_features
-
-    def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of whole merged squares."""
-        merge = self.vision.merge_size
-        side = max(merge, isqrt(max_patches) // merge * merge)
-        return 1, side, side
 
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
         """Return positions in which a picture's tokens lie on the merged grid."""

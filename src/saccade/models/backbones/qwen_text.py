@@ -2,7 +2,7 @@
 
 Formulas: transformers, modeling_qwen3_vl.py (Qwen3VLText*), modeling_qwen2_vl.py (Qwen2VLAttention) and
 modeling_qwen3_vl_moe.py (Qwen3VLMoeTextSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value
-heads, H = Q + K, D head size, V vocabulary, C experts that compute a token.
+heads, H = Q + K, D head size, C experts that compute a token.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
 from saccade.models.backbones.qwen_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU, CosSin
+from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
 
@@ -35,7 +36,7 @@ class SelfAttention(Layer):
         self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
         self.k_norm = RMSNorm(head_dim, config.norm_eps) if config.style.normed_heads else None
-        self.attention = Attention(layer, ranks.share(num_heads), ranks.share(num_kv_heads))
+        self.attention = Attention(layer, ranks.divide(num_heads), ranks.share(num_kv_heads))
         self.qk_weight_HD = torch.empty(0)
 
     def join(self) -> None:
@@ -60,27 +61,6 @@ class SelfAttention(Layer):
         q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
         attended = self.attention(q_NQD, k_NKD, v_NKD, context)
         return self.o_proj.add_to(residual_NE, attended)
-
-
-class Mlp(Layer):
-    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
-        super().__init__()
-        width = config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias=False, split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, config.hidden_size, bias=False, split="inputs", ranks=ranks)
-
-    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        return self.down_proj(self._gated(x_NE))  # type: ignore[no-any-return]
-
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_NE* plus the MLP of *x_NE*."""
-        return self.down_proj.add_to(residual_NE, self._gated(x_NE))
-
-    def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
-        return self.ops.gated_activation(self.gate_up_proj(x_NE), SILU)
 
 
 class MixtureOfExperts(nn.Module):
@@ -115,28 +95,21 @@ class DecoderLayer(nn.Module):
         return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
 
 
-def _mlp(config: TextConfig, layer: int, ranks: Ranks) -> Mlp | MixtureOfExperts:
+def _mlp(config: TextConfig, layer: int, ranks: Ranks) -> GatedMlp | MixtureOfExperts:
     if config.experts is not None and layer in config.experts.layers:
         return MixtureOfExperts(config, config.experts, ranks)
-    return Mlp(config, ranks)
+    return GatedMlp(config.hidden_size, config.intermediate_size, ranks)
 
 
-class TextDecoder(nn.Module):
+class TextDecoder(EmbeddingDecoder):
     """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
+        super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; networks with tied weights use it for logits too."""
-        return self.embed_tokens.weight  # type: ignore[return-value]
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
@@ -146,10 +119,6 @@ class TextDecoder(nn.Module):
         self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)
         for layer in self.layers:
             layer.self_attn.join()  # type: ignore[union-attr,operator]
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
-        return self.embedding_VE.index_select(0, input_ids)
 
     def forward(
         self,

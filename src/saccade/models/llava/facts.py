@@ -10,7 +10,8 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
+from saccade.models.backbones.shared_facts import TextFacts
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
@@ -51,7 +52,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(TextFacts):
     """models.facts.ModelFacts, and the validated parts of config.json for the network.
 
     The features of a picture are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
@@ -92,21 +93,6 @@ class Facts:
             placeholder_token_ids=(image_token_id,),
         )
 
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        return self.text.kv_specs
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
-
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of a square view, or of the base view and the tiles without their padding.
 
@@ -121,6 +107,12 @@ class Facts:
         frames, rows, columns = grid
         side = self.vision.side
         if self.has_tiles and frames == 1 and min(rows, columns) > 0 and not (rows % side or columns % side):
+            # The original size may drop almost all features, so the tokens do not limit the tiles that are encoded.
+            if rows * columns > self.max_position_embeddings:
+                raise InvalidValue(
+                    f"A picture's tiles must have at most {self.max_position_embeddings} features, as many as the "
+                    f"model has positions, not {rows} x {columns}."
+                )
             return 1 + rows * columns // self.vision.num_patches
         if not self.has_tiles and tuple(grid) == (1, side, side):
             return 1
@@ -151,9 +143,13 @@ class Facts:
 
     def square_grid(self, max_patches: int) -> Grid:
         """Return the square view, or a square of tiles that leaves room for the base view."""
-        num_tiles = max_patches // self.vision.num_patches - 1 if self.has_tiles else 1
+        most_features = min(max_patches - self.vision.num_patches, self.max_position_embeddings)
+        num_tiles = most_features // self.vision.num_patches if self.has_tiles else 1
         side = isqrt(max(1, num_tiles)) * self.vision.side
         return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole views."""
 
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
         """Return positions that are the tokens' indices."""

@@ -9,7 +9,8 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.model_config import choice, integer, section
-from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, KvSpec, Size
+from saccade.models.backbones.shared_facts import TextFacts
+from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
 from saccade.models.positions import PlainPositions
 
@@ -17,7 +18,7 @@ CROP_PATCHES = CROP // PATCH
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(TextFacts):
     """models.facts.ModelFacts, and the validated parts of config.json for the network.
 
     *num_blocks* is how many blocks of the vision tower compute the features.
@@ -55,21 +56,6 @@ class Facts:
         num_blocks = vision.num_blocks(processor["layer_idx"])
         return cls(text, vision, num_blocks, {"image": token_id}, (token_id,))
 
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
-        return self.text.kv_specs
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
-        return self.text.vocab_size
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The model's longest sequence, in tokens."""
-        return self.text.max_position_embeddings
-
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of crops and global view. Raises InvalidValue for a grid that is not of whole crops."""
         return num_tokens(*crops(grid))
@@ -94,6 +80,9 @@ class Facts:
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
         """Return positions that do not depend on pictures."""
         return PlainPositions()
+
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole crops and a global view."""
 
 
 def crops(grid: Grid) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from saccade.models.backbones.hybrid_config import HybridConfig
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.qwen_config import VisionConfig
 from saccade.models.backbones.qwen_facts import QwenFacts
-from saccade.models.facts import KvSpec, Paged
 
 DEEPSTACK = "deepstack_visual_indexes"
 
@@ -27,10 +26,3 @@ class Facts(QwenFacts[VisionConfig]):
         if vision.deepstack_layers:
             raise StartupError(f"config.json: `{DEEPSTACK}` must be empty: this network has no deepstack.")
         return cls.checked(config, text, vision)
-
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for some layers, and a recurrent state for the others."""
-        width = self.text.head_dim
-        paged, recurrent = Paged(self.text.num_kv_heads, width, width), self.text.delta_net.state
-        return tuple(paged if layer in self.text.full_attention else recurrent for layer in range(self.text.num_layers))

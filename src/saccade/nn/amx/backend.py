@@ -45,6 +45,7 @@ class VisionAttentionBackend:
 
     name = "amx"
     metadata = ("max_seqlen", "sequence_lengths")
+    captures_packed = False
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:

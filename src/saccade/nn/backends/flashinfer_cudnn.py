@@ -37,6 +37,7 @@ class VisionAttentionBackend:
 
     name = "flashinfer_cudnn"
     metadata = ("cu_seqlens", "max_seqlen", "sequence_lengths")
+    captures_packed = False
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None

@@ -137,6 +137,7 @@ class VisionAttentionBackend:
 
     name = "torch_sdpa"
     metadata = ("max_seqlen", "sequence_lengths")
+    captures_packed = False
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:

@@ -18,6 +18,7 @@ class VisionAttentionBackend:
 
     name = "torch_varlen"
     metadata = ("cu_seqlens", "max_seqlen")
+    captures_packed = True
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:

@@ -38,6 +38,7 @@ class VisionAttentionBackend:
 
     name = "triton"
     metadata = ("cu_seqlens", "max_seqlen", "sequence_lengths")
+    captures_packed = True
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:

@@ -35,6 +35,8 @@ class Member:
         try:
             model = load_model(config, lambda *_: None, ranks_of(config, self._rank))
             execution = prepare(config, model)
+            for _ in execution.capture_encoder():
+                pass
         except StartupError as error:
             self._link.send(messages.encode(messages.Failed(error.message)))
             return 1

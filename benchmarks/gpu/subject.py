@@ -1,0 +1,103 @@
+"""A loaded model, random pictures, and the two calls that are compared: encode pictures, decode one token a row."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import torch
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import Chunk, EncodeJob, Picture, RowStart, StepInput, TableChange
+from saccade.engine.executor.caches import Caches, CacheSizes
+from saccade.engine.executor.decode_graphs import Capture, DecodeGraphs, capture_cuda
+from saccade.engine.executor.encoder import Encoder
+from saccade.engine.executor.encoder_graphs import EncoderGraphs
+from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.loader import LoadedModel, load_model
+from saccade.engine.executor.memory import block_format
+from saccade.engine.executor.model_runner import ModelRunner
+from saccade.models.facts import MediaShape
+from saccade.nn.context import AttentionBackend, VisionAttentionBackend
+from saccade.protocol.request import SamplingParams
+
+BLOCKS_OF_ROW = 4
+PROMPT_TOKENS = 40
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and its pictures; *capture* captures graphs."""
+
+    config: EngineConfig
+    model: LoadedModel
+    execution: Execution
+    pictures: tuple[Picture, ...]
+    capture: Capture = capture_cuda
+
+    def job(self, count: int) -> EncodeJob:
+        """Return the first *count* pictures."""
+        return EncodeJob(1, self.pictures[:count])
+
+    def encoder(self, backend: VisionAttentionBackend, *, with_graphs: bool) -> Encoder:
+        """Return the vision encoder; its graphs hold all pictures together."""
+        network, graphs = self.model.network, None
+        if with_graphs:
+            most = sum(network.facts.encode_cost(picture.grid) for picture in self.pictures)
+            graphs = EncoderGraphs(network, backend, most, self.capture)
+        return Encoder(network, backend, self.model.ranks, graphs)
+
+    def prepared(self, backend: VisionAttentionBackend, count: int) -> Callable[[], torch.Tensor]:
+        """Return a call that encodes the first *count* pictures, whose input is on the device."""
+        network, chosen = self.model.network, self.pictures[:count]
+        joined = bytearray(b"").join(picture.pixels for picture in chosen)
+        pixels = torch.frombuffer(joined, dtype=torch.uint8).to(network.device)
+        metadata, _ = network.prepare([MediaShape(picture.grid) for picture in chosen], backend)
+        return lambda: network.encode(pixels, metadata)
+
+    def decoding(self, backend: AttentionBackend, num_rows: int, *, with_graphs: bool) -> Callable[[], torch.Tensor]:
+        """Return a call that decodes one token of each row behind a prompt, and returns hidden states [rows, E]."""
+        network, config = self.model.network, self.config
+        sizes = CacheSizes(num_rows * BLOCKS_OF_ROW, config.block_size, num_rows, 0, num_padding=1)
+        caches = Caches(network.facts.kv_specs, sizes, network.dtype, network.device, block_format(config, self.model))
+        runner = ModelRunner(network, replace(self.execution, backend=backend, encoder_graphs=None), caches)
+        if with_graphs:
+            runner.graphs = DecodeGraphs(network, backend, caches, BLOCKS_OF_ROW, self.capture)
+        first = _prompts(num_rows)
+        runner.update(first)
+        runner.forward(first, beside_pictures=False)
+        step = StepInput(2, chunks=tuple(Chunk(row, PROMPT_TOKENS, 1, (7,), draws=True) for row in range(num_rows)))
+
+        def decode() -> torch.Tensor:
+            hidden = runner.forward(step, beside_pictures=False).hidden
+            if hidden is None:
+                raise RuntimeError("a step with chunks gave no hidden states")
+            return hidden
+
+        return decode
+
+
+def load(config: EngineConfig, patches: Sequence[int], capture: Capture = capture_cuda) -> Subject:
+    """Load a model, with a random square picture for each number of *patches*. Raises StartupError."""
+    model = load_model(config, lambda *_: None)
+    facts, draw = model.network.facts, np.random.default_rng(0)
+    grids = [facts.square_grid(count) for count in patches]
+    pictures = tuple(
+        Picture(number, "image", grid, None, draw.integers(0, 256, prod(facts.pixel_shape(grid)), np.uint8).tobytes())
+        for number, grid in enumerate(grids)
+    )
+    return Subject(config, model, prepare(config, model), pictures, capture)
+
+
+def _prompts(num_rows: int) -> StepInput:
+    """Return a step that computes a prompt of random text in each row."""
+    draw, sampling = np.random.default_rng(1), SamplingParams(max_tokens=9, temperature=0)
+    prompts = [tuple(draw.integers(0, 100, PROMPT_TOKENS).tolist()) for _ in range(num_rows)]
+    return StepInput(
+        1,
+        started=tuple(RowStart(row, row, sampling, 0) for row in range(num_rows)),
+        tables=tuple(
+            TableChange(row, 0, tuple(range(row * BLOCKS_OF_ROW, (row + 1) * BLOCKS_OF_ROW))) for row in range(num_rows)
+        ),
+        chunks=tuple(Chunk(row, 0, PROMPT_TOKENS, ids, draws=True) for row, ids in enumerate(prompts)),
+    )

@@ -1,0 +1,223 @@
+"""Replay the vision encoder as CUDA graphs: one graph for each of a few budgets, which are numbers of patches.
+
+A graph repeats the kernels of one call with the addresses and sizes that they had. So pictures are packed up to a
+budget, and one more picture takes the patches that are left: it is a sequence of its own, to which no other patch
+attends. The pixels and what the network prepares are copied into the graph's buffers. Sequences without patches are
+added up to the graph's number of sequences, and the attention backend must read the sequences' borders on the device
+(VisionAttentionBackend.captures_packed). Pictures that do not fit run without a graph.
+
+CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: B bytes of
+pixels, U tokens, W width of features.
+"""
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import fields, is_dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from saccade.engine.executor.decode_graphs import Capture, Captured, capture_cuda
+from saccade.errors import StartupError
+from saccade.models.facts import MediaShape
+from saccade.models.network import Network
+from saccade.nn.context import PackedLayout, VisionAttentionBackend
+
+LEAST_BUDGET = 256
+MAX_PICTURES = 64
+"""Pictures of one replay, with the one that is added. Launches of attention grow with it."""
+
+
+class Replayed(NamedTuple):
+    """Features [U, W] that the next replay overwrites, and the tokens of each picture."""
+
+    features: torch.Tensor
+    counts: list[int]
+
+
+class _Graph(NamedTuple):
+    """A captured call, and its input: bytes, and what the network prepared."""
+
+    pixels_B: torch.Tensor
+    metadata: Any
+    captured: Captured
+
+
+def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: bool) -> str | None:
+    """Return why the vision encoder of *network* cannot be captured; None if it can."""
+    if network.device.type != "cuda":
+        return "they need a GPU"
+    if network.facts.padding_grid(unit(network)) is None:
+        return "pictures of this model consist of whole views, which cannot fill a budget"
+    if not backend.captures_packed:
+        return f"{backend.name} depends on lengths that the host knows"
+    if cuts_encoder:
+        return "the ranks sum within the encoder (`--mm-encoder-tp-mode data` does not)"
+    return None
+
+
+def unit(network: Network) -> int:
+    """Return the patches of the smallest picture; pictures have multiples of it."""
+    return network.facts.encode_cost(network.facts.square_grid(0))
+
+
+def budgets(most: int, unit: int) -> list[int]:
+    """Return the budgets up to *most* patches, ascending multiples of *unit*: about powers of two, and *most*."""
+    sizes = [most]
+    power = LEAST_BUDGET
+    while power < most:
+        sizes.append(power)
+        power *= 2
+    return sorted({max(1, size // unit) * unit for size in sizes})
+
+
+def packs(costs: Ordered[int], most: int, max_pictures: int) -> tuple[list[list[int]], list[int]]:
+    """Return groups of pictures, by index, of at most *most* patches together, and the pictures that are larger alone.
+
+    The smallest pictures come first. A group leaves room for the picture that is added.
+    """
+    groups: list[list[int]] = []
+    used = most
+    for index in sorted(range(len(costs)), key=lambda index: costs[index]):
+        if costs[index] > most:
+            continue
+        if not groups or used + costs[index] > most or len(groups[-1]) == max_pictures - 1:
+            groups.append([])
+            used = 0
+        groups[-1].append(index)
+        used += costs[index]
+    return groups, [index for index, cost in enumerate(costs) if cost > most]
+
+
+class EncoderGraphs:
+    """Graphs of the vision encoder of *network*, for up to *most* patches. `refusal` must have nothing against it."""
+
+    def __init__(
+        self, network: Network, backend: VisionAttentionBackend, most: int, capture: Capture = capture_cuda
+    ) -> None:
+        self._unit = unit(network)
+        self.budgets = budgets(most, self._unit)
+        self._network = network
+        self._backend = backend
+        self._capture = capture
+        self._graphs: dict[int, _Graph] = {}
+
+    def prepare(self) -> Iterable[tuple[int, int]]:
+        """Capture all graphs, the largest first; yield how many are done, and how many there are.
+
+        Raises StartupError if CUDA cannot capture the encoder.
+        """
+        for number, budget in enumerate(reversed(self.budgets)):
+            yield number, len(self.budgets)
+            try:
+                self._graph(budget)
+            except RuntimeError as error:
+                raise StartupError(
+                    f"The vision encoder cannot be captured as a CUDA graph of {budget} patches: {error}. "
+                    "Start with --no-mm-encoder-cuda-graph."
+                ) from error
+
+    def packs(self, costs: Ordered[int]) -> tuple[list[list[int]], list[int]]:
+        """Return the groups of pictures that a graph may encode, by index, and the pictures that none can."""
+        return packs(costs, self.budgets[-1], MAX_PICTURES)
+
+    def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
+        """Return the features of pictures of at most the largest budget; None if they need another shape of input."""
+        num_patches = sum(self._network.facts.encode_cost(item.grid) for item in items)
+        budget = next(budget for budget in self.budgets if budget >= num_patches)
+        added = [self._padding(budget - num_patches)] if budget > num_patches else []
+        metadata, counts = self._network.prepare([*items, *added], self._backend)
+        graph = self._graph(budget)
+        if not _fits(metadata, graph.metadata):
+            return None
+        _fill(graph.metadata, metadata)
+        graph.pixels_B[: len(pixels_B)].copy_(pixels_B)
+        graph.captured.replay()
+        counts = counts[: len(items)]
+        return Replayed(graph.captured.output[: sum(counts)], counts)
+
+    @torch.inference_mode()
+    def _graph(self, budget: int) -> _Graph:
+        if budget not in self._graphs:
+            network, facts = self._network, self._network.facts
+            num_bytes = prod(facts.pixel_shape(self._padding(budget).grid))
+            pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
+            metadata = _buffers([network.prepare(items, self._backend)[0] for items in self._extremes(budget)])
+            captured = self._capture(lambda: network.encode(pixels_B, metadata))
+            self._graphs[budget] = _Graph(pixels_B, metadata, captured)
+        return self._graphs[budget]
+
+    def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
+        """Return pictures of *budget* patches together that have the longest sequences, and the most."""
+        yield [self._padding(budget)]
+        square = self._network.facts.square_grid(budget)
+        rest = budget - self._network.facts.encode_cost(square)
+        yield [MediaShape(square), *([self._padding(rest)] if rest else [])]
+        count = min(MAX_PICTURES, budget // self._unit)
+        part = budget // self._unit // count * self._unit
+        yield [*[self._padding(part)] * (count - 1), self._padding(budget - part * (count - 1))]
+
+    def _padding(self, num_patches: int) -> MediaShape:
+        grid = self._network.facts.padding_grid(num_patches)
+        if grid is None:
+            raise ValueError(f"no picture has {num_patches} patches")
+        return MediaShape(grid)
+
+
+def _leaves(metadata: Any) -> Iterator[Any]:
+    """Return the tensors, layouts and host values of nested dataclasses."""
+    if is_dataclass(metadata) and not isinstance(metadata, PackedLayout):
+        for field in fields(metadata):
+            yield from _leaves(getattr(metadata, field.name))
+    else:
+        yield metadata
+
+
+def _buffers(metadata: Ordered[Any]) -> Any:
+    """Return the first of *metadata*, which are of one structure, with layouts that have room for those of all."""
+    first = metadata[0]
+    if isinstance(first, PackedLayout):
+        return _layout_buffer(metadata)
+    if not is_dataclass(first):
+        return first
+    parts = {field.name: [getattr(one, field.name) for one in metadata] for field in fields(first)}
+    return replace(first, **{name: _buffers(values) for name, values in parts.items()})  # type: ignore[type-var]
+
+
+def _layout_buffer(layouts: Ordered[PackedLayout]) -> PackedLayout:
+    """Return the first of *layouts* with sequences without patches behind it, up to the largest number of sequences."""
+    num_sequences = max(len(layout.sequence_lengths) for layout in layouts)
+    lengths = layouts[0].sequence_lengths
+    borders = layouts[0].cu_seqlens
+    last = borders[-1:].expand(num_sequences - len(lengths))
+    return PackedLayout(
+        torch.cat((borders, last)),
+        max(layout.max_seqlen for layout in layouts),
+        lengths + (0,) * (num_sequences - len(lengths)),
+    )
+
+
+def _fits(metadata: Any, buffers: Any) -> bool:
+    """Return whether `_fill` can copy *metadata* into *buffers* with nothing lost."""
+    return all(_leaf_fits(*pair) for pair in zip(_leaves(metadata), _leaves(buffers), strict=True))
+
+
+def _leaf_fits(leaf: Any, buffer: Any) -> bool:
+    if isinstance(leaf, PackedLayout):
+        is_few = len(leaf.sequence_lengths) <= len(buffer.sequence_lengths)
+        return is_few and leaf.max_seqlen <= buffer.max_seqlen
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.dtype) == (buffer.shape, buffer.dtype)
+    return leaf is buffer or bool(leaf == buffer)
+
+
+def _fill(buffers: Any, metadata: Any) -> None:
+    """Copy tensors and borders; borders behind the last sequence are the last border."""
+    for buffer, leaf in zip(_leaves(buffers), _leaves(metadata), strict=True):
+        if isinstance(leaf, PackedLayout):
+            num_borders = len(leaf.cu_seqlens)
+            buffer.cu_seqlens[:num_borders].copy_(leaf.cu_seqlens)
+            buffer.cu_seqlens[num_borders:].fill_(sum(leaf.sequence_lengths))
+        elif isinstance(leaf, torch.Tensor):
+            buffer.copy_(leaf)

@@ -1,0 +1,80 @@
+"""What the facts of several families share: the sizes of the text half, and pictures of merged patches. No torch."""
+
+from math import isqrt, prod
+from typing import Protocol
+
+from saccade.errors import InvalidValue
+from saccade.models.facts import Grid, KvSpec, Size
+
+
+class TextSizes(Protocol):
+    """The configuration of a text half."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]: ...
+
+
+class MergedPatches(Protocol):
+    """The configuration of a vision tower that makes one token of merge_size * merge_size patches."""
+
+    @property
+    def merge_size(self) -> int: ...
+
+
+class TextFacts:
+    """The properties of models.facts.ModelFacts that *text* alone determines."""
+
+    text: TextSizes
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return what each layer keeps."""
+        return self.text.kv_specs
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding."""
+        return self.text.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The model's longest sequence, in tokens."""
+        return self.text.max_position_embeddings
+
+
+class MergedPatchFacts(TextFacts):
+    """The methods of models.facts.ModelFacts for pictures of one frame whose patches are merged."""
+
+    vision: MergedPatches
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
+        frames, rows, columns = grid
+        merge = self.vision.merge_size
+        if frames != 1 or min(rows, columns) < 1 or rows % merge or columns % merge:
+            raise InvalidValue(
+                f"A picture's grid must be one frame of rows and columns that are multiples of {merge}, "
+                f"not {tuple(grid)}."
+            )
+        return rows * columns // merge**2
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches."""
+        return prod(grid)
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return a square of whole merged squares."""
+        merge = self.vision.merge_size
+        side = max(merge, isqrt(max_patches) // merge * merge)
+        return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> Grid | None:
+        """Return one row of merged squares."""
+        merge = self.vision.merge_size
+        return 1, merge, num_patches // merge

@@ -1,0 +1,78 @@
+"""The table of the conformance suite: what is counted, what is empty, and when that fails a run."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import conformance_table as table
+import pytest
+from checkpoints import CHECKPOINTS, NETWORKS
+from conformance_table import Count
+
+
+def report(*properties: str, when: str = "call") -> Any:
+    return SimpleNamespace(when=when, user_properties=[("other", "a/b"), *(("conformance", one) for one in properties)])
+
+
+STATS = {
+    "passed": [report("a/ids"), report("a/ids", "a/TP"), report("a/ids", when="teardown"), SimpleNamespace()],
+    "failed": [report("a/TP")],
+    "error": [report("b/ids", when="setup")],
+}
+COUNTS = {("a", "ids"): Count(2), ("a", "TP"): Count(1, 1), ("b", "ids"): Count(0, 1)}
+
+
+def test_reports_are_counted_once() -> None:
+    assert table.counted(STATS) == COUNTS
+
+
+def test_a_row_for_each_release_then_the_reasons() -> None:
+    head, a, b, reason = table.lines(COUNTS, ["a", "b"], {("b", "TP"): "It has one head."})
+    assert head.split() == list(table.ASPECTS)
+    assert a.split() == ["a", "MISSING", "2", *4 * ["MISSING"], "1", "FAIL", "MISSING"]
+    assert b.split() == ["b", "MISSING", "1", "FAIL", *4 * ["MISSING"], "none", "MISSING"]
+    assert reason == "b, TP: It has one head."
+
+
+def test_holes_without_a_reason() -> None:
+    full = {("a", aspect): Count(1) for aspect in table.ASPECTS}
+    assert table.unexplained(full, ["a"]) == []
+    assert table.unexplained(full, ["a", "b"], {("b", aspect): "" for aspect in table.ASPECTS[1:]}) == [("b", "layout")]
+
+
+def test_every_reason_is_for_a_cell() -> None:
+    assert {name for name, _ in table.HOLES} <= set(CHECKPOINTS)
+    assert {aspect for _, aspect in table.HOLES} <= set(table.ASPECTS)
+    assert set(NETWORKS) == set(CHECKPOINTS)
+
+
+def session(stats: dict[str, list[Any]], exit_code: int = 0, source: str = "TESTPATHS", **options: Any) -> Any:
+    """A run that ended, of the whole suite unless *source* or *options* say otherwise."""
+    defaults = {"markexpr": "conformance", "keyword": "", "deselect": None, "ignore": None, "ignore_glob": None}
+    config = SimpleNamespace(
+        option=SimpleNamespace(**{**defaults, "collectonly": False, **options}),
+        args_source=pytest.Config.ArgsSource[source],
+        pluginmanager=SimpleNamespace(get_plugin=lambda _: SimpleNamespace(stats=stats)),
+    )
+    return SimpleNamespace(config=config, exitstatus=pytest.ExitCode(exit_code))
+
+
+FULL = {"passed": [report(f"{name}/{aspect}") for name in CHECKPOINTS for aspect in table.ASPECTS]}
+
+
+@pytest.mark.parametrize(
+    ("ended", "exit_code"),
+    [
+        (session(FULL), 0),
+        (session(STATS), 1),
+        (session({}), 1),
+        (session(STATS, exit_code=2), 2),
+        (session(STATS, keyword="ids"), 0),
+        (session(STATS, markexpr="not conformance"), 0),
+        (session(STATS, source="ARGS"), 0),
+        (session(STATS, source="INVOCATION_DIR"), 1),
+        (session(STATS, deselect=["a"]), 0),
+    ],
+)
+def test_a_whole_run_with_an_unexplained_hole_fails(ended: Any, exit_code: int) -> None:
+    table.pytest_sessionfinish(ended)
+    assert ended.exitstatus == exit_code
