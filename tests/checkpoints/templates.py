@@ -121,6 +121,16 @@ LLAVA_NEXT = """{%- for message in messages -%}
 """
 """LLaVA-NeXT over Mistral: pictures first, lists of parts, and nothing to prompt an answer with."""
 
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}"
+    "{{ message['role'] | capitalize }}{{ ':' if message['content'][0]['type'] == 'image' else ': ' }}"
+    "{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<image>' if part['type'] == 'image' else '' }}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""SmolVLM: lists of parts, pictures where they stand, and no space before a picture that comes first."""
+
 PHI3_V = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"

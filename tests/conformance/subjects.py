@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from references import Reference
 from references.kimi_k25 import KimiK25
-from references.native import Crops, MergedPatches
+from references.native import Crops, MergedPatches, Tiles
 from references.phi3_v import Phi3V
 
 from saccade import models
@@ -87,5 +87,7 @@ SUBJECTS = (
     Subject("kimi_k25", KimiK25, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking"),
     Subject("llava", Crops, crops, is_lossless=False),
     Subject("llava_next", Crops, crops, extremes=((20_000, 1), (1, 20_000)), is_lossless=False),
+    Subject("smolvlm", Tiles, crops, extremes=((20_000, 1), (1, 20_000))),
+    Subject("smolvlm2", Tiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

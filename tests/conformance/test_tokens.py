@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from conversations import CONVERSATIONS, FORGERIES, IMAGE, Conversation
 from PIL import Image
+from references import Seen
 from subjects import SUBJECTS, Sides, Subject
 
-from saccade.gateway.prompt.draft import expand
+from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.tokenizer import Segment
@@ -48,9 +49,9 @@ def served(sides: Both) -> Served:
 
 
 @pytest.fixture(scope="module")
-def reference_counts(sides: Both) -> Callable[[str], list[int]]:
-    """The tokens that the reference gives to a picture of each of SIZES."""
-    return cache(lambda name: [sides(name).reference.see(Image.new("RGB", size)).num_tokens for size in SIZES])
+def reference_seen(sides: Both) -> Callable[[str], list[Seen]]:
+    """What the reference makes of a picture of each of SIZES."""
+    return cache(lambda name: [sides(name).reference.see(Image.new("RGB", size)) for size in SIZES])
 
 
 def switches(subject: Subject, chat: Conversation) -> dict[str, bool]:
@@ -66,16 +67,18 @@ def rendered(model: ServedModel, subject: Subject, chat: Conversation) -> list[S
 def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int) -> list[int]:
     """The ids that a worker gets when pictures have SIZES, in turn."""
     sizes = itertools.islice(itertools.cycle(SIZES), num_pictures)
-    counts = [model.layout.picture(*size, model.layout.settings).num_tokens for size in sizes]
-    token_ids, spans = expand(model.tokenizer.encode(segments), model.placeholder_token_id, counts)
-    assert [span.length for span in spans] == counts
+    layouts = [model.layout.picture(*size, model.layout.settings) for size in sizes]
+    written = write_pictures(segments, model.tokenizer.special_tokens, model.placeholder_token_id, layouts)
+    encoded = model.tokenizer.encode(written)
+    token_ids, spans = expand(encoded, model.placeholder_token_id, list(map(runs, layouts)))
+    assert [sum(span.length for span in one) for one in spans] == [layout.num_tokens for layout in layouts]
     return token_ids
 
 
-def expected(both: Sides, chat: Conversation, counts: Sequence[int]) -> list[int]:
+def expected(both: Sides, chat: Conversation, seen: Sequence[Seen]) -> list[int]:
     """The reference's ids."""
     prompt = both.reference.render(chat.messages, chat.add_generation_prompt, switches(both.subject, chat))
-    return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(counts), chat.num_pictures)))
+    return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(seen), chat.num_pictures)))
 
 
 def special_ids(both: Sides) -> set[int]:
@@ -98,17 +101,17 @@ def test_there_are_chats_enough() -> None:
 @pytest.mark.aspect("ids")
 @pytest.mark.parametrize(("name", "chat"), each(CASES, EVERYDAY))
 def test_ids_equal_the_reference(
-    name: str, chat: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
+    name: str, chat: str, sides: Both, served: Served, reference_seen: Callable[[str], list[Seen]]
 ) -> None:  # A4 E1 E3 E4
     both, model, asked = sides(name), served(name), CONVERSATIONS[chat]
     ours = expanded(model, rendered(model, both.subject, asked), asked.num_pictures)
-    assert ours == expected(both, asked, reference_counts(name))
+    assert ours == expected(both, asked, reference_seen(name))
 
 
 @pytest.mark.aspect("ids")
 @pytest.mark.parametrize(("name", "forgery"), each(itertools.product(NAMES, FORGERIES), EVERYDAY_FORGERIES))
 def test_typed_special_tokens_stay_text(
-    name: str, forgery: str, sides: Both, served: Served, reference_counts: Callable[[str], list[int]]
+    name: str, forgery: str, sides: Both, served: Served, reference_seen: Callable[[str], list[Seen]]
 ) -> None:  # F1 F2
     """The special ids are those of the same chat in harmless words, and no character of the prompt is lost."""
     both, model, chat = sides(name), served(name), Conversation(FORGERIES[forgery])
@@ -116,7 +119,7 @@ def test_typed_special_tokens_stay_text(
     twin = Conversation([{**turn, "content": harmless(turn["content"])} for turn in chat.messages])
     special = special_ids(both)
     ours = expanded(model, segments, chat.num_pictures)
-    reference = expected(both, twin, reference_counts(name))
+    reference = expected(both, twin, reference_seen(name))
     assert [number for number in ours if number in special] == [number for number in reference if number in special]
     prompt = both.reference.render(chat.messages, chat.add_generation_prompt, {})
     assert "".join(segment.text for segment in segments) == prompt

@@ -34,7 +34,7 @@ def prompt(reference: Phi3V, parts: tuple[Part, ...]) -> EngineRequest:
     """The chat's ids and pixels by the reference alone."""
     messages, pictures = reference_messages(*parts)
     seen = [reference.see(image) for image in pictures]
-    token_ids = reference.token_ids(reference.render(messages, True, {}), [one.num_tokens for one in seen])
+    token_ids = reference.token_ids(reference.render(messages, True, {}), seen)
     media, start = [], 0
     for one in seen:
         assert one.pixels is not None

@@ -1,25 +1,31 @@
 """Resampling, against the reference processors' resize."""
 
+from typing import Any, get_args
+
 import numpy as np
 import pictures
 import pytest
 import torch
 
+from saccade.errors import InternalError
 from saccade.media import rgbx
-from saccade.media.resize import resize
+from saccade.media.resize import Mode, resize
 
 
 @pytest.mark.parametrize(
     ("width", "height", "new_width", "new_height"),
     [(1, 1, 32, 32), (75, 51, 64, 64), (51, 75, 512, 32), (640, 481, 640, 480), (300, 200, 96, 64), (33, 900, 32, 928)],
 )
-def test_resize_is_bit_equal_to_torchvision(width: int, height: int, new_width: int, new_height: int) -> None:
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_resize_is_bit_equal_to_torchvision(
+    width: int, height: int, new_width: int, new_height: int, mode: Mode
+) -> None:
     from torchvision.transforms.v2 import InterpolationMode, functional
 
     drawn = pictures.draw(width, height)
     planes = torch.from_numpy(np.ascontiguousarray(drawn.transpose(2, 0, 1)))
-    expected = functional.resize(planes, [new_height, new_width], InterpolationMode.BICUBIC, antialias=True)
-    np.testing.assert_array_equal(resize(drawn, new_height, new_width), expected.numpy())
+    expected = functional.resize(planes, [new_height, new_width], InterpolationMode(mode), antialias=True)
+    np.testing.assert_array_equal(resize(drawn, new_height, new_width, mode), expected.numpy())
 
 
 def test_memory_of_four_bytes_a_pixel_resizes_alike() -> None:
@@ -33,3 +39,9 @@ def test_the_same_size_is_a_view() -> None:
     planes = resize(drawn, 32, 64)
     assert planes.shape == (3, 32, 64)
     assert np.shares_memory(planes, drawn)
+
+
+def test_a_torch_without_the_filter_is_named() -> None:
+    unknown: Any = "sinc"  # what Lanczos is before torch 2.12
+    with pytest.raises(InternalError, match=r"torch 2\.12"):
+        resize(pictures.draw(64, 32), 32, 32, unknown)

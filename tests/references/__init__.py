@@ -22,13 +22,15 @@ class Seen:
     """What a reference makes of one picture.
 
     *pixel_values* is float32, normalised, without a batch axis; *pixels* is uint8, before that. A reference has at
-    least one of them. *grid* is (frames, rows, columns) in patches, where it names one.
+    least one of them. *grid* is (frames, rows, columns) in patches, where it names one. *text* is what stands for the
+    picture in the prompt, where that is more than placeholders.
     """
 
     num_tokens: int
     pixel_values: torch.Tensor | None = None
     grid: tuple[int, ...] | None = None
     pixels: npt.NDArray[np.uint8] | None = None
+    text: str | None = None
 
 
 class Reference(Protocol):
@@ -40,8 +42,8 @@ class Reference(Protocol):
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         """Return the prompt as the chat template writes it."""
 
-    def token_ids(self, prompt: str, counts: Sequence[int]) -> list[int]:
-        """Return the ids of a rendered prompt whose i-th picture takes counts[i] tokens."""
+    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
+        """Return the ids of a rendered prompt whose i-th picture is seen[i]."""
 
 
 def render_template(template: str, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:

@@ -51,9 +51,9 @@ class KimiK25:
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         return render_template(self.template, chat, add_generation_prompt, switches)
 
-    def token_ids(self, prompt: str, counts: Sequence[int]) -> list[int]:
+    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
         pieces = prompt.split(PLACEHOLDER)
-        repeated = (PLACEHOLDER * count for count in counts)
+        repeated = (PLACEHOLDER * one.num_tokens for one in seen)
         text = pieces[0] + "".join(run + piece for run, piece in zip(repeated, pieces[1:], strict=True))
         stretches = (
             part for start in range(0, len(text), LONGEST_TEXT) for part in _cut(text[start : start + LONGEST_TEXT])

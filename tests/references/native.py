@@ -38,9 +38,9 @@ class _Text:
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         return render_template(self.template, chat, add_generation_prompt, switches)
 
-    def token_ids(self, prompt: str, counts: Sequence[int]) -> list[int]:
+    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
         pieces = prompt.split(self.placeholder)
-        repeated = (self.placeholder * count for count in counts)
+        repeated = (one.text or self.placeholder * one.num_tokens for one in seen)
         text = pieces[0] + "".join(run + piece for run, piece in zip(repeated, pieces[1:], strict=True))
         ids: list[int] = self.tokenizer(text)["input_ids"]
         return ids
@@ -74,6 +74,33 @@ class Crops(_Text):
         made = self.processor.image_processor(images=[image], return_tensors="pt")
         counted = self.processor._get_num_multimodal_tokens([(image.height, image.width)])
         return Seen(counted["num_image_tokens"][0], made["pixel_values"][0])
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        return super().render(
+            [{**turn, "content": _parts(turn["content"])} for turn in chat], add_generation_prompt, switches
+        )
+
+
+class Tiles(_Text):
+    """Idefics3 and SmolVLM: tiles with text between them. Content is a list of parts.
+
+    The prompt is that of Idefics3's processor for both; SmolVLM's, which writes the same for pictures, needs a package
+    for videos.
+    """
+
+    placeholder = "<image>"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        from transformers import Idefics3Processor
+
+        count = json.loads((folder / "processor_config.json").read_text())["image_seq_len"]
+        self.processor = Idefics3Processor(load(folder, "AutoImageProcessor"), self.tokenizer, image_seq_len=count)
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor.image_processor(images=[image], return_row_col_info=True, return_tensors="pt")
+        text = self.processor.replace_image_token({"rows": made["rows"], "cols": made["cols"]}, 0)
+        return Seen(text.count(self.placeholder), made["pixel_values"][0], text=text)
 
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         return super().render(

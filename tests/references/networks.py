@@ -128,6 +128,14 @@ class LlavaOracle:
         return (pixels.float() - mean) / std
 
 
+class TilesOracle(LlavaOracle):
+    """Idefics3 and SmolVLM: square views, all of one prompt in one tensor."""
+
+    def pictures(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised views [1, V, 3, S, S]."""
+        return {"pixel_values": torch.cat([self._normalised(item) for item in items]).unsqueeze(0)}
+
+
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": QwenOracle,
@@ -139,5 +147,7 @@ ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "qwen3_5": RecurrentOracle,
     "qwen3_5_moe": RecurrentOracle,
     "phi3_v": Phi3VOracle,
+    "smolvlm": TilesOracle,
+    "smolvlm2": TilesOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

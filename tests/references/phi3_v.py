@@ -41,11 +41,11 @@ class Phi3V:
         turns = [{**turn, "content": _as_string(turn["content"], numbers)} for turn in chat]
         return render_template(self.template, turns, add_generation_prompt, switches)
 
-    def token_ids(self, prompt: str, counts: Sequence[int]) -> list[int]:
+    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
         texts, tags = TAG.split(prompt)[::2], TAG.findall(prompt)
         ids: list[int] = list(self.tokenizer(texts[0])["input_ids"])
         for tag, text in zip(tags, texts[1:], strict=True):
-            ids += [self.placeholder_token_id] * counts[int(tag) - 1]
+            ids += [self.placeholder_token_id] * seen[int(tag) - 1].num_tokens
             ids += self.tokenizer(text)["input_ids"]
         return ids
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated
 
@@ -107,7 +108,7 @@ def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
     console.print(f"prompt: {len(draft.token_ids)} tokens", highlight=False)
     table = Table("from", "to", "what", "token ids", "text", box=None)
     position = 0
-    for span in draft.spans:
+    for span in chain.from_iterable(draft.spans):
         _add_text(table, served, draft.token_ids, position, span.start)
         end = span.start + span.length
         identifier = f"{draft.token_ids[span.start]} x {span.length}"
@@ -128,8 +129,13 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
 
 def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draft: Draft, all_of_them: bool) -> None:
     """Print block keys as the engine computes them without an API key: the first and the last, or *all_of_them*."""
-    placed = zip(pictures, draft.spans, strict=True)
-    runs = [MediaRun(span.start, span.length, picture.content_hash) for picture, span in placed]
+    runs: list[MediaRun] = []
+    for picture, spans in zip(pictures, draft.spans, strict=True):
+        offsets = accumulate((span.length for span in spans), initial=0)
+        runs += [
+            MediaRun(span.start, span.length, picture.content_hash, offset)
+            for span, offset in zip(spans, offsets, strict=False)
+        ]
     try:
         weights = weight_files(folder)
     except StartupError:

@@ -49,8 +49,8 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     chat = preparation.prompts.read(served, request)
     with memory.reservation() as reserved:
         pictures = await preparation.pictures.collect(served, chat.pictures, b"", reserved)
-    num_tokens = [picture.layout.num_tokens for picture in pictures]
-    return pictures, await preparation.prompts.draft(served, request, chat, num_tokens)
+    layouts = [picture.layout for picture in pictures]
+    return pictures, await preparation.prompts.draft(served, request, chat, layouts)
 
 
 def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:

@@ -1,18 +1,24 @@
 """Bit-exact uint8 resampling, equal to torchvision's. Uses torch, in decode processes only."""
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from saccade.errors import InternalError
 from saccade.media import rgbx
 
+Mode = Literal["bicubic", "lanczos"]
 
-def resize(picture: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+
+def resize(picture: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic") -> npt.NDArray[np.uint8]:
     """Return *picture* [old height, old width, channels] as planes [channels, *height*, *width*], uint8.
 
-    Bicubic with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in the reference
-    processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails.
+    Bicubic or Lanczos, with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in
+    the reference processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails,
+    InternalError if torch does not have the filter.
     """
     if picture.shape[:2] == (height, width):
         return picture.transpose(2, 0, 1)
@@ -20,7 +26,9 @@ def resize(picture: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArr
     memory = rgbx.words(picture)
     pixels_NCHW = torch.from_numpy(picture if memory is None else memory).permute(2, 0, 1)[None]
     try:
-        resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode="bicubic", antialias=True)
+        resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode=mode, antialias=True)
+    except ValueError as error:
+        raise InternalError(f"This torch cannot resize by {mode}; install torch 2.12 or newer.") from error
     except RuntimeError as error:
         # Torch raises this for a failed allocation; no other cause is possible, since size and dtype are valid.
         raise MemoryError from error

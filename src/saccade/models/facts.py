@@ -84,10 +84,12 @@ KvSpec = Paged | Latent | Recurrent
 class Positions(Protocol):
     """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
 
-    After the prompt, a token's position is its index + *delta*.
+    After the prompt, a token's position is its index + *delta*. *allow_split_media*: text may stand between the
+    tokens of one media item.
     """
 
     delta: int
+    allow_split_media: bool
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions [3, stop - start] of tokens [start, stop)."""

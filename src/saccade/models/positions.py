@@ -23,6 +23,7 @@ class PlainPositions:
     """A token's position is its index, on all axes."""
 
     delta = 0
+    allow_split_media = True
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions [3, stop - start] of tokens [start, stop)."""
@@ -35,6 +36,8 @@ class MultimodalPositions:
     Text advances all axes by one per token. A picture's tokens have positions base + their place in the grid, and the
     text after it continues at the largest used position + 1. After the last picture, position = index + *delta*.
     """
+
+    allow_split_media = False
 
     def __init__(self, spans: Sequence[tuple[int, tuple[int, int, int]]]) -> None:
         """*spans* are (index of the first token, grid in tokens), in prompt order."""

@@ -21,7 +21,8 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
     the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
-    (height, width), where the engine's half needs it.
+    (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts,
+    each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
     """
 
     resized_height: int
@@ -31,6 +32,7 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     pixel_shape: tuple[int, ...]
     pixel_dtype: str = "uint8"
     original_size: tuple[int, int] | None = None
+    prompt: tuple[str | int, ...] = ()
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -49,8 +51,9 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """One picture of a prompt. Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
 
-    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one;
-    a video, later, one per frame group. *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
+    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one,
+    or in families that write text between its views one per view; a video, later, one per frame group.
+    *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
     """
 
     modality: str

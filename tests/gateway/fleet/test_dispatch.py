@@ -10,9 +10,11 @@ import pytest
 from echo_worker import STALL, ask, serving, until
 
 from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
+from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt, media_runs
 from saccade.gateway.fleet.workers import Fleet, Model
+from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
+from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport import shared_memory
@@ -228,3 +230,8 @@ async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_
         with pytest.raises(WorkerFailed):
             await request
         assert dispatcher.num_requests == 0
+
+
+def test_runs_of_a_picture_in_pieces_go_on_where_the_last_one_ended() -> None:
+    pictures = [(b"a", (Span(2, 3), Span(9, 4))), (b"b", (Span(6, 2),))]
+    assert media_runs(pictures) == (MediaRun(2, 3, b"a", 0), MediaRun(6, 2, b"b", 0), MediaRun(9, 4, b"a", 3))

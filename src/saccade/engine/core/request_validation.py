@@ -37,6 +37,12 @@ class RequestValidator:
         self._check_coverage(request)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
         positions = self.facts.positions(sorted((item.spans[0].start, item.grid) for item in request.media))
+        for index, item in enumerate(request.media):
+            if len(item.spans) > 1 and not positions.allow_split_media:
+                raise InvalidValue(
+                    f"A picture of this model has one span of placeholders, not {len(item.spans)}.",
+                    f"media[{index}].spans",
+                )
         root = root_key(self.fingerprint, request.salt)
         return Sequence(connection, request, arrival, seed, root, positions)
 
@@ -77,14 +83,15 @@ class RequestValidator:
             num_tokens = self.facts.item_tokens(item.grid, item.original_size)
         except InvalidValue as error:
             raise InvalidValue(error.message, f"{param}.grid") from error
-        if len(item.spans) != 1:
-            raise InvalidValue(f"A picture has one span of placeholders, not {len(item.spans)}.", f"{param}.spans")
-        covered = item.spans[0].length
+        covered = sum(span.length for span in item.spans)
         if covered != num_tokens:
             raise InvalidValue(
                 f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
             )
-        _check_span(item.spans[0], token_ids, placeholder, f"{param}.spans")
+        for span in item.spans:
+            _check_span(span, token_ids, placeholder, f"{param}.spans")
+        if any(span.start >= following.start for span, following in itertools.pairwise(item.spans)):
+            raise InvalidValue("The spans of a picture must be in the prompt's order.", f"{param}.spans")
         self._check_pixels(item, param)
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:

@@ -107,9 +107,9 @@ class Endpoints:
         memory.keep(memory.num_bytes // COPIES)
         pictures = await self.pictures.collect(served, chat.pictures, salt, memory)
         with self.admission.admit(salt):
-            num_tokens = [picture.layout.num_tokens for picture in pictures]
+            layouts = [picture.layout for picture in pictures]
             num_bytes = sum(len(picture.encoded) for picture in pictures)
-            return (await self.prompts.draft(served, asked, chat, num_tokens, num_bytes)).token_ids
+            return (await self.prompts.draft(served, asked, chat, layouts, num_bytes)).token_ids
 
     def _reservation(self, request: Request) -> Reservation:
         """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -14,7 +14,7 @@ import msgspec
 from saccade.errors import InternalError
 from saccade.gateway.fleet.workers import Fleet, Model, Worker
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
-from saccade.protocol.media import MediaItem
+from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
@@ -146,6 +146,17 @@ class Dispatcher:
             ) from error
         finally:
             self._fleet.release(slots)
+
+
+def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
+    """Return the runs of a prompt's pictures, each given by its content hash and spans, in prompt order."""
+    runs = []
+    for content_hash, spans in pictures:
+        offset = 0
+        for span in spans:
+            runs.append(MediaRun(span.start, span.length, content_hash, offset))
+            offset += span.length
+    return tuple(sorted(runs, key=lambda run: run.start))
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

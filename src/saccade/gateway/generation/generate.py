@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
-from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
+from saccade.gateway.fleet.dispatch import Dispatcher, Prompt, media_runs
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.sampling import sampling_params
 from saccade.gateway.http.auth import request_salt
@@ -17,7 +17,6 @@ from saccade.gateway.pictures.collect import PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.identity.blocks import MediaRun
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
@@ -60,15 +59,13 @@ class Generation:
                 # While the request waits for other servers it holds no place.
                 pictures = await self.pictures.collect(served, asked.chat.pictures, salt, asked.memory)
                 held.enter_context(self.admission.admit(asked.tenant_salt))
-                num_tokens = [picture.layout.num_tokens for picture in pictures]
+                layouts = [picture.layout for picture in pictures]
                 num_bytes = sum(len(picture.encoded) for picture in pictures)
-                draft = await self.prompts.draft(served, request, asked.chat, num_tokens, num_bytes)
+                draft = await self.prompts.draft(served, request, asked.chat, layouts, num_bytes)
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
-                runs = tuple(
-                    MediaRun(span.start, span.length, picture.content_hash)
-                    for picture, span in zip(pictures, draft.spans, strict=True)
-                )
+                hashes = [picture.content_hash for picture in pictures]
+                runs = media_runs(zip(hashes, draft.spans, strict=True))
                 prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
                 with self.metrics.stage("route"):
                     placement = held.enter_context(self.dispatcher.place(served.name, prompt))

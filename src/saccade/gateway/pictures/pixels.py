@@ -27,13 +27,13 @@ from saccade.telemetry import Metrics
 
 @dataclass(frozen=True)
 class PromptPictures:
-    """The pictures of one prompt: the tokens of pictures[i] lie in spans[i].
+    """The pictures of one prompt: the tokens of pictures[i] lie in the spans of spans[i].
 
     Pictures with a content hash in *held* go without pixels, because the worker is believed to hold them.
     """
 
     pictures: tuple[Picture, ...] = ()
-    spans: tuple[Span, ...] = ()
+    spans: tuple[tuple[Span, ...], ...] = ()
     held: frozenset[bytes] = frozenset()
 
     @property
@@ -151,20 +151,20 @@ class PixelPreparer:
 
     def _items(self, media: PromptPictures, pixels: Mapping[bytes, PreparedPicture]) -> Iterable[MediaItem]:
         seen: set[bytes] = set()
-        for picture, span in zip(media.pictures, media.spans, strict=True):
+        for picture, spans in zip(media.pictures, media.spans, strict=True):
             prepared = pixels.get(picture.content_hash)
             if prepared is not None and picture.content_hash in seen:
                 self.pool.retain(prepared)
             seen.add(picture.content_hash)
-            yield _item(picture, span, prepared)
+            yield _item(picture, spans, prepared)
 
 
-def _item(picture: Picture, span: Span, pixels: PreparedPicture | None) -> MediaItem:
+def _item(picture: Picture, spans: tuple[Span, ...], pixels: PreparedPicture | None) -> MediaItem:
     return MediaItem(
         modality="image",
         content_hash=picture.content_hash,
         grid=picture.layout.grid,
-        spans=(span,),
+        spans=spans,
         pixel_shape=picture.layout.pixel_shape,
         pixel_dtype=picture.layout.pixel_dtype,
         original_size=picture.layout.original_size,

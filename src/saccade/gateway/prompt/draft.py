@@ -7,12 +7,13 @@ picture's tokens are counted by its header alone, so a refusal costs little: no 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages
+from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, num_characters, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
+from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.media import Span
+from saccade.protocol.media import PictureLayout, Span
 from saccade.telemetry import Metrics
 
 THREAD_FROM_CHARACTERS = 16 * 1024
@@ -24,10 +25,10 @@ MAX_UTF8_BYTES = 4
 
 @dataclass(frozen=True)
 class Draft:
-    """The token ids of a prompt; the tokens of its i-th picture lie in spans[i]."""
+    """The token ids of a prompt; the tokens of its i-th picture lie in the spans of spans[i]."""
 
     token_ids: list[int]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[tuple[Span, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class PromptDrafter:
         served: ServedModel,
         request: ChatRequest | TokenizeRequest,
         chat: Chat,
-        picture_tokens: Sequence[int] = (),
+        layouts: Sequence[PictureLayout] = (),
         num_picture_bytes: int = 0,
     ) -> Draft:
-        """Return the token ids of *chat*, whose i-th picture takes picture_tokens[i].
+        """Return the token ids of *chat*, whose i-th picture has layouts[i].
 
         The encoded pictures have *num_picture_bytes* together. Raises RequestError, naming the field.
         """
@@ -69,11 +70,16 @@ class PromptDrafter:
                 chat.num_characters > THREAD_FROM_CHARACTERS,
                 num_picture_bytes,
                 lambda: served.tokenizer.encode(
-                    served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
+                    write_pictures(
+                        served.template.render(chat.messages, chat.add_generation_prompt, chat.switches),
+                        served.tokenizer.special_tokens,
+                        served.placeholder_token_id,
+                        layouts,
+                    )
                 ),
                 "messages",
             )
-        expanded, spans = expand(token_ids, served.placeholder_token_id, picture_tokens)
+        expanded, spans = expand(token_ids, served.placeholder_token_id, list(map(runs, layouts)))
         check_context(len(expanded), request, served)
         return Draft(expanded, spans)
 
@@ -97,31 +103,6 @@ class PromptDrafter:
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
     """Whether reading the chat in *request* would hold up the event loop."""
     return num_characters(request.messages or ()) > THREAD_FROM_CHARACTERS
-
-
-def expand(
-    token_ids: list[int], placeholder_token_id: int, counts: Sequence[int]
-) -> tuple[list[int], tuple[Span, ...]]:
-    """Replace the i-th placeholder by counts[i] of them; return the ids and where each run lies.
-
-    Raises InvalidValue where placeholders and pictures are not equally many.
-    """
-    num_placeholders = token_ids.count(placeholder_token_id)
-    if num_placeholders != len(counts):
-        raise InvalidValue(
-            f"The model's chat template makes room for {num_placeholders} images; the messages hold {len(counts)}.",
-            "messages",
-        )
-    expanded: list[int] = []
-    spans: list[Span] = []
-    position = 0
-    for count in counts:
-        found = token_ids.index(placeholder_token_id, position)
-        expanded += token_ids[position:found]
-        spans.append(Span(len(expanded), count))
-        expanded += [placeholder_token_id] * count
-        position = found + 1
-    return expanded + token_ids[position:], tuple(spans)
 
 
 def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:

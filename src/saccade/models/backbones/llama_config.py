@@ -13,6 +13,19 @@ from saccade.models.facts import Paged
 COMMON: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "rope_theta": 10000.0})
 """What transformers' LlamaConfig, MistralConfig and Phi3Config all assume for keys that a release leaves out."""
 
+LLAMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    }
+)
+"""The values of keys that the text_config of a Llama leaves out: transformers, LlamaConfig."""
+
 
 @dataclass(frozen=True)
 class TextConfig:

@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.backbones.llama_config import LLAMA, TextConfig
 from saccade.models.backbones.model_config import choice, section
 from saccade.models.backbones.shared_facts import TextFacts
 from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
@@ -17,17 +17,6 @@ from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
 
-LLAMA: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-    }
-)
 MISTRAL: Mapping[str, Any] = MappingProxyType(
     {
         **LLAMA,

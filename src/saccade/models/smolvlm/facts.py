@@ -1,0 +1,93 @@
+"""The facts of Idefics3 and SmolVLM for the engine's core, from their configuration. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.llama_config import LLAMA, TextConfig
+from saccade.models.backbones.model_config import choice, section
+from saccade.models.backbones.shared_facts import TextFacts
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
+from saccade.models.positions import PlainPositions
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.smolvlm import FAMILY
+from saccade.models.smolvlm.layout import num_views
+from saccade.models.smolvlm.settings import scale, tower
+
+DEFAULT_IMAGE_TOKEN_ID = 128257
+
+
+@dataclass(frozen=True)
+class Facts(TextFacts):
+    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+
+    *scale* x *scale* patches become one token.
+    """
+
+    text: TextConfig
+    vision: ClipConfig
+    scale: int
+    placeholder_of: Mapping[str, int]
+    placeholder_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "Facts":
+        """Read config.json. Raises StartupError, naming the key."""
+        text, vision = _text(config), tower(config)
+        stated = (FAMILY.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID), DEFAULT_IMAGE_TOKEN_ID)
+        token_id = next(one for one in stated if one is not None)
+        if token_id >= text.vocab_size:
+            raise StartupError(
+                f"config.json: `image_token_id` is {token_id}, but `text_config.vocab_size` is only {text.vocab_size}."
+            )
+        return cls(text, vision, scale(config, vision), {"image": token_id}, (token_id,))
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the tokens of all views. Raises InvalidValue for a grid that does not consist of whole tiles."""
+        return self.num_views(grid) * (self.vision.side // self.scale) ** 2
+
+    def num_views(self, grid: Grid) -> int:
+        """Return the number of square views. Raises InvalidValue for a grid that does not consist of whole tiles."""
+        frames, rows, columns = grid
+        side = self.vision.side
+        if frames != 1 or min(rows, columns) < 1 or rows % side or columns % side:
+            raise InvalidValue(
+                f"A picture's grid must be one frame of rows and columns that are multiples of {side}, not "
+                f"{tuple(grid)}."
+            )
+        return num_views(rows // side, columns // side)
+
+    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of the views."""
+        return self.num_views(grid), CHANNELS, self.vision.image_size, self.vision.image_size
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches of all views."""
+        return self.num_views(grid) * self.vision.num_patches
+
+    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of values: one vector for each token."""
+        return self.item_tokens(grid) * self.text.hidden_size
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return a square of tiles that leaves room for the view of the whole picture."""
+        side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side
+        return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> None:
+        """Return None: a picture consists of whole views."""
+
+    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+        """Return positions that do not depend on pictures."""
+        return PlainPositions()
+
+
+def _text(config: Mapping[str, Any]) -> TextConfig:
+    """Read the text half. Whether the head is tied is said outside of it; without it, the norms' epsilon is 1e-5."""
+    text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
+    choice({"model_type": "llama", **text}, "model_type", ("llama",))
+    tied = bool(config.get("tie_word_embeddings", False))
+    return TextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)

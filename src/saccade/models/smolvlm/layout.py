@@ -1,0 +1,113 @@
+"""Tiles, tokens and text of a picture, from its dimensions. Runs in the gateway: no torch.
+
+Source of the rules: transformers 5.23, models/idefics3/image_processing_idefics3.py and processing_idefics3.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.models.family import PictureOptions
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.smolvlm.settings import resolve
+from saccade.protocol.media import PictureLayout
+
+AROUND = "<fake_token_around_image>"
+GLOBAL = "<global-img>"
+MAX_EDGE = 4096
+"""Pixels; a larger longest_edge has no effect."""
+
+
+class Layout:
+    """Layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole picture in one square view."""
+
+    def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+        self.settings: Mapping[str, Any] = resolve(config, preprocessor)
+
+    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+        """Return `settings`; for `detail: low` without tiles. Raises InvalidValue."""
+        for key in ("min_pixels", "max_pixels"):
+            if getattr(options, key) is not None:
+                raise InvalidValue(
+                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
+                )
+        if options.detail != "low" or not self.settings["splits"]:
+            return self.settings
+        return {**self.settings, "splits": False}
+
+    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (1, rows, columns) of the tiled picture in patches, views [V, 3, s, s], and the text around."""
+        return picture_layout(width, height, settings)
+
+    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+        raise UnsupportedParameter(
+            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "workers take them."
+        )
+
+
+def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    """Return the layout of an upright picture; its resized size is that of all tiles together."""
+    side, view = settings["tile"], settings["tile"] // settings["patch_size"]
+    rows, columns = tiles(*fitted(height, width, settings["longest_edge"]), side) if settings["splits"] else (1, 1)
+    views = num_views(rows, columns)
+    return PictureLayout(
+        resized_height=rows * side,
+        resized_width=columns * side,
+        grid=(1, rows * view, columns * view),
+        num_tokens=views * settings["view_tokens"],
+        pixel_shape=(views, CHANNELS, side, side),
+        prompt=prompt(rows, columns, settings["view_tokens"]),
+    )
+
+
+def fitted(height: int, width: int, longest_edge: int) -> tuple[int, int]:
+    """Return (height, width) with the longer side resized to *longest_edge*, the other to an even number.
+
+    As in the reference, a size above MAX_EDGE is then resized to that. The rounding is part of the rule.
+    """
+    if width >= height:
+        width, height = longest_edge, _even(int(longest_edge / (width / height)))
+    else:
+        width, height = _even(int(longest_edge * (width / height))), longest_edge
+    height, width = max(height, 1), max(width, 1)
+    ratio = width / height
+    if width >= height and width > MAX_EDGE:
+        width, height = MAX_EDGE, int(MAX_EDGE / ratio)
+    elif height > width and height > MAX_EDGE:
+        width, height = int(MAX_EDGE * ratio), MAX_EDGE
+    return max(height, 1), max(width, 1)
+
+
+def _even(length: int) -> int:
+    return length + length % 2
+
+
+def tiles(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return (rows, columns) of tiles of *side* pixels for a resized picture, whose aspect ratio is nearly kept."""
+    ratio = width / height
+    if width >= height:
+        columns = math.ceil(width / side)
+        return math.ceil(int(columns * side / ratio) / side), columns
+    rows = math.ceil(height / side)
+    return rows, math.ceil(int(rows * side * ratio) / side)
+
+
+def num_views(rows: int, columns: int) -> int:
+    """Return the number of views: the tiles and the whole picture, or one view where there would be one tile."""
+    return 1 if rows == columns == 1 else rows * columns + 1
+
+
+def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:
+    """Return what stands for a picture in the prompt: each view's tokens behind a mark of its place."""
+    whole: tuple[str | int, ...] = (AROUND, GLOBAL, view_tokens, AROUND)
+    if rows == columns == 1:
+        return whole
+    written: list[str | int] = []
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            written += [AROUND, f"<row_{row}_col_{column}>", view_tokens]
+        written.append("\n")
+    return (*written, "\n", *whole)

@@ -1,0 +1,139 @@
+"""Vision tower, connector and text decoder.
+
+Formulas: transformers 5.23, modeling_idefics3.py and modeling_smolvlm.py, which compute the same. Shapes: N tokens, B
+bytes of pixels, V views of all pictures, S the side of a view in pixels, P patches of a view, T patches of all views,
+D values of a patch, C channels of the vision tower, E hidden size, R rows to predict from, U tokens of pictures, W = E.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.clip_vision import Block, ViewMetadata, view_patches
+from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.facts import MediaShape
+from saccade.models.network import Target
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.smolvlm.facts import Facts
+from saccade.models.smolvlm.layout import Layout
+from saccade.models.smolvlm.weights import locate
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
+
+
+class Embeddings(nn.Module):
+    """The embedded patches of each view, plus learned positions."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        self.side = config.side
+        self.patch_embedding = PatchEmbedding(config.hidden_size, (CHANNELS, config.patch_size, config.patch_size))
+        self.position_embedding = nn.Module()
+        table_PC = torch.empty(config.num_patches, config.hidden_size)
+        self.position_embedding.weight = nn.Parameter(table_PC, requires_grad=False)
+        self.positions_PC = torch.empty(0)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights."""
+        self.patch_embedding.fold()
+        table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
+        self.positions_PC = table_PC.index_select(0, position_ids(self.side).to(table_PC.device))
+
+    def forward(self, patches_TD: torch.Tensor) -> torch.Tensor:
+        """Map the patches of all views to [T, C]."""
+        patches_VPC = self.patch_embedding(patches_TD).unflatten(0, (-1, self.side**2))
+        return (patches_VPC + self.positions_PC).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+class Tower(nn.Module):
+    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm."""
+
+    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
+        super().__init__()
+        self.num_patches = config.num_patches
+        self.embeddings = Embeddings(config)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(Block(config, ranks) for _ in range(config.depth))
+        self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
+
+    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
+        """Return all that depends on the number of views, computed on the host and copied without a device sync."""
+        lengths = (self.num_patches,) * num_views
+        return ViewMetadata(packed_sequences(lengths, self.post_layernorm.weight.device), backend)
+
+    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map normalised patches, as `view_patches` lays them out, to hidden states [V, P, C]."""
+        x_TC = self.embeddings(patches_TD)
+        for block in self.encoder.layers:  # type: ignore[union-attr]
+            x_TC = block(x_TC, metadata)
+        return self.post_layernorm(x_TC).unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
+
+
+class Connector(nn.Module):
+    """Joins the channels of *scale* x *scale* patches, and maps them to the text network's width."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self.side, self.scale = facts.vision.side, facts.scale
+        self.modality_projection = nn.Module()
+        joined = facts.vision.hidden_size * facts.scale**2
+        self.modality_projection.proj = Linear(joined, facts.text.hidden_size, bias=False)
+
+    def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
+        """Map [V, P, C] to [U, E]."""
+        blocks = x_VPC.unflatten(1, (self.side // self.scale, self.scale, self.side // self.scale, self.scale))
+        joined_UD = blocks.transpose(2, 3).flatten(3).flatten(0, 2)
+        return self.modality_projection.proj(joined_UD)  # type: ignore[operator,no-any-return]
+
+
+class Network(ImageTextNetwork):
+    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+
+    def __init__(
+        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+    ) -> None:
+        settings = Layout(config, preprocessor).settings
+        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied)
+        self.facts = facts
+        self.vision_model = Tower(facts.vision, ranks.encoder)
+        self.connector = Connector(facts)
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
+        return locate(name, self.facts.text.tied)
+
+    def finish(self) -> None:
+        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        self.vision_model.embeddings.finish()
+        super().finish()
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        views = self.vision_model.prepare(sum(map(self.facts.num_views, grids)), backend)
+        return views, [self.facts.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map uint8 views to features [U, E], picture after picture."""
+        vision = self.facts.vision
+        views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
+        patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
+        return self.connector(self.vision_model(patches_TD, metadata))  # type: ignore[no-any-return]
+
+
+def position_ids(side: int) -> torch.Tensor:
+    """Return the entry of the position table for each patch of a view of *side* x *side* patches, int64 [P].
+
+    Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. Its rounding in float32 is
+    kept: it decides on the entries where a patch lies on the border between two.
+    """
+    borders = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
+    places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
+    entries = torch.bucketize(places, borders, right=True)
+    return (entries.unsqueeze(1) * side + entries).flatten()

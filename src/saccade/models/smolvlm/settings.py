@@ -1,0 +1,115 @@
+"""The processor's settings, from config.json and preprocessor_config.json. No torch."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.model_config import integer
+from saccade.models.preprocessing import processor_config
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
+
+FILTERS: Mapping[int, str] = MappingProxyType({1: "lanczos", 3: "bicubic"})
+"""The supported filters, by Pillow's numbers."""
+
+SILENT: Mapping[str, Any] = MappingProxyType(
+    {
+        "size": {"longest_edge": 4 * 364},
+        "max_image_size": {"longest_edge": 364},
+        "resample": 1,
+        "do_image_splitting": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+)
+"""The values of keys that preprocessor_config.json leaves out: transformers, Idefics3ImageProcessor."""
+
+SILENT_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 1152,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    }
+)
+"""The values of keys that vision_config leaves out, where they are not CLIP's: transformers, Idefics3VisionConfig."""
+
+DEFAULT_SCALE = 2
+FIXED: Mapping[str, Any] = MappingProxyType(
+    {
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "do_pad": True,
+        "rescale_factor": 1 / 255,
+    }
+)
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
+
+
+def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return longest_edge, tile, splits, filter, patch_size, view_tokens, image_mean and image_std.
+
+    *longest_edge* and *tile* are in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a
+    value is wrong or not supported.
+    """
+    processor_config.check_fixed(preprocessor, FIXED)
+    given = {**SILENT, **{key: value for key, value in preprocessor.items() if value is not None}}
+    vision, tile = tower(config), _edge(given["max_image_size"], "max_image_size")
+    if tile != vision.image_size:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG}: max_image_size.longest_edge is {tile}, but the vision tower in config.json takes "
+            f"pictures of {vision.image_size} x {vision.image_size} pixels; only equal sizes are supported."
+        )
+    if given["resample"] not in FILTERS:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG} sets resample to {given['resample']!r}; supported are 1 (Lanczos) and 3 (bicubic)."
+        )
+    if type(given["do_image_splitting"]) is not bool:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG}: do_image_splitting must be true or false, not {given['do_image_splitting']!r}."
+        )
+    return {
+        "longest_edge": _edge(given["size"], "size"),
+        "tile": tile,
+        "splits": given["do_image_splitting"],
+        "filter": FILTERS[given["resample"]],
+        "patch_size": vision.patch_size,
+        "view_tokens": view_tokens(config, vision),
+        "image_mean": processor_config.one_per_channel(given["image_mean"], "image_mean"),
+        "image_std": processor_config.deviations(given["image_std"], "image_std"),
+    }
+
+
+def tower(config: Mapping[str, Any]) -> ClipConfig:
+    """Return the vision tower's configuration, which has the form of CLIP's. Raises StartupError."""
+    vision = config.get("vision_config") or {}
+    if not isinstance(vision, Mapping):
+        raise StartupError(f"config.json: `vision_config` must be an object, not {vision!r}.")
+    return ClipConfig.read({**SILENT_VISION, **vision})
+
+
+def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:
+    """Return how many patches in each direction become one token. Raises StartupError."""
+    factor = integer({"scale_factor": DEFAULT_SCALE, **config}, "scale_factor")
+    if vision.side % factor:
+        raise StartupError(
+            f"config.json: `scale_factor` is {factor}, which does not divide the {vision.side} patches along the side "
+            "of a view."
+        )
+    return factor
+
+
+def view_tokens(config: Mapping[str, Any], vision: ClipConfig) -> int:
+    """Return the number of tokens of one view. Raises StartupError."""
+    return (vision.side // scale(config, vision)) ** 2
+
+
+def _edge(value: object, key: str) -> int:
+    """Return the number of pixels in {"longest_edge": number}, found under *key*."""
+    sizes = {name: one for name, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
+    if set(sizes) != {"longest_edge"}:
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must have only longest_edge, not {value!r}.")
+    return processor_config.whole_number(sizes["longest_edge"], f"{key}.longest_edge")

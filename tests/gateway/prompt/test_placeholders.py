@@ -1,0 +1,65 @@
+"""Placeholders are filled by position, and pictures may have text of their own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.errors import InvalidValue
+from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
+from saccade.protocol.media import PictureLayout, Span
+from saccade.tokenization.tokenizer import Segment
+
+PAD = 9
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 8), max_size=5), min_size=1, max_size=6),
+    counts=st.lists(st.integers(1, 7), min_size=5, max_size=5),
+)
+def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list[int]) -> None:
+    counts = counts[: len(texts) - 1]
+    token_ids = [token_id for text in texts[:-1] for token_id in (*text, PAD)] + texts[-1]
+    expanded, spans = expand(token_ids, PAD, [[count] for count in counts])
+    placed = [position for (span,) in spans for position in range(span.start, span.start + span.length)]
+    assert [position for position, token_id in enumerate(expanded) if token_id == PAD] == placed
+    assert [span.length for (span,) in spans] == counts
+    assert [token_id for token_id in expanded if token_id != PAD] == [i for text in texts for i in text]
+
+
+@pytest.mark.parametrize(("token_ids", "counts"), [([1, PAD], []), ([1], [4]), ([PAD, PAD], [4])])
+def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # A9
+    with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images; the messages hold {len(counts)}"):
+        expand(token_ids, PAD, [[count] for count in counts])
+
+
+def layout(num_tokens: int, *prompt: str | int) -> PictureLayout:
+    return PictureLayout(
+        resized_height=1, resized_width=1, grid=(1, 1, 1), num_tokens=num_tokens, pixel_shape=(1,), prompt=prompt
+    )
+
+
+def special(text: str) -> Segment:
+    return Segment(text, is_special=True)
+
+
+def plain(text: str) -> Segment:
+    return Segment(text, is_special=False)
+
+
+def test_a_picture_may_be_several_runs_with_text_between() -> None:
+    tokens = {"<image>": PAD, "<row>": 8}
+    layouts = [layout(5, "<row>", 2, "\n<row>", 3), layout(4)]
+    written = write_pictures([special("<image>"), plain("<image>"), special("<image>")], tokens, PAD, layouts)
+    picture = special("<image>")
+    assert list(written) == [special("<row>"), picture, plain("\n<row>"), picture, plain("<image>"), picture]
+    token_ids, spans = expand([8, PAD, 1, PAD, 2, PAD], PAD, [runs(one) for one in layouts])
+    assert token_ids == [8, PAD, PAD, 1, PAD, PAD, PAD, 2, PAD, PAD, PAD, PAD]
+    assert spans == ((Span(1, 2), Span(4, 3)), (Span(8, 4),))
+
+
+def test_a_prompt_with_another_number_of_placeholders_is_refused() -> None:  # A9
+    layouts = [layout(5, "<row>", 2, "<row>", 3)]
+    segments = [special("<image>"), special("<image>")]
+    assert list(write_pictures(segments, {"<image>": PAD}, PAD, layouts)) == segments
+    with pytest.raises(InvalidValue, match="2 images; the messages hold 1"):
+        expand([PAD, PAD, 1], PAD, [[2, 3, 4]])

@@ -1,0 +1,181 @@
+"""Facts and network of Idefics3 and SmolVLM against transformers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import engines
+import msgspec
+import pytest
+import torch
+from references.networks import TilesOracle
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.loader import load_model
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.facts import MediaShape, Paged
+from saccade.models.smolvlm.facts import Facts
+from saccade.models.smolvlm.layout import Layout
+from saccade.models.smolvlm.network import Network, position_ids
+from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.protocol.media import Span
+from saccade.protocol.request import EngineRequest
+
+SIZES = [(1, 1), (64, 64), (150, 100), (300, 40), (40, 300)]
+"""(width, height)"""
+
+Folder = Callable[[str], Path]
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def layout_of(folder: Path) -> Layout:
+    return Layout(config_of(folder), json.loads((folder / "preprocessor_config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "smolvlm2"])
+@torch.inference_mode()
+def test_features_equal_the_reference(name: str, network_folder: Folder) -> None:  # A10
+    folder = network_folder(name)
+    network = load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).network
+    oracle, items = TilesOracle(folder), [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
+    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
+    metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
+    expected = oracle.model.get_image_features(**oracle.pictures(items)).pooler_output
+    assert counts == [item.spans[0].length for item in items]
+    torch.testing.assert_close(
+        network.encode(pixels, metadata), torch.cat(tuple(expected)).flatten(0, -2), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 8, 14, 26, 27, 32, 70])
+def test_position_ids_equal_the_reference(side: int) -> None:
+    from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionConfig, Idefics3VisionEmbeddings
+
+    reference = Idefics3VisionEmbeddings(Idefics3VisionConfig(hidden_size=1, image_size=side, patch_size=1))
+    # The patches are zeros, and the positions their own numbers.
+    for parameter in reference.patch_embedding.parameters():
+        parameter.data.zero_()
+    reference.position_embedding.weight.data = torch.arange(side**2, dtype=torch.float32).unsqueeze(1)
+    expected = reference(torch.zeros(1, 3, side, side), torch.ones(1, side, side, dtype=torch.bool))
+    assert position_ids(side).tolist() == expected.flatten().tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Folder) -> None:
+    layout, facts = layout_of(network_folder("smolvlm")), Facts.read(config_of(network_folder("smolvlm")))
+    shape = layout.picture(*size, layout.settings)
+    assert facts.item_tokens(shape.grid) == shape.num_tokens
+    assert facts.encoding_values(shape.grid) == shape.num_tokens * 96
+    assert facts.pixel_shape(shape.grid) == shape.pixel_shape
+    assert facts.encode_cost(shape.grid) == shape.pixel_shape[0] * 16
+
+
+@pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
+def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Folder) -> None:
+    facts = Facts.read(config_of(network_folder("smolvlm")))
+    assert facts.encode_cost(facts.square_grid(max_patches)) <= max(max_patches, 16)
+
+
+@pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 4)])
+def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder: Folder) -> None:
+    with pytest.raises(InvalidValue):
+        Facts.read(config_of(network_folder("smolvlm"))).item_tokens(grid)
+
+
+def split(asked: EngineRequest, *, text: int) -> EngineRequest:
+    """Put the token *text* before every fourth placeholder of the one picture."""
+    (item,) = asked.media
+    start, length = item.spans[0].start, item.spans[0].length
+    views = length // 4
+    placeholder = asked.token_ids[start]
+    inner = [token for _ in range(views) for token in (text, *[placeholder] * 4)]
+    token_ids = asked.token_ids[:start] + inner + asked.token_ids[start + length :]
+    spans = tuple(Span(start + 5 * view + 1, 4) for view in range(views))
+    return msgspec.structs.replace(asked, token_ids=token_ids, media=(msgspec.structs.replace(item, spans=spans),))
+
+
+@pytest.mark.parametrize("chunk", [7, 16, 2048])
+def test_text_between_the_views_of_a_picture(chunk: int, network_folder: Folder) -> None:
+    folder = network_folder("smolvlm")
+    oracle = TilesOracle(folder)
+    subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
+    logits = engines.record_logits(subject)
+    whole = engines.request(folder, [5, ((150, 100), 1), 9], max_tokens=4)
+    for request_id in ("fresh", "cached"):
+        asked = msgspec.structs.replace(split(whole, text=7), request_id=request_id)
+        answer = engines.drain(subject, asked).answers[request_id]
+        assert answer.failure is None
+        expected = oracle.logits(asked, answer.token_ids)
+        torch.testing.assert_close(torch.stack(logits[request_id]), expected, atol=1e-4, rtol=0)
+    assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda spans: spans[::-1], "prompt's order"),
+        (lambda spans: spans[1:], "cover"),
+        (lambda spans: (), "cover"),
+        (lambda spans: (Span(spans[0].start - 1, 4), *spans[1:]), "not placeholders"),
+    ],
+)
+def test_wrong_spans_are_refused(change: Any, words: str, network_folder: Folder) -> None:
+    folder = network_folder("smolvlm")
+    subject = engines.engine(folder)
+    asked = split(engines.request(folder, [5, ((150, 100), 1), 9], max_tokens=4), text=7)
+    (item,) = asked.media
+    wrong = msgspec.structs.replace(asked, media=(msgspec.structs.replace(item, spans=change(item.spans)),))
+    failure = engines.drain(subject, wrong).answers["a"].failure
+    assert failure is not None
+    assert failure.param == "media[0].spans"
+    assert words in failure.message
+
+
+def test_what_a_silent_config_means() -> None:
+    from transformers import Idefics3Config
+
+    reference = Idefics3Config()
+    facts = Facts.read({"image_token_id": 7, "scale_factor": 7})
+    assert facts.text.norm_eps == reference.text_config.rms_norm_eps
+    assert facts.kv_specs == (Paged(32, 128, 128),) * 32
+    vision: Any = reference.vision_config
+    assert (facts.vision.hidden_size, facts.vision.num_heads, facts.vision.depth) == (
+        vision.hidden_size, vision.num_attention_heads, vision.num_hidden_layers,
+    )  # fmt: skip
+    assert (facts.vision.activation, facts.vision.norm_eps) == (vision.hidden_act, vision.layer_norm_eps)
+    with pytest.raises(StartupError, match=str(reference.image_token_id)):
+        Facts.read({})
+
+
+def build(folder: Path, **changes: Any) -> Network:
+    config = config_of(folder) | changes
+    preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
+    with torch.device("meta"):
+        network: Network = models.load_network("smolvlm")(models.load_facts("smolvlm", config), config, preprocessor)
+    return network
+
+
+def test_a_tied_head_is_not_loaded(network_folder: Folder) -> None:
+    network = build(network_folder("smolvlm"), tie_word_embeddings=True)
+    assert network.lm_head is None
+    assert network.locate("lm_head.weight") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"text_config": {"model_type": "qwen2"}}, "model_type"),
+        ({"text_config": 5}, "text_config"),
+        ({"vision_config": {"num_attention_heads": 5}}, "num_attention_heads"),
+        ({"image_token_id": 10**6}, "image_token_id"),
+        ({"scale_factor": 3}, "scale_factor"),
+    ],
+)
+def test_a_wrong_config_names_the_key(changes: dict[str, Any], words: str, network_folder: Folder) -> None:
+    with pytest.raises(StartupError, match=words):
+        Facts.read(config_of(network_folder("smolvlm")) | changes)
