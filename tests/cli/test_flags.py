@@ -42,7 +42,7 @@ def value(written: str, kind: type) -> object:
 @pytest.mark.parametrize(
     ("section", "flags", "others"),
     [
-        ("Server", ServerFlags, {"worker-url", "model"}),
+        ("Server", ServerFlags, {"worker-url", "routing-policy", "model"}),
         ("Pictures", MediaFlags, set()),
         ("Engine", EngineFlags, set()),
     ],

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.identity.blocks import KEY_BYTES, MediaRun, block_keys, root_key
+from saccade.identity.blocks import KEY_BYTES, MediaRun, block_key, block_keys, root_key
 
 BLOCK_SIZE = 16
 ROOT = root_key(b"model", b"")
@@ -34,6 +34,24 @@ def test_keys_are_equal_exactly_as_far_as_the_tokens_are(one: list[int], other: 
     for index, pair in enumerate(zip(*keys, strict=False)):
         end = (index + 1) * BLOCK_SIZE
         assert (pair[0] == pair[1]) == (one[:end] == other[:end])
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), max_size=4), st.integers(0, 20))
+def test_keys_of_a_prompt_are_those_of_its_blocks_one_by_one(
+    block_size: int, pictures: list[tuple[int, int]], rest: int
+) -> None:
+    token_ids: list[int] = []
+    runs = []
+    for number, (gap, length) in enumerate(pictures):
+        token_ids += [7] * gap
+        runs.append(MediaRun(len(token_ids), length, bytes([number]) * 32, offset=number))
+        token_ids += [PAD] * length
+    token_ids += [9] * rest
+    parent, expected = ROOT, []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_key(parent, token_ids[start : start + block_size], start, runs)
+        expected.append(parent)
+    assert block_keys(ROOT, token_ids, runs, block_size) == expected
 
 
 def test_a_block_knows_where_in_the_item_it_lies() -> None:

@@ -101,7 +101,7 @@ class ServerFlags:
     metrics_without_key: Annotated[bool, Parameter(negative="")] = False
     "Serve /metrics to clients without a key."
     admin_port: Port | None = None
-    "A second port, on loopback, for commands that empty caches; needs --admin-key."
+    "A second port, on loopback, to see workers and empty caches; needs --admin-key."
     admin_key: Many = ()
     "A key for the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
 

@@ -23,6 +23,7 @@ from saccade.gateway import app
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
+from saccade.routing.policy import Policy
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
@@ -63,6 +64,7 @@ def gateway(
     *,
     worker_url: Many = (),
     workers: WorkerFlags = WORKER_FLAGS,
+    routing_policy: Policy = "auto",
     model: Many = (),
     server: ServerFlags = SERVER_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
@@ -75,6 +77,9 @@ def gateway(
     worker_url
         A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
         worker; may be given many times.
+    routing_policy
+        How a worker is chosen where several serve the model; auto is cost where a worker reports what its caches hold,
+        else least_load.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
         NAME=MODEL if the workers have another name for it. May be given many times.
@@ -88,7 +93,9 @@ def gateway(
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
+    config = dataclasses.replace(
+        gateway_config(server, media, worker_url), worker_credentials=credentials, routing_policy=routing_policy
+    )
     uvloop.run(app.serve(config, models, logs))
 
 

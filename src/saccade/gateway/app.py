@@ -120,7 +120,7 @@ async def administered(
         yield
         return
     server = _AdminServer(
-        _settings(Admin(keys, fleet, app.forget_media, app.metrics, log), Connections(ADMIN_CONNECTIONS))
+        _settings(Admin(keys, fleet, app.listener, app.forget_media, app.metrics, log), Connections(ADMIN_CONNECTIONS))
     )
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:

@@ -1,6 +1,7 @@
 """The gateway as one ASGI application: its parts, put together."""
 
 from collections.abc import Mapping
+from random import Random
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
@@ -10,7 +11,9 @@ from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.routing_metrics import HitRates, RoutingCollector
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.http.access_log import AccessLog
@@ -25,6 +28,8 @@ from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.protocol.description import ModelFiles
+from saccade.routing.index import BlockIndex
+from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
 
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
@@ -33,7 +38,7 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
 
-    *model_registry* has the models that it serves.
+    *model_registry* has the models that it serves, *listener* what is known of the workers' caches.
     """
 
     def __init__(
@@ -50,6 +55,8 @@ class Application:
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self.model_registry = ModelRegistry(fleet, models)
+        self.listener = CacheListener(fleet, FleetRouter(config.routing_policy, BlockIndex(INDEX_BYTES), Random()))
+        self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -75,7 +82,7 @@ class Application:
                 prompts=self.preparation.prompts,
                 pictures=self.preparation.pictures,
                 pixels=self.preparation.pixels,
-                dispatcher=Dispatcher(fleet),
+                dispatcher=Dispatcher(fleet, self.listener.router, HitRates(self.metrics.registry).observe),
                 metrics=self.metrics,
             ),
             ping_interval_seconds=config.ping_interval_seconds,
@@ -101,7 +108,8 @@ class Application:
         await self.preparation.start()
 
     async def close(self) -> None:
-        """Close connections and drop cached pictures."""
+        """Stop listening to workers, close connections and drop cached pictures."""
+        await self.listener.close()
         await self.preparation.close()
 
     def forget_media(self) -> None:

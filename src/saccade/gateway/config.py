@@ -7,6 +7,7 @@ from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
+from saccade.routing.policy import Policy
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 POOL = DecodePoolConfig()
@@ -16,6 +17,7 @@ POOL = DecodePoolConfig()
 class GatewayConfig:
     """Settings of one gateway process.
 
+    *routing_policy* chooses among the workers of a model.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
     over TCP. Without *api_keys* every client is served that uses an IP address, a loopback name, *host* or one of
     *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
@@ -33,6 +35,7 @@ class GatewayConfig:
     port: int = 8000
     worker_urls: tuple[str, ...] = ()
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
+    routing_policy: Policy = "auto"
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

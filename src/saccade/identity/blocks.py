@@ -1,6 +1,7 @@
 """Keys of KV blocks, from token ids, content hashes and the tenant's salt (architecture, contract 1)."""
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -47,20 +48,35 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
     Every run that overlaps the block adds its content hash, its place in the block and the item's offset there, so
     blocks of different pictures differ even where their placeholder ids are the same.
     """
-    hasher = blake3(parent)
-    hasher.update(len(token_ids).to_bytes(8, "little"))
-    hasher.update(array("q", token_ids).tobytes())
-    for overlap in media_in_block(runs, start, start + len(token_ids)):
-        hasher.update(overlap.content_hash)
-        hasher.update(array("q", overlap[1:]).tobytes())
-    return hasher.digest(KEY_BYTES)
+    media = b"".join(map(_packed, media_in_block(runs, start, start + len(token_ids))))
+    return _key(parent, len(token_ids).to_bytes(8, "little"), array("q", token_ids).tobytes(), media)
 
 
 def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
     """Return the keys of all full blocks of a prompt, in order; a partial last block has no key."""
+    length, packed, size = block_size.to_bytes(8, "little"), array("q", token_ids).tobytes(), 8 * block_size
+    media = _media_of_blocks(runs, block_size)
     keys: list[bytes] = []
     parent = root
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = block_key(parent, token_ids[start : start + block_size], start, runs)
+    for index in range(len(token_ids) // block_size):
+        parent = _key(parent, length, packed[index * size : (index + 1) * size], media.get(index, b""))
         keys.append(parent)
     return keys
+
+
+def _key(parent: bytes, length: bytes, token_ids: bytes, media: bytes) -> bytes:
+    return blake3(parent + length + token_ids + media).digest(KEY_BYTES)
+
+
+def _packed(overlap: MediaOverlap) -> bytes:
+    return overlap.content_hash + array("q", overlap[1:]).tobytes()
+
+
+def _media_of_blocks(runs: Sequence[MediaRun], block_size: int) -> dict[int, bytes]:
+    """Return what the runs add to the keys of blocks, by block."""
+    media: defaultdict[int, bytes] = defaultdict(bytes)
+    for run in runs:
+        for index in range(run.start // block_size, -(-(run.start + run.length) // block_size)):
+            for overlap in media_in_block((run,), index * block_size, (index + 1) * block_size):
+                media[index] += _packed(overlap)
+    return media

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,21 @@ def test_workers_that_cannot_are_named(admin: Port) -> None:
     assert b"grpc://scripted:1" in body
 
 
+def test_workers_are_shown(admin: Port) -> None:
+    status, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    assert status == 200
+    (worker,) = json.loads(body)["workers"]
+    assert worker["url"] == "grpc://scripted:1"
+    assert worker["model"] == "tiny"
+    assert worker["fingerprint"] == (b"f" * 32).hex()
+    assert (worker["ready"], worker["draining"], worker["load"]) == (True, False, None)
+    assert (worker["exactness"], worker["reason"]) == ("NONE", "a fleet of one worker needs no reports")
+    assert worker["holdings"] == {"blocks": 0, "states": 0}
+    assert worker["booked"]["requests"] == 0
+    assert admin.ask("GET", "/workers")[0] == 401
+    assert admin.gateway.ask("GET", "/workers", Authorization="Bearer tenant").status == 404
+
+
 def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
-        Admin((), served.fleet, lambda: None, Metrics())
+        Admin((), served.fleet, served.application.listener, lambda: None, Metrics())

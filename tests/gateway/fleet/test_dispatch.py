@@ -10,9 +10,11 @@ import pytest
 from echo_worker import STALL, ask, serving, until
 
 from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.dispatch import Dispatcher, Placement
+from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt, media_runs
 from saccade.gateway.fleet.workers import Fleet, Model
+from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
+from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport import shared_memory
@@ -41,7 +43,7 @@ async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[Fleet]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
-    with dispatcher.place(model, len(request.token_ids)) as placement:
+    with dispatcher.place(model, Prompt(request.token_ids)) as placement:
         return [token async for delta in dispatcher.stream(placement, request) for token in delta.token_ids]
 
 
@@ -136,7 +138,7 @@ async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sen
         with contextlib.ExitStack() as held:
             async with serving(a, shm_namespace=shared_memory.namespace()):
                 await until(lambda: fleet.ready)
-                placement = held.enter_context(dispatcher.place("echo", 1))
+                placement = held.enter_context(dispatcher.place("echo", Prompt([1])))
             await until(lambda: not fleet.ready)
             with pytest.raises(WorkerUnavailable):
                 async with contextlib.aclosing(dispatcher.stream(placement, ask("r", [1], "slot", "slot"))) as deltas:
@@ -228,3 +230,8 @@ async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_
         with pytest.raises(WorkerFailed):
             await request
         assert dispatcher.num_requests == 0
+
+
+def test_runs_of_a_picture_in_pieces_go_on_where_the_last_one_ended() -> None:
+    pictures = [(b"a", (Span(2, 3), Span(9, 4))), (b"b", (Span(6, 2),))]
+    assert media_runs(pictures) == (MediaRun(2, 3, b"a", 0), MediaRun(6, 2, b"b", 0), MediaRun(9, 4, b"a", 3))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
@@ -9,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
+from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
@@ -20,15 +23,17 @@ HOST = "127.0.0.1"
 
 
 class Admin:
-    """An ASGI application that empties caches. Every path needs one of *keys*.
+    """An ASGI application that shows workers and empties caches. Every path needs one of *keys*.
 
-    *forget_media* empties the caches of the gateway. Raises StartupError where there is no key.
+    *listener* knows what the workers of *fleet* hold; *forget_media* empties the caches of the gateway. Raises
+    StartupError where there is no key.
     """
 
     def __init__(
         self,
         keys: Collection[str],
         fleet: Fleet,
+        listener: CacheListener,
         forget_media: Callable[[], None],
         metrics: Metrics,
         access_log: AccessLog | None = None,
@@ -36,9 +41,11 @@ class Admin:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
         self._fleet = fleet
+        self._listener = listener
         self._forget_media = forget_media
         router = Router(
             [
+                route("GET", "/workers", self.workers),
                 route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
                 route("POST", "/reset_mm_cache", self.reset_mm_cache),
             ],
@@ -49,6 +56,11 @@ class Admin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    async def workers(self, request: Request) -> Response:
+        """GET /workers: each worker's health and load, and what is known of its caches."""
+        reports = [worker_report(worker, self._listener) for worker in self._fleet.clients]
+        return Response(msgspec.json.encode({"workers": reports}), media_type="application/json")
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""

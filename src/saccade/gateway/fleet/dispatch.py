@@ -1,25 +1,48 @@
 """From an engine request to its deltas: choose a worker, put the pixels where it can read them, relay its deltas."""
 
 import asyncio
-import collections
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TypeVar
 
 import msgspec
 
 from saccade.errors import InternalError
-from saccade.gateway.fleet.workers import Fleet, Worker
-from saccade.protocol.media import MediaItem
+from saccade.gateway.fleet.workers import Fleet, Model, Worker
+from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
+from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
-from saccade.routing.policy import WorkInFlight, least_work
+from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.router import Booking, Option, RoutedPicture, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
 
 M = TypeVar("M", MediaItem, MediaPixels)
+
+
+INDEX_BYTES = 512 << 20
+"""Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
+
+AFFINITY_TOKENS = 256
+"""consistent_hash goes by the first picture; without one, by the prompt's beginning."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
+
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds.
+    """
+
+    token_ids: Sequence[int]
+    runs: tuple[MediaRun, ...] = ()
+    salt: bytes = b""
+    reads_cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -28,35 +51,54 @@ class Placement:
 
     worker: Worker
     pixel_dtype: str
+    booking: Booking | None = None
+
+    def first_token(self) -> None:
+        """Note that the worker has computed the prompt."""
+        if self.booking is not None and self.worker.description is not None:
+            self.booking.first_token(self.worker.description.block_size)
+
+
+def _ignore(_: str, __: int, ___: int) -> None:
+    pass
 
 
 class Dispatcher:
-    """Sends requests to the workers of *fleet*, each to the one with the least work in flight."""
+    """Sends requests to the workers of *fleet*, each to the one that *router* chooses.
 
-    def __init__(self, fleet: Fleet) -> None:
+    *on_matched* is called with the model, the tokens of a prompt that its worker is known to hold, and all its tokens.
+    """
+
+    def __init__(
+        self, fleet: Fleet, router: Router | None = None, on_matched: Callable[[str, int, int], None] = _ignore
+    ) -> None:
         self._fleet = fleet
+        self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
+        self._on_matched = on_matched
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
-        self._work: dict[str, WorkInFlight] = collections.defaultdict(WorkInFlight)
 
     @property
     def num_requests(self) -> int:
-        return sum(work.num_requests for work in self._work.values())
+        return sum(work.num_requests for work in self._router.work.values())
 
     @contextlib.contextmanager
-    def place(self, model: str, num_prompt_tokens: int) -> Iterator[Placement]:
+    def place(self, model: str, prompt: Prompt) -> Iterator[Placement]:
         """Choose a worker for a prompt; it counts as that worker's until the block ends.
 
         Raises ModelNotFound and WorkerUnavailable.
         """
-        workers = {worker.url: worker for worker in self._fleet.model(model).workers}
-        url = least_work({url: self._work[url] for url in workers})
-        self._work[url] = self._work[url].plus(num_prompt_tokens)
-        described = workers[url].description
+        serving = self._fleet.model(model)
+        workers = {worker.url: worker for worker in serving.workers}
+        options = [_option(worker, serving, prompt.salt) for worker in serving.workers]
+        booking = self._router.book(options, _routed(prompt, options), time.monotonic())
+        if booking.matched_tokens is not None:
+            self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
+        described = workers[booking.worker].description
         try:
-            yield Placement(workers[url], described.pixel_dtype if described else "uint8")
+            yield Placement(workers[booking.worker], described.pixel_dtype if described else "uint8", booking)
         finally:
-            self._work[url] = self._work[url].minus(num_prompt_tokens)
+            booking.close()
 
     async def stream(
         self,
@@ -83,6 +125,7 @@ class Dispatcher:
             generation = worker.generate(reachable, functools.partial(self._supply, worker, supply))
         async with contextlib.aclosing(generation) as deltas:
             async for delta in deltas:
+                placement.first_token()
                 on_delta()
                 yield delta
 
@@ -103,6 +146,50 @@ class Dispatcher:
             ) from error
         finally:
             self._fleet.release(slots)
+
+
+def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
+    """Return the runs of a prompt's pictures, each given by its content hash and spans, in prompt order."""
+    runs = []
+    for content_hash, spans in pictures:
+        offset = 0
+        for span in spans:
+            runs.append(MediaRun(span.start, span.length, content_hash, offset))
+            offset += span.length
+    return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def _option(worker: Worker, model: Model, salt: bytes) -> Option:
+    said = worker.description or model.description
+    return Option(
+        name=worker.url,
+        partition=Partition(said.fingerprint, said.block_size),
+        resumes_at_states=said.resumes_at_states,
+        encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
+    )
+
+
+def _routed(prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
+    """Return what the router looks at. Keys are computed only where there is a choice."""
+    num_tokens = len(prompt.token_ids)
+    if len(options) == 1:
+        return RoutedPrompt(num_tokens)
+    keys: dict[int, list[bytes]] = {}
+    for _, (fingerprint, block_size), *_ in options:
+        if block_size not in keys:
+            root = root_key(fingerprint, prompt.salt)
+            keys[block_size] = block_keys(root, prompt.token_ids[: num_tokens - 1], prompt.runs, block_size)
+    pictures = tuple(
+        RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
+    )
+    return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
+
+
+def _affinity(prompt: Prompt) -> bytes:
+    if prompt.runs:
+        return prompt.salt + prompt.runs[0].content_hash
+    start = prompt.token_ids[:AFFINITY_TOKENS]
+    return block_key(prompt.salt, start, 0, ())
 
 
 def _inlined(item: M) -> M:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 
-from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.dispatch import Dispatcher, Prompt, media_runs
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.sampling import sampling_params
 from saccade.gateway.http.auth import request_salt
@@ -64,8 +64,11 @@ class Generation:
                 draft = await self.prompts.draft(served, request, asked.chat, layouts, num_bytes)
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
+                hashes = [picture.content_hash for picture in pictures]
+                runs = media_runs(zip(hashes, draft.spans, strict=True))
+                prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
                 with self.metrics.stage("route"):
-                    placement = held.enter_context(self.dispatcher.place(served.name, len(draft.token_ids)))
+                    placement = held.enter_context(self.dispatcher.place(served.name, prompt))
                 is_held = partial(placement.worker.holds, salt)
                 media = PromptPictures(pictures, draft.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
                 del pictures

@@ -1,0 +1,136 @@
+"""Listen to what the workers report of their caches, and keep the router's index up to date."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from saccade.errors import WorkerUnavailable
+from saccade.gateway.fleet.workers import Fleet, Worker
+from saccade.protocol.kv_events import KvEvents
+from saccade.routing.index import Partition
+from saccade.routing.router import Router
+from saccade.transport.backoff import Backoff
+
+FULL_SECONDS = 60.0
+"""Until a worker whose blocks did not fit the index is asked again."""
+
+NO_REPORTS = "workers of its kind do not report what they hold"
+ALONE = "a fleet of one worker needs no reports"
+STARTING = "its snapshot has not arrived yet"
+AWAY = "it is not ready"
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ReportingWorker(Protocol):
+    """A worker that reports what its caches hold; transport.client.WorkerClient documents the method."""
+
+    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the messages of a new feed."""
+
+
+@dataclass
+class Feed:
+    """How far the gateway knows one worker. *reason* says why it does not know all; "" while it does."""
+
+    reason: str
+    num_events: int = 0
+    num_snapshots: int = 0
+
+
+class CacheListener:
+    """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
+
+    One message, of at most about a thousand events, is worked on in a turn of the event loop; then others have theirs.
+    A fleet of one is not listened to. A feed that is lost is asked for again, and until then its worker is not known.
+    """
+
+    def __init__(self, fleet: Fleet, router: Router) -> None:
+        self.router = router
+        self._fleet = fleet
+        self._feeds: dict[str, Feed] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        fleet.on_change(self._listen)
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+        if len(self._fleet.clients) < 2:
+            return Feed(ALONE)
+        if not isinstance(worker, ReportingWorker):
+            return Feed(NO_REPORTS)
+        return self._feeds.setdefault(worker.url, Feed(AWAY))
+
+    async def close(self) -> None:
+        """Stop listening."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _listen(self) -> None:
+        """Begin to listen to workers that have become ready."""
+        for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
+            running = self._tasks.get(worker.url)
+            if worker.ready and isinstance(worker, ReportingWorker) and (running is None or running.done()):
+                self._tasks[worker.url] = asyncio.create_task(
+                    self._keep_up(worker, worker), name=f"cache events of {worker.url}"
+                )
+
+    async def _keep_up(self, worker: Worker, reporting: ReportingWorker) -> None:
+        """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
+        feed = self.feed(worker)
+        backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
+        try:
+            while worker.ready:
+                backoff.started()
+                wait_seconds = await self._follow_once(worker, reporting, feed)
+                await asyncio.sleep(wait_seconds or backoff.after_failure())
+        finally:
+            # A connection that is closed cancels this task, too.
+            self._note(worker.url, feed, AWAY)
+
+    async def _follow_once(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> float:
+        """Follow one feed to its end. Return how long to wait before the next, 0 for the usual time."""
+        try:
+            await self._follow(worker, reporting, feed)
+            return FULL_SECONDS
+        except WorkerUnavailable as error:
+            self._note(worker.url, feed, error.message)
+            return 0.0
+        finally:
+            self.router.index.forget(worker.url)
+            self.router.predictions.forget(worker.url)
+
+    async def _follow(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> None:
+        """Tell the index what the worker reports; return where the index is full."""
+        index, said = self.router.index, worker.description
+        if said is None:
+            raise WorkerUnavailable(AWAY)
+        if feed.reason == AWAY:
+            feed.reason = STARTING
+        partition = Partition(said.fingerprint, said.block_size)
+        index.begin(worker.url, partition, resumes_at_states=said.resumes_at_states)
+        async with contextlib.aclosing(reporting.kv_events(blocks=True, pictures=False)) as messages:
+            async for message in messages:
+                if not index.take(worker.url, message):
+                    self._note(worker.url, feed, f"the index is full: its limit is {index.max_bytes} bytes")
+                    return
+                feed.num_events += len(message.events)
+                if index.is_exact(worker.url) and feed.reason:
+                    feed.num_snapshots += 1
+                    self._note(worker.url, feed, "")
+                await asyncio.sleep(0)
+
+    def _note(self, url: str, feed: Feed, reason: str) -> None:
+        """Note why a worker is not known, and log it where it has changed."""
+        if reason != feed.reason:
+            feed.reason = reason
+            if not reason:
+                logger.info("routing: worker %s is EXACT: all that it holds is known", url)
+            else:
+                level = logging.INFO if reason == AWAY else logging.WARNING
+                logger.log(level, "routing: worker %s is NONE: %s", url, reason)

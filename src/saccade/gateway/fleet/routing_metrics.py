@@ -1,0 +1,69 @@
+"""What the router knows and how well it chooses, as metrics."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.workers import Fleet
+
+_SHARES = tuple(step / 20 for step in range(21))
+
+
+class HitRates:
+    """How much of each prompt its worker was known to hold, by model."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._shares = Histogram(
+            "saccade_router_kv_hit_rate",
+            "Share of a prompt's tokens in blocks that its worker had reported to hold when it was chosen.",
+            ("model_name",),
+            buckets=_SHARES,
+            registry=registry,
+        )
+
+    def observe(self, model: str, matched_tokens: int, num_prompt_tokens: int) -> None:
+        """Record one placed prompt."""
+        self._shares.labels(model).observe(matched_tokens / max(1, num_prompt_tokens))
+
+
+class RoutingCollector(Collector):
+    """Turns what the router knows of each worker into samples whenever the metrics are read."""
+
+    def __init__(self, fleet: Fleet, listener: CacheListener) -> None:
+        self._fleet = fleet
+        self._listener = listener
+
+    def collect(self) -> Iterable[Metric]:
+        router = self._listener.router
+        exact = GaugeMetricFamily(
+            "saccade_router_exact", "Whether all that the worker holds is known.", labels=("worker", "reason")
+        )
+        blocks = GaugeMetricFamily(
+            "saccade_router_indexed_blocks", "KV blocks that the worker is known to hold.", labels=("worker",)
+        )
+        requests = GaugeMetricFamily(
+            "saccade_router_booked_requests", "Requests that are at the worker.", labels=("worker",)
+        )
+        prefill = GaugeMetricFamily(
+            "saccade_router_booked_prefill_tokens",
+            "Tokens that the worker has to compute before its requests have their first token.",
+            labels=("worker",),
+        )
+        events = CounterMetricFamily("saccade_router_events", "Cache events of the worker.", labels=("worker",))
+        snapshots = CounterMetricFamily(
+            "saccade_router_snapshots", "Whole snapshots of the worker's caches.", labels=("worker",)
+        )
+        for worker in self._fleet.clients:
+            feed = self._listener.feed(worker)
+            exact.add_metric((worker.url, feed.reason), float(not feed.reason))
+            blocks.add_metric((worker.url,), router.index.num_blocks(worker.url))
+            requests.add_metric((worker.url,), router.work[worker.url].num_requests)
+            prefill.add_metric((worker.url,), router.work[worker.url].prefill_tokens)
+            events.add_metric((worker.url,), feed.num_events)
+            snapshots.add_metric((worker.url,), feed.num_snapshots)
+        index = GaugeMetricFamily("saccade_router_index_bytes", "Estimated memory of the router's index.")
+        index.add_metric((), router.index.num_bytes)
+        yield from (exact, blocks, requests, prefill, events, snapshots, index)

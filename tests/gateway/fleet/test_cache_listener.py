@@ -1,0 +1,152 @@
+"""The listener keeps the index up to date with what real feeds tell, over a real wire."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import grpc
+import msgspec
+import pytest
+from echo_worker import until
+from fronts import Front
+from prometheus_client import CollectorRegistry
+
+from saccade.gateway.fleet.cache_listener import ALONE, AWAY, NO_REPORTS, STARTING, CacheListener
+from saccade.gateway.fleet.routing_metrics import RoutingCollector
+from saccade.gateway.fleet.worker_report import worker_report
+from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents
+from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
+from saccade.routing.router import Router
+from saccade.transport.gateway_streams import Connection, Refused
+from saccade.transport.server import WorkerServer
+
+PARTITION = Partition(bytes(32), 16)
+KEYS = [bytes([number]) * 16 for number in range(4)]
+
+
+class Telling(Front):
+    """A front that tells of blocks what a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feeds: list[Connection] = []
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        watcher = super().watch(blocks, pictures)
+        if blocks:
+            self.feeds.append(watcher)
+        return watcher
+
+    def say(self, number: int, *keys: bytes, snapshot: bool = False, last: bool = True) -> None:
+        events: list[KvEvent] = [BlockStored(key, b"", []) for key in keys]
+        self.feeds[-1].send(msgspec.msgpack.encode(KvEvents(number, events, snapshot, last)))
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    folder: Path, num_workers: int, max_bytes: int = 1 << 20
+) -> AsyncIterator[tuple[list[Telling], Fleet, CacheListener]]:
+    """Fronts at sockets in *folder*, a fleet of them that is ready, and what listens to it."""
+    fronts = [Telling() for _ in range(num_workers)]
+    servers = [WorkerServer(front, f"unix:{folder}/{number}.sock") for number, front in enumerate(fronts)]
+    for server in servers:
+        await server.start()
+    fleet = Fleet([server.address for server in servers], lambda _: None)
+    listener = CacheListener(fleet, Router("auto", BlockIndex(max_bytes), Random(0)))
+    await fleet.start()
+    try:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        yield fronts, fleet, listener
+    finally:
+        await listener.close()
+        await fleet.close()
+        for server in servers:
+            await server.stop()
+
+
+async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with listening(tmp_path, 2) as (fronts, fleet, listener):
+        a, b = fleet.clients
+        index = listener.router.index
+        await until(lambda: fronts[0].feeds and fronts[1].feeds)
+        assert listener.feed(a).reason == STARTING
+        fronts[0].say(4, KEYS[0], snapshot=True, last=False)
+        fronts[0].say(4, KEYS[1], snapshot=True)
+        fronts[0].say(5, KEYS[2])
+        await until(lambda: index.overlap(a.url, PARTITION, KEYS) == 3)
+        assert listener.feed(a).reason == ""
+        assert index.overlap(b.url, PARTITION, KEYS) == 0
+        assert f"worker {a.url} is EXACT" in caplog.text
+        report = worker_report(a, listener)
+        assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
+        assert worker_report(b, listener).exactness == "NONE"
+        registry = CollectorRegistry()
+        registry.register(RoutingCollector(fleet, listener))
+        assert registry.get_sample_value("saccade_router_exact", {"worker": a.url, "reason": ""}) == 1
+        assert registry.get_sample_value("saccade_router_indexed_blocks", {"worker": a.url}) == 3
+        assert registry.get_sample_value("saccade_router_events_total", {"worker": a.url}) == 3
+
+
+@pytest.mark.parametrize("fault", ["gap", "restart", "nonsense"])
+async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
+    async with listening(tmp_path, 2) as (fronts, fleet, listener):
+        front, a = fronts[0], fleet.clients[0]
+        index = listener.router.index
+        await until(lambda: front.feeds)
+        front.say(1, *KEYS, snapshot=True)
+        await until(lambda: index.is_exact(a.url))
+        if fault == "gap":
+            front.say(3, KEYS[0])
+        elif fault == "restart":
+            front.feeds[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))
+        else:
+            front.feeds[-1].send(b"\xc1")
+        await until(lambda: len(front.feeds) == 2)
+        assert listener.feed(a).reason
+        assert index.num_blocks(a.url) == 0
+        front.say(0, KEYS[0], snapshot=True)
+        await until(lambda: index.overlap(a.url, PARTITION, KEYS) == 1)
+        assert listener.feed(a).reason == ""
+        assert listener.feed(a).num_snapshots == 2
+
+
+async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
+    async with listening(tmp_path, 2, max_bytes=2 * BYTES_PER_KEY) as (fronts, fleet, listener):
+        a, b = fleet.clients
+        await until(lambda: fronts[0].feeds and fronts[1].feeds)
+        fronts[0].say(1, KEYS[0], snapshot=True)
+        await until(lambda: not listener.feed(a).reason)
+        fronts[1].say(1, *KEYS, snapshot=True)
+        await until(lambda: "full" in listener.feed(b).reason)
+        assert listener.router.index.overlap(a.url, PARTITION, KEYS) == 1
+
+
+async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:
+    async with listening(tmp_path, 2) as (fronts, fleet, listener):
+        a = fleet.clients[0]
+        await until(lambda: fronts[0].feeds)
+        fronts[0].say(1, KEYS[0], snapshot=True)
+        await until(lambda: not listener.feed(a).reason)
+        await a.close()
+        await until(lambda: listener.feed(a).reason == AWAY)
+        assert listener.router.index.num_blocks(a.url) == 0
+
+
+async def test_a_fleet_of_one_is_not_listened_to(tmp_path: Path) -> None:
+    async with listening(tmp_path, 1) as ((front,), fleet, listener):
+        await until(lambda: front.watchers)
+        assert front.watched == [(False, True)]
+        assert listener.feed(fleet.clients[0]).reason == ALONE
+
+
+async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -> None:
+    fleet = Fleet(["tokenspeed://127.0.0.1:1", f"unix:{tmp_path}/w.sock"], lambda _: None)
+    listener = CacheListener(fleet, Router("auto", BlockIndex(0), Random(0)))
+    silent, away = fleet.clients
+    assert listener.feed(silent).reason == NO_REPORTS
+    assert worker_report(silent, listener).exactness == "NONE"
+    assert listener.feed(away).reason == AWAY
