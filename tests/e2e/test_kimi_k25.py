@@ -34,7 +34,7 @@ def expected(folder: Path, parts: tuple[Part, ...]) -> tuple[list[int], list[int
     reference, model = KimiK25(folder), image_text_model(folder)
     chat, pictures = reference_messages(*parts)
     seen = [reference.see(image) for image in pictures]
-    prompt = reference.token_ids(reference.render(chat, True, {}), [one.num_tokens for one in seen])
+    prompt = reference.token_ids(reference.render(chat, True, {}), seen)
     inputs = {}
     if seen:
         inputs["pixel_values"] = torch.cat([one.pixel_values for one in seen if one.pixel_values is not None])

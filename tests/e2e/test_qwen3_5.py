@@ -41,9 +41,7 @@ def complete(reference: tuple[MergedPatches, Any], parts: tuple[Part, ...]) -> t
     patches, model = reference
     messages, pictures = reference_messages(*parts)
     seen = [patches.see(one) for one in pictures]
-    prompt = patches.token_ids(
-        patches.render(messages, add_generation_prompt=True, switches={}), [one.num_tokens for one in seen]
-    )
+    prompt = patches.token_ids(patches.render(messages, add_generation_prompt=True, switches={}), seen)
     ids = torch.tensor([prompt])
     inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}
     if seen:

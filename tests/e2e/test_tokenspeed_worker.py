@@ -70,9 +70,7 @@ def check(release: Release, reference: Reference, engine: Engine, num_prompt_tok
     """The engine was given the reference's ids, patches, grids and places of placeholders."""
     chat, pictures = reference_messages(*PARTS)
     seen = [reference.see(image) for image in pictures]
-    prompt = reference.token_ids(
-        reference.render(chat, True, release.switches), [picture.num_tokens for picture in seen]
-    )
+    prompt = reference.token_ids(reference.render(chat, True, release.switches), seen)
     (request,) = engine.requests
     assert request.input_ids == prompt
     assert num_prompt_tokens == len(prompt)

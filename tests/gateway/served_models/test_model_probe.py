@@ -84,7 +84,8 @@ def test_a_tokenizer_without_end_is_stopped(sound: ModelFiles) -> None:
 
 def test_a_tokenizer_that_fails_is_refused(sound: ModelFiles) -> None:
     tokenizer = normalised(sound, {"type": "Replace", "pattern": {"Regex": "(a|a|aa)+$b"}, "content": ""})
-    with pytest.raises(StartupError, match=r"tokenizer\.json: loading fails \(exit code 1\)"):
+    # Python ends with 120 instead of 1 if it could not write all of its traceback.
+    with pytest.raises(StartupError, match=r"tokenizer\.json: loading fails \(exit code (1|120)\)"):
         ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run()
 
 
