@@ -108,6 +108,8 @@ def test_model_that_cannot_be_built_is_not_ready(tmp_path: Path, tiny_qwen3_vl: 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "tokenizer.json").write_text("{}")
     with scripted.running(tiny_qwen3_vl, described=False) as gateway:
+        # A gateway that has never served a model would stop; this one is as one that has.
+        gateway.loop.call_soon_threadsafe(gateway.application.model_registry.unservable.cancel)
         gateway.worker.description, gateway.worker.ready = scripted.describe(tmp_path), True
         gateway.loop.call_soon_threadsafe(gateway.fleet.changed, gateway.worker)
         wait = asyncio.run_coroutine_threadsafe(_until_built(), gateway.loop)
