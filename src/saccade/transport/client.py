@@ -17,6 +17,7 @@ import msgspec
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
@@ -176,6 +177,11 @@ class WorkerClient:
         self._held = kv_feed.HeldPictures()
         self._frames = msgspec.msgpack.Decoder(StepFrame)
         self._descriptions = msgspec.msgpack.Decoder(Description)
+
+    @property
+    def exactness(self) -> Exactness:
+        """EXACT: the worker reports every block by the key that a gateway computes."""
+        return EXACT
 
     @property
     def ready(self) -> bool:

@@ -13,7 +13,7 @@ from echo_worker import until
 from fronts import Front
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.fleet.cache_listener import ALONE, AWAY, NO_REPORTS, STARTING, CacheListener
+from saccade.gateway.fleet.cache_listener import ALONE, AWAY, STARTING, CacheListener
 from saccade.gateway.fleet.routing_metrics import RoutingCollector
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
@@ -147,6 +147,6 @@ async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -
     fleet = Fleet(["tokenspeed://127.0.0.1:1", f"unix:{tmp_path}/w.sock"], lambda _: None)
     listener = CacheListener(fleet, Router("auto", BlockIndex(0), Random(0)))
     silent, away = fleet.clients
-    assert listener.feed(silent).reason == NO_REPORTS
+    assert listener.feed(silent).reason == silent.exactness.reason
     assert worker_report(silent, listener).exactness == "NONE"
     assert listener.feed(away).reason == AWAY

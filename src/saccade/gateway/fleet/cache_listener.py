@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from saccade.errors import WorkerUnavailable
-from saccade.gateway.fleet.workers import Fleet, Worker
-from saccade.protocol.kv_events import KvEvents
+from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.workers import Fleet
 from saccade.routing.index import Partition
 from saccade.routing.router import Router
 from saccade.transport.backoff import Backoff
@@ -17,20 +15,11 @@ from saccade.transport.backoff import Backoff
 FULL_SECONDS = 60.0
 """Until a worker whose blocks did not fit the index is asked again."""
 
-NO_REPORTS = "workers of its kind do not report what they hold"
 ALONE = "a fleet of one worker needs no reports"
 STARTING = "its snapshot has not arrived yet"
 AWAY = "it is not ready"
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class ReportingWorker(Protocol):
-    """A worker that reports what its caches hold; transport.client.WorkerClient documents the method."""
-
-    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the messages of a new feed."""
 
 
 @dataclass
@@ -60,8 +49,8 @@ class CacheListener:
         """Return how far *worker* is known."""
         if len(self._fleet.clients) < 2:
             return Feed(ALONE)
-        if not isinstance(worker, ReportingWorker):
-            return Feed(NO_REPORTS)
+        if worker.exactness.level == "NONE":
+            return Feed(worker.exactness.reason)
         return self._feeds.setdefault(worker.url, Feed(AWAY))
 
     async def close(self) -> None:
@@ -75,28 +64,28 @@ class CacheListener:
         """Begin to listen to workers that have become ready."""
         for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
             running = self._tasks.get(worker.url)
-            if worker.ready and isinstance(worker, ReportingWorker) and (running is None or running.done()):
+            if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
                 self._tasks[worker.url] = asyncio.create_task(
-                    self._keep_up(worker, worker), name=f"cache events of {worker.url}"
+                    self._keep_up(worker), name=f"cache events of {worker.url}"
                 )
 
-    async def _keep_up(self, worker: Worker, reporting: ReportingWorker) -> None:
+    async def _keep_up(self, worker: Worker) -> None:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
         feed = self.feed(worker)
         backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
         try:
             while worker.ready:
                 backoff.started()
-                wait_seconds = await self._follow_once(worker, reporting, feed)
+                wait_seconds = await self._follow_once(worker, feed)
                 await asyncio.sleep(wait_seconds or backoff.after_failure())
         finally:
             # A connection that is closed cancels this task, too.
             self._note(worker.url, feed, AWAY)
 
-    async def _follow_once(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> float:
+    async def _follow_once(self, worker: Worker, feed: Feed) -> float:
         """Follow one feed to its end. Return how long to wait before the next, 0 for the usual time."""
         try:
-            await self._follow(worker, reporting, feed)
+            await self._follow(worker, feed)
             return FULL_SECONDS
         except WorkerUnavailable as error:
             self._note(worker.url, feed, error.message)
@@ -105,7 +94,7 @@ class CacheListener:
             self.router.index.forget(worker.url)
             self.router.predictions.forget(worker.url)
 
-    async def _follow(self, worker: Worker, reporting: ReportingWorker, feed: Feed) -> None:
+    async def _follow(self, worker: Worker, feed: Feed) -> None:
         """Tell the index what the worker reports; return where the index is full."""
         index, said = self.router.index, worker.description
         if said is None:
@@ -114,7 +103,7 @@ class CacheListener:
             feed.reason = STARTING
         partition = Partition(said.fingerprint, said.block_size)
         index.begin(worker.url, partition, resumes_at_states=said.resumes_at_states)
-        async with contextlib.aclosing(reporting.kv_events(blocks=True, pictures=False)) as messages:
+        async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
             async for message in messages:
                 if not index.take(worker.url, message):
                     self._note(worker.url, feed, f"the index is full: its limit is {index.max_bytes} bytes")

@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from saccade.errors import InternalError
-from saccade.gateway.fleet.workers import Fleet, Model, Worker
+from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from saccade.gateway.fleet.cache_listener import CacheListener
-from saccade.gateway.fleet.workers import Worker
+from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.engine_load import Load
 
 
@@ -29,7 +29,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. *exactness* is EXACT while all that it holds is known, else NONE, for the *reason*.
+    """One worker. *exactness* tells how much of what it holds is known now; *reason* why not all.
 
     *load* is what the engine said last, None where it says nothing or is away.
     """
@@ -40,7 +40,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None
     ready: bool
     draining: bool
-    exactness: Literal["EXACT", "NONE"]
+    exactness: Literal["EXACT", "TEXT_PREFIX", "NONE"]
     reason: str
     holdings: Holdings
     booked: Booked
@@ -59,8 +59,8 @@ def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
         block_size=said.block_size if said else None,
         ready=worker.ready,
         draining=worker.load is not None and worker.load.draining,
-        exactness="NONE" if reason else "EXACT",
-        reason=reason,
+        exactness="NONE" if reason else worker.exactness.level,
+        reason=reason or worker.exactness.reason,
         holdings=Holdings(blocks=router.index.num_blocks(worker.url), states=router.index.num_states(worker.url)),
         booked=Booked(
             requests=work.num_requests,

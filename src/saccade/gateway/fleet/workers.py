@@ -3,60 +3,20 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
-from saccade import models
 from saccade.errors import ModelNotFound, WorkerUnavailable
-from saccade.models.files import parse_json, read_model_files
+from saccade.gateway.fleet.dialects import Hooks, clients
+from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.engine_load import Load
-from saccade.protocol.model_files import CONFIG
-from saccade.protocol.output import TokenDelta
-from saccade.protocol.request import EngineRequest
-from saccade.transport.client import Supply, WorkerClient
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
-from saccade.transport.dialects import tokenspeed
 
 logger = logging.getLogger(__name__)
 
 
 MAX_SHOWN_CHARACTERS = 100
 """Of a model name from a request, in an error."""
-
-
-class Worker(Protocol):
-    """A worker, whatever its wire protocol; transport.client.WorkerClient documents each method."""
-
-    url: str
-    description: Description | None
-    load: Load | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can take a request now."""
-
-    async def start(self) -> None:
-        """Begin to connect; returns at once."""
-
-    async def close(self) -> None:
-        """Close its connections."""
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
-
-    def generate(self, request: EngineRequest, supply: Supply = ...) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
-
-        *supply* returns the pixels that the worker does not hold after all.
-        """
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Stop work on one sample of a request in progress; the other samples go on."""
-
-    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,15 +45,14 @@ class Fleet:
         credentials: WorkerCredentials = NO_CREDENTIALS,
     ) -> None:
         self.release = on_released
-        self._discard = on_discarded or on_released
-        self._given = given
-        self._credentials = credentials
         self._clients: list[Worker] = []
         self._listeners: list[Callable[[Model], None]] = []
         self._watchers: list[Callable[[], None]] = []
         self._announced: dict[str, Description] = {}
+        hooks = Hooks(on_released, self.changed, on_discarded or on_released, given, credentials)
         for url in dict.fromkeys(urls):
-            self.add(self._client(url))
+            for client in clients(url, hooks):
+                self.add(client)
 
     async def start(self) -> None:
         """Begin to connect to every worker; return at once."""
@@ -192,18 +151,6 @@ class Fleet:
         description = (ready or serving)[0][1]
         workers = tuple(client for client, said in ready if _same_model(said, description))
         return Model(name=name, description=description, workers=workers)
-
-    def _client(self, url: str) -> Worker:
-        if url.startswith(tokenspeed.SCHEME):
-            return tokenspeed.TokenSpeedClient(
-                url, self.release, self.changed, self._discard, self._given, read_model_files, _grid_name
-            )
-        return WorkerClient(url, self.release, self.changed, self._credentials)
-
-
-def _grid_name(files: ModelFiles) -> str | None:
-    """Return the name of a picture's grid on other wires, which depends on the model's family."""
-    return models.families()[models.family_of(parse_json(files, CONFIG))].external_grid
 
 
 def _same_model(one: Description, other: Description) -> bool:

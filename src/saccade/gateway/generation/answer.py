@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.fleet.workers import Worker
+from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.http.access_log import line_of_request
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage

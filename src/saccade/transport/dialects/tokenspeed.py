@@ -18,6 +18,8 @@ from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSch
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
@@ -36,6 +38,7 @@ from saccade.transport.dialects.tokenspeed_messages import (
 )
 
 SCHEME = "tokenspeed://"
+NO_REPORTS = Exactness("NONE", "workers of its kind do not report what they hold")
 
 CALL_SECONDS = 10.0
 HEALTH_SECONDS = 25.0
@@ -111,6 +114,11 @@ class TokenSpeedClient:
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
+    def exactness(self) -> Exactness:
+        """NONE: nothing is known of its caches."""
+        return NO_REPORTS
+
+    @property
     def ready(self) -> bool:
         """Whether the worker has registered and was well when last asked."""
         return self._session is not None
@@ -133,6 +141,11 @@ class TokenSpeedClient:
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return False: this wire takes no picture without its pixels."""
         return False
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Raise WorkerUnavailable: there is no feed."""
+        raise WorkerUnavailable(NO_REPORTS.reason)
+        yield
 
     async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* and yield its deltas, the last with a finish reason.

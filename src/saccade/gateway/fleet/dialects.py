@@ -1,0 +1,51 @@
+"""From a worker's URL to the client that speaks its wire protocol."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from saccade import models
+from saccade.gateway.fleet.worker import Worker
+from saccade.models.files import parse_json, read_model_files
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.model_files import CONFIG
+from saccade.transport.client import WorkerClient
+from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.dialects import tokenspeed
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What every client of a fleet gets.
+
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
+    may still be reading. *on_change* is told of a client that is ready, or no longer. *given* are files of models, by
+    name, for workers that send none.
+    """
+
+    on_released: Callable[[Sequence[str]], None]
+    on_change: Callable[[Worker], None]
+    on_discarded: Callable[[Sequence[str]], None]
+    given: Mapping[str, ModelFiles]
+    credentials: WorkerCredentials
+
+
+def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
+    """Return a client for every target behind *url*, not yet started. Raises StartupError where *url* is malformed."""
+    if url.startswith(tokenspeed.SCHEME):
+        return (
+            tokenspeed.TokenSpeedClient(
+                url,
+                hooks.on_released,
+                hooks.on_change,
+                hooks.on_discarded,
+                hooks.given,
+                read_model_files,
+                _grid_name,
+            ),
+        )
+    return (WorkerClient(url, hooks.on_released, hooks.on_change, hooks.credentials),)
+
+
+def _grid_name(files: ModelFiles) -> str | None:
+    """Return the name of a picture's grid on other wires, which depends on the model's family."""
+    return models.families()[models.family_of(parse_json(files, CONFIG))].external_grid

@@ -1,0 +1,56 @@
+"""What the gateway asks of a worker, whatever its wire protocol."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport.client import Supply
+
+
+class Worker(Protocol):
+    """A target of requests: a worker, or one data-parallel rank of it. *url* is unique in a fleet."""
+
+    url: str
+    description: Description | None
+    load: Load | None
+
+    @property
+    def exactness(self) -> Exactness:
+        """How exactly its reports can tell what it holds, once all of them have arrived."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a request now."""
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
+
+    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield what its caches hold, in our keys: a snapshot's messages, then increments.
+
+        Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then. Called only
+        where *exactness* is not NONE.
+        """
+
+    def generate(self, request: EngineRequest, supply: Supply = ...) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+
+        *supply* returns the pixels that the worker does not hold after all.
+        """
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request in progress; the other samples go on."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
