@@ -7,12 +7,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.route_report import RouteReport, route_report
 from saccade.gateway.fleet.routing_metrics import HitRates, RoutingCollector
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
@@ -50,10 +52,12 @@ class Application:
         access_log: AccessLog | None = None,
     ) -> None:
         self.metrics = Metrics()
+        self._keys = Keys(config.api_keys, config.metrics_without_key)
         self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
         self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
+        self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
         self.listener = CacheListener(fleet, FleetRouter(config.routing_policy, BlockIndex(INDEX_BYTES), Random()))
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
@@ -70,7 +74,7 @@ class Application:
             proxies=self.proxies,
             strict_parameters=config.strict_parameters,
         )
-        chat = ChatCompletions(
+        self._chat = ChatCompletions(
             admission=self.admission,
             bodies=bodies,
             memory=self.memory,
@@ -89,8 +93,8 @@ class Application:
             strict_parameters=config.strict_parameters,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(chat, endpoints), redirect_slashes=False),
-            Keys(config.api_keys, config.metrics_without_key),
+            Router(routes(self._chat, endpoints), redirect_slashes=False),
+            self._keys,
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
         )
         if config.allowed_origins:
@@ -111,6 +115,17 @@ class Application:
         """Stop listening to workers, close connections and drop cached pictures."""
         await self.listener.close()
         await self.preparation.close()
+
+    async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
+        """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""
+        try:
+            tenant = self._keys.tenant(api_key)
+        except InvalidApiKey as error:
+            raise InvalidValue(
+                "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
+                "x-api-key",
+            ) from error
+        return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
 
     def forget_media(self) -> None:
         """Empty the caches of pictures and of URLs, except for what requests are using."""

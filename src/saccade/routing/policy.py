@@ -35,12 +35,20 @@ class WorkInFlight(NamedTuple):
 class Candidate(NamedTuple):
     """A worker that could take a prompt: its work in flight, and the tokens that the prompt leaves to compute there.
 
-    *left_tokens* counts prompt tokens after the overlap, and the tokens of pictures that must be encoded.
+    *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
+    to hold soon. *prompt_tokens* stand after these; *picture_tokens* are those of pictures that must be encoded.
     """
 
     name: str
     work: WorkInFlight = WorkInFlight()
-    left_tokens: int = 0
+    prompt_tokens: int = 0
+    picture_tokens: int = 0
+    overlap_tokens: int = 0
+    held_tokens: int = 0
+
+    @property
+    def left_tokens(self) -> int:
+        return self.prompt_tokens + self.picture_tokens
 
     @property
     def cost(self) -> int:

@@ -3,6 +3,7 @@
 A prompt is its block keys, the places of its pictures and counts; the router sees neither token ids nor pixels.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -83,24 +84,27 @@ class Router:
         self.index = index
         self.predictions = Predictions()
         self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
+        self.policy = policy
         self._chooser = Chooser(policy, random)
 
     def book(self, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
         """Choose one of *options*, of which there is at least one. *now* is a monotonic clock, in seconds."""
-        candidates = [
-            Candidate(option.name, self.work[option.name], self._left_tokens(option, prompt, now)) for option in options
-        ]
-        reported = any(self.index.is_exact(option.name) for option in options)
-        chosen = self._chooser.choose(candidates, prompt.affinity, reported=reported)
+        candidates = [self._weigh(option, prompt, now) for option in options]
+        chosen = self._choose(self._chooser, options, candidates, prompt)
         option = next(option for option in options if option.name == chosen.name)
         work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens)
         expected = self._expected(option, prompt)
         booking = Booking(self, option.name, work, expected)
         if len(options) > 1 and self.index.is_exact(option.name):
-            booking.matched_tokens = self._reported_tokens(option, prompt)
+            booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
         self.predictions.add(option.name, expected, now)
         return booking
+
+    def preview(self, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> tuple[list[Candidate], Candidate]:
+        """Return what book() would look at, and what it would choose; nothing is booked, and nobody's turn is used."""
+        candidates = [self._weigh(option, prompt, now) for option in options]
+        return candidates, self._choose(copy.deepcopy(self._chooser), options, candidates, prompt)
 
     def exchange(self, worker: str, old: WorkInFlight, new: WorkInFlight) -> None:
         """Replace *old*, a part of the worker's work, by *new*."""
@@ -111,20 +115,26 @@ class Router:
         keys = prompt.keys.get(option.partition.block_size, ()) if prompt.reads_cache else ()
         return self.index.overlap(option.name, option.partition, keys) * option.partition.block_size
 
-    def _left_tokens(self, option: Option, prompt: RoutedPrompt, now: float) -> int:
-        """Return the prompt's tokens that the worker must compute, and those of its pictures that it must encode."""
-        held = self._reported_tokens(option, prompt)
+    def _choose(
+        self, chooser: Chooser, options: Sequence[Option], candidates: Sequence[Candidate], prompt: RoutedPrompt
+    ) -> Candidate:
+        reported = any(self.index.is_exact(option.name) for option in options)
+        return chooser.choose(candidates, prompt.affinity, reported=reported)
+
+    def _weigh(self, option: Option, prompt: RoutedPrompt, now: float) -> Candidate:
+        """Return what the worker holds of the prompt, what it must compute, and what it must encode."""
+        overlap = held = self._reported_tokens(option, prompt)
         predicted = self.predictions.held(option.name, now)
         if predicted and prompt.reads_cache:
             keys = prompt.keys.get(option.partition.block_size, ())
             count = last_of(keys, predicted) if option.resumes_at_states else num_leading(keys, predicted)
             held = max(held, count * option.partition.block_size)
-        left = sum(
+        picture_tokens = sum(
             picture.num_tokens
             for picture in prompt.pictures
             if picture.stop > held and picture.key not in predicted and option.encodes(picture.key)
         )
-        return prompt.num_tokens - held + left
+        return Candidate(option.name, self.work[option.name], prompt.num_tokens - held, picture_tokens, overlap, held)
 
     def _expected(self, option: Option, prompt: RoutedPrompt) -> list[bytes]:
         """Return the keys that the worker will hold when it has computed the prompt.

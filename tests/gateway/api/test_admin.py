@@ -107,4 +107,4 @@ def test_workers_are_shown(admin: Port) -> None:
 
 def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
-        Admin((), served.fleet, served.application.listener, lambda: None, Metrics())
+        Admin((), served.fleet, served.application.listener, served.application.preview, lambda: None, Metrics())

@@ -19,6 +19,7 @@ from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.policy import Candidate
 from saccade.routing.router import Booking, Option, RoutedPicture, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
@@ -60,6 +61,17 @@ class Placement:
             self.booking.first_token(self.worker.description.block_size)
 
 
+@dataclass(frozen=True)
+class Preview:
+    """Where *prompt* would go now: *candidates* are the workers as the router weighs them, *chosen* is one of them."""
+
+    model: Model
+    policy: str
+    prompt: Prompt
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+
 def _ignore(_: str, __: int, ___: int) -> None:
     pass
 
@@ -82,6 +94,14 @@ class Dispatcher:
     @property
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
+
+    def preview(self, model: str, prompt: Prompt) -> Preview:
+        """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
+        serving = self._fleet.model(model)
+        options = [_option(worker, serving, prompt.salt) for worker in serving.workers]
+        routed = _routed(prompt, options)
+        candidates, chosen = self._router.preview(options, routed, time.monotonic())
+        return Preview(serving, self._router.policy, prompt, tuple(candidates), chosen)
 
     @contextlib.contextmanager
     def place(self, model: str, prompt: Prompt) -> Iterator[Placement]:

@@ -6,7 +6,9 @@ import msgspec
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +33,8 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. *exactness* tells how much of what it holds is known now; *reason* why not all.
 
-    *load* is what the engine said last, None where it says nothing or is away.
+    *excluded* tells why it gets no requests, "" where it gets them. *load* is what the engine said last, None where it
+    says nothing or is away.
     """
 
     url: str
@@ -40,6 +43,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None
     ready: bool
     draining: bool
+    excluded: str
     exactness: Literal["EXACT", "TEXT_PREFIX", "NONE"]
     reason: str
     holdings: Holdings
@@ -47,10 +51,10 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
-def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
+def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> WorkerReport:
     """Return what is known of *worker* now."""
     said, router = worker.description, listener.router
-    reason = listener.feed(worker).reason
+    known = exactness(worker, listener)
     work = router.work[worker.url]
     return WorkerReport(
         url=worker.url,
@@ -58,9 +62,10 @@ def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
         fingerprint=said.fingerprint.hex() if said else None,
         block_size=said.block_size if said else None,
         ready=worker.ready,
-        draining=worker.load is not None and worker.load.draining,
-        exactness="NONE" if reason else worker.exactness.level,
-        reason=reason or worker.exactness.reason,
+        draining=_drains(worker),
+        excluded=why_excluded(worker, fleet),
+        exactness=known.level,
+        reason=known.reason,
         holdings=Holdings(blocks=router.index.num_blocks(worker.url), states=router.index.num_states(worker.url)),
         booked=Booked(
             requests=work.num_requests,
@@ -70,3 +75,24 @@ def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
         ),
         load=worker.load,
     )
+
+
+def exactness(worker: Worker, listener: CacheListener) -> Exactness:
+    """Return how exactly *worker* is known now: as its kind can be, once all of its reports have arrived."""
+    missing = listener.feed(worker).reason
+    return Exactness("NONE", missing) if missing else worker.exactness
+
+
+def why_excluded(worker: Worker, fleet: Fleet) -> str:
+    """Return why *worker* gets no requests now, "" where it gets them."""
+    if _drains(worker):
+        return "it drains"
+    if not worker.ready or worker.description is None:
+        return "it is not ready"
+    if worker not in fleet.model(worker.description.model).workers:
+        return "it serves another build of its model than the first worker"
+    return ""
+
+
+def _drains(worker: Worker) -> bool:
+    return worker.load is not None and worker.load.draining
