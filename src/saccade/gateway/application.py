@@ -1,6 +1,7 @@
 """The gateway as one ASGI application: its parts, put together."""
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 
 from starlette.middleware.cors import CORSMiddleware
@@ -13,9 +14,11 @@ from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
 from saccade.gateway.fleet.route_report import RouteReport, route_report
-from saccade.gateway.fleet.routing_metrics import HitRates, RoutingCollector
+from saccade.gateway.fleet.routing_metrics import RoutingCollector
+from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.http.access_log import AccessLog
@@ -61,6 +64,7 @@ class Application:
         self.model_registry = ModelRegistry(fleet, models)
         self.listener = CacheListener(fleet, FleetRouter(config.routing_policy, BlockIndex(INDEX_BYTES), Random()))
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
+        decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -86,7 +90,7 @@ class Application:
                 prompts=self.preparation.prompts,
                 pictures=self.preparation.pictures,
                 pixels=self.preparation.pixels,
-                dispatcher=Dispatcher(fleet, self.listener.router, HitRates(self.metrics.registry).observe),
+                dispatcher=Dispatcher(fleet, self.listener.router, decisions),
                 metrics=self.metrics,
             ),
             ping_interval_seconds=config.ping_interval_seconds,

@@ -48,12 +48,21 @@ class Option(NamedTuple):
 class Booking:
     """A prompt's place at *worker*, from the choice on until close().
 
-    *matched_tokens* is what the worker had reported to hold of the prompt when it was chosen; None where it reports
-    nothing.
+    It is the *chosen* one of *candidates*. *matched_tokens* is what the worker had reported to hold of the prompt when
+    it was chosen; None where it reports nothing.
     """
 
-    def __init__(self, router: "Router", worker: str, work: WorkInFlight, predicted: Sequence[bytes]) -> None:
-        self.worker = worker
+    def __init__(
+        self,
+        router: "Router",
+        chosen: Candidate,
+        candidates: Sequence[Candidate],
+        work: WorkInFlight,
+        predicted: Sequence[bytes],
+    ) -> None:
+        self.worker = chosen.name
+        self.chosen = chosen
+        self.candidates = candidates
         self.matched_tokens: int | None = None
         self._router = router
         self._work = work
@@ -94,7 +103,7 @@ class Router:
         option = next(option for option in options if option.name == chosen.name)
         work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens)
         expected = self._expected(option, prompt)
-        booking = Booking(self, option.name, work, expected)
+        booking = Booking(self, chosen, candidates, work, expected)
         if len(options) > 1 and self.index.is_exact(option.name):
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)

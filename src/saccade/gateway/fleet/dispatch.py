@@ -10,8 +10,10 @@ from random import Random
 from typing import TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError
+from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
@@ -72,22 +74,16 @@ class Preview:
     chosen: Candidate
 
 
-def _ignore(_: str, __: int, ___: int) -> None:
-    pass
-
-
 class Dispatcher:
     """Sends requests to the workers of *fleet*, each to the one that *router* chooses.
 
-    *on_matched* is called with the model, the tokens of a prompt that its worker is known to hold, and all its tokens.
+    *metrics* learns of every choice.
     """
 
-    def __init__(
-        self, fleet: Fleet, router: Router | None = None, on_matched: Callable[[str, int, int], None] = _ignore
-    ) -> None:
+    def __init__(self, fleet: Fleet, router: Router | None = None, metrics: DecisionMetrics | None = None) -> None:
         self._fleet = fleet
         self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
-        self._on_matched = on_matched
+        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
 
@@ -112,9 +108,11 @@ class Dispatcher:
         serving = self._fleet.model(model)
         workers = {worker.url: worker for worker in serving.workers}
         options = [_option(worker, serving, prompt.salt) for worker in serving.workers]
-        booking = self._router.book(options, _routed(prompt, options), time.monotonic())
-        if booking.matched_tokens is not None:
-            self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
+        with self._metrics.stage("keys"):
+            routed = _routed(prompt, options)
+        with self._metrics.stage("choice"):
+            booking = self._router.book(options, routed, time.monotonic())
+        self._metrics.observe(serving, len(prompt.token_ids), booking)
         described = workers[booking.worker].description
         try:
             yield Placement(workers[booking.worker], described.pixel_dtype if described else "uint8", booking)

@@ -1,32 +1,12 @@
-"""What the router knows and how well it chooses, as metrics."""
+"""What the router knows of each worker, as metrics."""
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.workers import Fleet
-
-_SHARES = tuple(step / 20 for step in range(21))
-
-
-class HitRates:
-    """How much of each prompt its worker was known to hold, by model."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._shares = Histogram(
-            "saccade_router_kv_hit_rate",
-            "Share of a prompt's tokens in blocks that its worker had reported to hold when it was chosen.",
-            ("model_name",),
-            buckets=_SHARES,
-            registry=registry,
-        )
-
-    def observe(self, model: str, matched_tokens: int, num_prompt_tokens: int) -> None:
-        """Record one placed prompt."""
-        self._shares.labels(model).observe(matched_tokens / max(1, num_prompt_tokens))
 
 
 class RoutingCollector(Collector):
