@@ -17,7 +17,7 @@ from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
 from saccade.gateway.fleet.route_report import RouteReport, route_report
-from saccade.gateway.fleet.routing_metrics import RoutingCollector
+from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
 from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
@@ -62,9 +62,18 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        self.listener = CacheListener(fleet, FleetRouter(config.routing_policy, BlockIndex(INDEX_BYTES), Random()))
-        self.metrics.registry.register(RoutingCollector(fleet, self.listener))
+        router = FleetRouter(
+            config.routing_policy,
+            BlockIndex(INDEX_BYTES),
+            Random(),
+            config.routing_temperature,
+            assumes=config.assumes_holdings,
+        )
+        self.listener = CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
+        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch)
+        self.metrics.registry.register(RoutingCollector(fleet, self.listener))
+        self.metrics.registry.register(DispatchCollector(dispatcher))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -90,7 +99,7 @@ class Application:
                 prompts=self.preparation.prompts,
                 pictures=self.preparation.pictures,
                 pixels=self.preparation.pixels,
-                dispatcher=Dispatcher(fleet, self.listener.router, decisions),
+                dispatcher=dispatcher,
                 metrics=self.metrics,
             ),
             ping_interval_seconds=config.ping_interval_seconds,

@@ -122,7 +122,7 @@ def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
     assert (told["model"], told["worker"], told["reason"]) == (
         "tiny",
         "grpc://scripted:1",
-        "the only worker that could take it",
+        "the only worker that may get it",
     )
     (place,) = told["pictures"]
     assert place["tokens"] == 4

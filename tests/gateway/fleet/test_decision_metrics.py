@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.workers import Model
 from saccade.protocol.exactness import EXACT, Exactness
-from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.lookup import Overlap
 from saccade.routing.policy import Policy
 from saccade.routing.router import Booking, Option, RoutedPrompt, Router
 from saccade.transport.client import WorkerClient
 
 PARTITION = Partition(bytes(32), 16)
 KEYS = [bytes([number]) * 16 for number in range(10)]
-PROMPT = RoutedPrompt(170, {16: KEYS})
+PROMPT = RoutedPrompt(170, {PARTITION: KEYS})
 WORKERS = (WorkerClient("unix:/a"), WorkerClient("unix:/b"))
 OPTIONS = [Option(worker.url, PARTITION) for worker in WORKERS]
 SILENT = Exactness("TEXT_PREFIX", "it hashes pictures by itself")
@@ -32,17 +32,11 @@ class Decisions:
         self.metrics = DecisionMetrics(self.registry, lambda _: exactness)
         self.model = Model("m", DESCRIPTION, WORKERS)
         self.router = Router(policy, BlockIndex(1 << 20), Random(0))
-        self.hold("unix:/a", 2)
-        self.hold("unix:/b", 9)
-
-    def hold(self, worker: str, count: int) -> None:
-        """Have *worker* report the first blocks of the prompt."""
-        blocks = [BlockStored(key, b"", []) for key in KEYS[:count]]
-        self.router.index.begin(worker, PARTITION, resumes_at_states=False)
-        self.router.index.take(worker, KvEvents(1, blocks, snapshot=True))
+        self.held = {"unix:/a": 2, "unix:/b": 9}
 
     def place(self, options: list[Option] = OPTIONS) -> Booking:
-        booking = self.router.book(options, PROMPT, now=0)
+        overlaps = {option.name: Overlap(self.held[option.name], is_exact=True) for option in options}
+        booking = self.router.book(options, PROMPT, overlaps, now=0)
         self.metrics.observe(self.model, PROMPT.num_tokens, booking)
         return booking
 

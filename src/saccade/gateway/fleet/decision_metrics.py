@@ -80,7 +80,8 @@ class DecisionMetrics:
     def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> None:
         """Record where a prompt for *model* was placed. All but the count of requests needs a choice."""
         self._requests.labels(booking.worker).inc()
-        if len(booking.candidates) < 2:
+        choice = booking.choice
+        if len(choice.candidates) < 2:
             return
         worker = next(each for each in model.workers if each.url == booking.worker)
         known = self._exactness_of(worker)
@@ -88,8 +89,8 @@ class DecisionMetrics:
             self._note_inexact(model, worker, known)
         elif booking.matched_tokens is not None:
             self._shares.labels(model.name).observe(booking.matched_tokens / max(1, num_prompt_tokens))
-        most = max(candidate.overlap_tokens for candidate in booking.candidates)
-        if lost := most - booking.chosen.overlap_tokens:
+        most = max(candidate.overlap_tokens for candidate in choice.candidates)
+        if lost := most - choice.chosen.overlap_tokens:
             self._passed_over.labels(model.name).inc()
             self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
 

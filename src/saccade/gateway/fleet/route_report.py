@@ -6,9 +6,12 @@ import msgspec
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import Preview
-from saccade.gateway.fleet.worker_report import exactness, why_excluded
+from saccade.gateway.fleet.worker_report import exactness, worker_report
 from saccade.gateway.fleet.workers import Fleet
 from saccade.routing.policy import Candidate
+from saccade.routing.router import Choice
+
+NO_ROOM = "it has all the requests that it may have"
 
 
 class PicturePlace(msgspec.Struct, frozen=True):
@@ -60,17 +63,27 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def route_report(preview: Preview, fleet: Fleet, listener: CacheListener) -> RouteReport:
     """Return *preview* with what is known of the workers of *fleet*."""
-    reasons = {worker.url: why_excluded(worker, fleet) for worker in fleet.clients}
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
         pictures=[PicturePlace(run.start, run.length) for run in preview.prompt.runs],
-        policy=preview.policy,
-        worker=preview.chosen.name,
-        reason=_reason(preview),
-        candidates=[_candidate(each, preview, listener) for each in preview.candidates],
-        excluded=[ExcludedWorker(url, reason) for url, reason in reasons.items() if reason],
+        policy=preview.choice.policy,
+        worker=preview.choice.chosen.name,
+        reason=_reason(preview.choice),
+        candidates=[_candidate(each, preview, listener) for each in preview.choice.candidates],
+        excluded=_excluded(preview, fleet, listener),
     )
+
+
+def _excluded(preview: Preview, fleet: Fleet, listener: CacheListener) -> list[ExcludedWorker]:
+    """Return the workers of the model that are no candidates, and why."""
+    candidates = {candidate.name for candidate in preview.choice.candidates}
+    reports = [worker_report(worker, fleet, listener) for worker in fleet.clients if worker.url not in candidates]
+    return [
+        ExcludedWorker(report.url, report.excluded or NO_ROOM)
+        for report in reports
+        if report.model in (None, preview.model.name)
+    ]
 
 
 def _candidate(candidate: Candidate, preview: Preview, listener: CacheListener) -> CandidateReport:
@@ -79,7 +92,7 @@ def _candidate(candidate: Candidate, preview: Preview, listener: CacheListener) 
     block_size = (worker.description or preview.model.description).block_size
     return CandidateReport(
         worker=worker.url,
-        chosen=candidate == preview.chosen,
+        chosen=candidate == preview.choice.chosen,
         exactness=known.level,
         exactness_reason=known.reason,
         block_size=block_size,
@@ -97,16 +110,19 @@ def _terms(candidate: Candidate) -> dict[str, float]:
         "picture_tokens": candidate.picture_tokens,
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
+        "foreign_tokens": candidate.foreign_tokens,
         "total": candidate.cost,
     }
 
 
-def _reason(preview: Preview) -> str:
+def _reason(choice: Choice) -> str:
     """Return what made the choice, for people."""
-    if len(preview.candidates) == 1:
-        return "the only worker that could take it"
-    if preview.policy not in ("auto", "cost"):
-        return f"chosen by {preview.policy}; its cost does not matter"
-    least = min(each.cost for each in preview.candidates)
-    ties = sum(each.cost == least for each in preview.candidates)
-    return "the least cost" if ties == 1 else f"one of {ties} with the least cost, at random"
+    if len(choice.candidates) == 1:
+        return "the only worker that may get it"
+    if choice.policy != "cost":
+        return f"chosen by {choice.policy}, whatever the cost"
+    costs = [each.cost for each in choice.candidates]
+    if choice.chosen.cost > min(costs):
+        return "drawn at random, by cost and temperature"
+    ties = costs.count(min(costs))
+    return "the least cost" if ties == 1 else f"drawn at random of {ties} with the least cost"

@@ -1,5 +1,6 @@
 """What a gateway knows of a worker, for its operator."""
 
+import time
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
+from saccade.routing.breaker import BreakerReport
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +35,8 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. *exactness* tells how much of what it holds is known now; *reason* why not all.
 
-    *excluded* tells why it gets no requests, "" where it gets them. *load* is what the engine said last, None where it
-    says nothing or is away.
+    *excluded* tells why it gets no requests, "" where it gets them; *breaker* whether requests to it have failed.
+    *load* is what the engine said last, None where it says nothing or is away.
     """
 
     url: str
@@ -44,6 +46,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     draining: bool
     excluded: str
+    breaker: BreakerReport
     exactness: Literal["EXACT", "TEXT_PREFIX", "NONE"]
     reason: str
     holdings: Holdings
@@ -55,6 +58,7 @@ def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> Work
     """Return what is known of *worker* now."""
     said, router = worker.description, listener.router
     known = exactness(worker, listener)
+    breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work[worker.url]
     return WorkerReport(
         url=worker.url,
@@ -63,7 +67,8 @@ def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> Work
         block_size=said.block_size if said else None,
         ready=worker.ready,
         draining=_drains(worker),
-        excluded=why_excluded(worker, fleet),
+        excluded=why_excluded(worker, fleet) or breaker.reason,
+        breaker=breaker,
         exactness=known.level,
         reason=known.reason,
         holdings=Holdings(blocks=router.index.num_blocks(worker.url), states=router.index.num_states(worker.url)),
@@ -84,7 +89,7 @@ def exactness(worker: Worker, listener: CacheListener) -> Exactness:
 
 
 def why_excluded(worker: Worker, fleet: Fleet) -> str:
-    """Return why *worker* gets no requests now, "" where it gets them."""
+    """Return why *worker* is not one of those that get requests for its model, "" where it is."""
     if _drains(worker):
         return "it drains"
     if not worker.ready or worker.description is None:

@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from saccade.gateway.fleet.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.gateway.generation.answer import Answer
+from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
 from saccade.gateway.generation.sampling import sampling_params
 from saccade.gateway.http.auth import request_salt
 from saccade.gateway.limits.admission import Admission
@@ -14,11 +14,10 @@ from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.pictures.collect import Picture, PictureCollector
-from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
-from saccade.gateway.prompt.draft import Draft, PromptDrafter
+from saccade.gateway.pictures.pixels import PixelPreparer
+from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import TokenDelta
-from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.telemetry import Metrics
 
 
@@ -37,15 +36,6 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Drafted:
-    """A request as it stands before the choice of a worker: *prompt* is what the choice looks at."""
-
-    draft: Draft
-    sampling: SamplingParams
-    prompt: Prompt
-
-
-@dataclass(frozen=True)
 class Generation:
     """Answers requests."""
 
@@ -59,56 +49,25 @@ class Generation:
     @contextlib.asynccontextmanager
     async def answer(self, asked: Asked) -> AsyncIterator[tuple[Answer, AsyncIterator[TokenDelta]]]:
         """Yield an answer and the deltas for it; the end of the block aborts an unfinished one. Raises SaccadeError."""
-        request, served = asked.request, asked.served
-        salt = request_salt(asked.tenant_salt, request.cache_salt)
+        served = asked.served
         async with contextlib.AsyncExitStack() as held:
             # The answer's clock starts here, so that its ttft includes the preparation.
-            answer = held.enter_context(Answer(request, served, self.metrics))
+            answer = held.enter_context(Answer(asked.request, served, self.metrics))
             with self.metrics.stage("prepare"):
+                salt = request_salt(asked.tenant_salt, asked.request.cache_salt)
                 # While the request waits for other servers it holds no place.
                 pictures = await self.pictures.collect(served, asked.chat.pictures, salt, asked.memory)
                 held.enter_context(self.admission.admit(asked.tenant_salt))
                 drafted = await self._draft(asked, pictures, salt)
-                draft = drafted.draft
-                answer.begin(draft.token_ids)
-                with self.metrics.stage("route"):
-                    placement = held.enter_context(self.dispatcher.place(served.name, drafted.prompt))
-                is_held = partial(placement.worker.holds, salt)
-                media = PromptPictures(pictures, draft.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
-                num_picture_bytes = sum(len(picture.encoded) for picture in pictures)
+                answer.begin(drafted.draft.token_ids)
+                sender = Sender(self.admission, self.pixels, self.dispatcher, self.metrics)
+                request = AnswerRequest(answer.id, len(answer.choices), served, drafted)
+                delivery = Delivery(sender, request, tuple(pictures), asked.memory)
+                # The delivery drops the pictures as soon as it can.
                 del pictures
-                await held.enter_async_context(self.admission.pixels(media.num_pixel_bytes))
-                items = await self.pixels.prepare(served.family, media, salt)
-                unsent = held.enter_context(contextlib.ExitStack())
-                unsent.callback(self.pixels.release, items)
-                if media.pictures:
-                    # Requests that wait for the same picture go on at the same moment; they take turns.
-                    async with self.admission.turn(num_picture_bytes):
-                        pass
-                # The worker may ask for pictures that were sent by their hash; it has the pixels of the others.
-                resend = PixelResend(
-                    self.pixels,
-                    served.family,
-                    media,
-                    salt,
-                    admission=self.admission,
-                    held=held,
-                    memory=asked.memory,
-                )
-                del media
-            engine_request = EngineRequest(
-                request_id=answer.id,
-                token_ids=draft.token_ids,
-                sampling=drafted.sampling,
-                media=items,
-                salt=salt,
-                num_samples=len(answer.choices),
-            )
-            answer.sent_to(placement.worker)
-            stream = self.dispatcher.stream(
-                placement, engine_request, resend, on_begin=unsent.pop_all, on_delta=resend.forget
-            )
-            async with contextlib.aclosing(stream) as deltas:
+                held.push_async_callback(delivery.close)
+                answer.sent_to(await delivery.prepare())
+            async with contextlib.aclosing(delivery.deltas(answer.sent_to)) as deltas:
                 yield answer, deltas
 
     async def preview(self, asked: Asked) -> Preview:
@@ -120,7 +79,7 @@ class Generation:
         pictures = await self.pictures.collect(asked.served, asked.chat.pictures, salt, asked.memory)
         with self.admission.admit(asked.tenant_salt):
             drafted = await self._draft(asked, pictures, salt)
-            return self.dispatcher.preview(asked.served.name, drafted.prompt)
+            return await self.dispatcher.preview(asked.served.name, drafted.prompt)
 
     async def _draft(self, asked: Asked, pictures: Sequence[Picture], salt: bytes) -> Drafted:
         layouts = [picture.layout for picture in pictures]
