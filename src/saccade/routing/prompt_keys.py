@@ -46,7 +46,7 @@ class PromptKeys:
         return keys
 
     def _segment(
-        self, parent: bytes, token_ids: array[int], runs: tuple[MediaRun, ...], block_size: int
+        self, parent: bytes, token_ids: "array[int]", runs: tuple[MediaRun, ...], block_size: int
     ) -> list[bytes]:
         segment = _Segment(parent, block_size, blake3(token_ids.tobytes()).digest(), runs)
         keys = self._segments.get(segment)
