@@ -26,6 +26,7 @@ from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
@@ -54,6 +55,7 @@ class ScriptedWorker:
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
+    exactness: Exactness = Exactness("NONE", "a script says nothing of caches")
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds nothing."""

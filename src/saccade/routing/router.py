@@ -69,9 +69,9 @@ class Option(NamedTuple):
 class Choice(NamedTuple):
     """*chosen* is one of *candidates*, by *policy*, which is what auto stands for where that is set."""
 
-    policy: Policy
     candidates: Sequence[Candidate]
     chosen: Candidate
+    policy: Policy
 
 
 class Booking:
@@ -176,8 +176,8 @@ class Router:
     ) -> Choice:
         candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
         known = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
-        policy = chooser.effective(reported=known)
-        return Choice(policy, candidates, chooser.choose(candidates, prompt.affinity, reported=known))
+        chosen = chooser.choose(candidates, prompt.affinity, reported=known)
+        return Choice(candidates, chosen, chooser.effective(reported=known))
 
     def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
         """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""
