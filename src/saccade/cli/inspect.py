@@ -49,7 +49,7 @@ ROUTE_FLAGS = RouteFlags()
 
 def inspect(
     model: str,
-    images: tuple[Path, ...],
+    images: tuple[Path, ...] = (),
     /,
     *,
     question: str = "What is in this picture?",

@@ -1,12 +1,11 @@
 """`saccade inspect --gateway`: ask a running gateway which worker a chat would go to, and why."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from saccade.errors import StartupError
 
@@ -28,7 +27,7 @@ def show_route(gateway: str, admin_key: str | None, api_key: str | None, chat: P
     if as_json:
         print(msgspec.json.format(answer).decode())
     else:
-        _show(Console(), msgspec.json.decode(answer))
+        print(*_lines(msgspec.json.decode(answer)), sep="\n")
 
 
 def _ask(gateway: str, admin_key: str, api_key: str | None, body: bytes) -> bytes:
@@ -53,28 +52,22 @@ def _message(body: bytes) -> str:
         return "what it says is not an answer of Saccade's admin port."
 
 
-def _show(console: Console, route: dict[str, Any]) -> None:
-    pictures = ", ".join(f"{one['tokens']} tokens from {one['start']}" for one in route["pictures"]) or "none"
-    facts = Table.grid(padding=(0, 2))
-    facts.add_row("model", route["model"])
-    facts.add_row("prompt", f"{route['prompt_tokens']} tokens")
-    facts.add_row("pictures", pictures)
-    facts.add_row("policy", route["policy"])
-    facts.add_row("worker", f"{route['worker']}, {route['reason']}")
-    console.print(facts, markup=False, highlight=False, soft_wrap=True)
-    console.print()
-    candidates = route["candidates"]
-    terms = list(candidates[0]["cost"])
-    table = Table("worker", "exactness", "overlap", *(term.replace("_", " ") for term in terms), box=None)
-    for one in candidates:
-        overlap = f"{one['overlap_blocks']} of {one['num_blocks']}"
-        costs = (f"{value:g}" for value in one["cost"].values())
-        exactness = (
-            one["exactness"] if one["exactness"] == "EXACT" else f"{one['exactness']}: {one['exactness_reason']}"
-        )
-        table.add_row(one["worker"], exactness, overlap, *costs)
-    console.print(table, markup=False, highlight=False)
+def _lines(route: dict[str, Any]) -> Iterator[str]:
+    """Yield *route* for people: the choice first, then every worker with the sum of its cost."""
+    yield f"worker    {route['worker']}: {route['reason']}"
+    yield f"model     {route['model']}"
+    yield f"prompt    {route['prompt_tokens']} tokens"
+    for picture in route["pictures"]:
+        yield f"picture   {picture['tokens']} tokens from {picture['start']} on"
+    yield f"policy    {route['policy']}"
+    for one in route["candidates"]:
+        why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""
+        total = one["cost"].pop("total")
+        terms = " + ".join(f"{value:g} {name.replace('_', ' ')}" for name, value in one["cost"].items())
+        yield ""
+        yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"
+        yield f"  {one['exactness']}{why}: holds {one['overlap_blocks']} of {one['num_blocks']} blocks"
+        yield f"  cost {total:g} = {terms}"
     for one in route["excluded"]:
-        console.print(
-            f"not considered: {one['worker']}: {one['reason']}", markup=False, highlight=False, soft_wrap=True
-        )
+        yield ""
+        yield f"{one['worker']}, not a candidate: {one['reason']}"

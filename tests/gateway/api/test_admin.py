@@ -129,7 +129,6 @@ def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
     assert 0 < place["start"] < told["prompt_tokens"] - 4
     (candidate,) = told["candidates"]
     assert candidate["chosen"]
-    assert candidate["cost"]["picture_tokens"] == 4
     assert candidate["cost"]["prompt_tokens"] == told["prompt_tokens"]
     assert told["excluded"] == []
     assert admin.gateway.worker.requests == []
