@@ -36,6 +36,7 @@ Step = TokenDelta | float | Exception
 """What a scripted worker does next: send a delta, wait some seconds, or raise."""
 
 MAX_MODEL_LEN = 4096
+SILENT = Exactness("NONE", "a script says nothing of caches")
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests
 
@@ -55,7 +56,7 @@ class ScriptedWorker:
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
-    exactness: Exactness = Exactness("NONE", "a script says nothing of caches")
+    exactness: Exactness = SILENT
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds nothing."""
