@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
 
 
@@ -54,7 +55,8 @@ class RoutingCollector(Collector):
         now = time.monotonic()
         for worker in self._fleet.clients:
             feed = self._listener.feed(worker)
-            exact.add_metric((worker.url, feed.reason), float(not feed.reason))
+            known = exactness(worker, self._listener)
+            exact.add_metric((worker.url, known.reason), float(known.level == "EXACT"))
             blocks.add_metric((worker.url,), router.index.num_blocks(worker.url))
             requests.add_metric((worker.url,), router.work[worker.url].num_requests)
             prefill.add_metric((worker.url,), router.work[worker.url].prefill_tokens)
