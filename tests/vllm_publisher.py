@@ -12,7 +12,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from saccade.transport.dialects.vllm_events import EventSource
+from saccade.transport.dialects.event_publisher import EventSource
 from saccade.transport.dialects.vllm_keys import cache_salt, media_identifier
 
 Encoding = tuple[Literal["array", "map"], Literal["array", "map"]]

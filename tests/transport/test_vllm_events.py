@@ -11,8 +11,9 @@ from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, Publisher, publ
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
-from saccade.transport.dialects import vllm_events
-from saccade.transport.dialects.vllm_events import EventSource, event_source, follow
+from saccade.transport.dialects import event_publisher, vllm_events
+from saccade.transport.dialects.event_publisher import EventSource
+from saccade.transport.dialects.vllm_events import event_source, follow
 from saccade.transport.dialects.vllm_keys import Coverage, KeyContext
 
 SIZE = 4
@@ -123,7 +124,7 @@ async def test_lost_batches_are_replayed() -> None:  # E8
 
 
 async def test_a_last_batch_that_was_lost_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:  # E5
-    monkeypatch.setattr(vllm_events, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(event_publisher, "IDLE_SECONDS", 0.05)
     async with publisher() as worker, following(worker.source) as feed:
         await worker.publish(stored(prompt(1), SIZE))
         await feed.snapshot()
@@ -141,7 +142,7 @@ async def test_a_replay_of_which_a_part_is_dropped_is_asked_for_again() -> None:
             await worker.publish(stored(prompt(number), SIZE))
         vllm_replays = 3
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vllm_events, "REPLAY_SECONDS", 0.2)
+            patch.setattr(event_publisher, "REPLAY_SECONDS", 0.2)
             assert await feed.snapshot() == keys_of(*map(prompt, range(10)))
         assert worker.num_replays == vllm_replays
         assert feed.coverage.exactness.level == "EXACT"
@@ -224,7 +225,7 @@ async def test_a_publisher_that_vanishes_ends_the_feed_even_if_it_comes_back() -
 
 
 async def test_no_publisher_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_events, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(event_publisher, "CONNECT_SECONDS", 2.0)
     async with publisher() as worker:
         source = worker.source
     for endpoint in (source.endpoint, "tcp://", "nonsense"):
@@ -233,7 +234,7 @@ async def test_no_publisher_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_replay_endpoint_that_does_not_answer_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_events, "REPLAY_SECONDS", 0.2)
+    monkeypatch.setattr(event_publisher, "REPLAY_SECONDS", 0.2)
     async with publisher() as worker:
         worker.replay_limit = 0
         async with following(worker.source) as feed:

@@ -115,6 +115,10 @@ class Coverage:
         self.earlier = ""
         self.limits.clear()
 
+    def note_missing(self, reason: str) -> None:
+        """Note why blocks may be held that were stored before the first event, "" where there are none."""
+        self.earlier = reason
+
     def limit(self, level: Level, reason: str) -> None:
         """Note that the worker can be known no better than *level*; the first reason stays."""
         self.limits.setdefault(level, reason)
