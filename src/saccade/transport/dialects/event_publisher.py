@@ -19,8 +19,11 @@ from zmq.utils.monitor import recv_monitor_message
 from saccade.errors import WorkerUnavailable
 
 CONNECT_SECONDS = 5.0
-REPLAY_SECONDS = 5.0
-"""How long the next replayed batch may take."""
+REPLAY_SECONDS = 30.0
+"""How long the first batch of a replay may take."""
+
+QUIET_SECONDS = 2.0
+"""How long the next one may take; where it does not come, a part of the replay was dropped."""
 
 IDLE_SECONDS = 5.0
 """After so long without a batch the engine is asked whether one was lost."""
@@ -184,6 +187,7 @@ class _Sockets:
 
         Raises WorkerUnavailable where the connection is lost.
         """
+        await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
         ready = dict(await self._poller.poll(None if seconds == math.inf else round(1000 * seconds)))
         if self._monitor in ready:  # after the handshake the connection has one more event, its end
             raise WorkerUnavailable("The worker's feed of cache events ended.")
@@ -196,9 +200,12 @@ class _Sockets:
             try:
                 dealer.connect(self._source.replay_endpoint or "")
                 await dealer.send_multipart([b"", first.to_bytes(8, "big")])
+                seconds = REPLAY_SECONDS
                 while True:
-                    async with asyncio.timeout(REPLAY_SECONDS):
+                    async with asyncio.timeout(seconds):
                         frames = await dealer.recv_multipart()
+                    seconds = QUIET_SECONDS
+                    await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
                     # Older releases send no topic here, so the frames are counted from the end.
                     if frames[-2:-1] == [REPLAY_ENDS]:
                         yield None
