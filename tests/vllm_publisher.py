@@ -80,7 +80,9 @@ def hashes(prompt: Prompt, block_size: int) -> list[int]:
     return found
 
 
-def stored(prompt: Prompt, block_size: int, first: int = 0, count: int | None = None, **fields: Any) -> dict[str, Any]:
+def stored(
+    prompt: Prompt, block_size: int, /, first: int = 0, count: int | None = None, **fields: Any
+) -> dict[str, Any]:
     """Return the event of blocks [first, first + count) of a prompt, by default of all full ones."""
     names = hashes(prompt, block_size)
     last = len(names) if count is None else first + count
@@ -132,6 +134,7 @@ class Publisher:
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         # XPUB is PUB that tells of subscriptions, so that a test need not guess when one has arrived.
         self._publisher = self._context.socket(zmq.XPUB)
+        self._publisher.setsockopt(zmq.XPUB_VERBOSER, 1)
         self._router = self._context.socket(zmq.ROUTER)
         self._topic = topic
         self._old_framing = old_framing
@@ -149,10 +152,11 @@ class Publisher:
         await asyncio.gather(self._replays, return_exceptions=True)
         self._context.destroy(linger=0)
 
-    async def subscribed(self) -> None:
-        """Wait until a subscription has arrived."""
+    async def subscribed(self, *, ended: bool = False) -> None:
+        """Wait until a subscription has arrived, or *ended*."""
         async with asyncio.timeout(20):
-            await self._publisher.recv()
+            while (await self._publisher.recv())[0] == ended:
+                pass
 
     def restart(self) -> None:
         """Count from 0 again, as a new process does; connections stay, as they would behind a proxy."""

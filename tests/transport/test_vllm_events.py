@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, Publisher, publisher, stored
+from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, publisher, stored
 
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import block_keys, root_key
@@ -261,20 +261,14 @@ async def test_other_topics_are_not_read() -> None:
                     await feed.next()
 
 
-async def test_a_feed_leaves_no_task_and_no_socket_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feed_leaves_no_task_and_no_socket_behind() -> None:
     async with publisher() as worker:
         before = asyncio.all_tasks()
         async with following(worker.source) as feed:
             await feed.snapshot()
+            await worker.subscribed()
         assert asyncio.all_tasks() == before
-        assert await _vanished(worker)
-
-
-async def _vanished(worker: Publisher) -> bool:
-    """Wait for the end of the one subscription."""
-    await worker.subscribed()
-    await worker.subscribed()
-    return True
+        await worker.subscribed(ended=True)
 
 
 @pytest.mark.parametrize(
