@@ -8,6 +8,7 @@ from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import Preview
 from saccade.gateway.fleet.worker_report import exactness, worker_report
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.exactness import Level
 from saccade.routing.policy import Candidate
 from saccade.routing.router import Choice
 
@@ -31,7 +32,7 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     chosen: bool
-    exactness: str
+    exactness: Level
     exactness_reason: str
     block_size: int
     num_blocks: int

@@ -1,7 +1,6 @@
 """What a gateway knows of a worker, for its operator."""
 
 import time
-from typing import Literal
 
 import msgspec
 
@@ -9,7 +8,7 @@ from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import Exactness, Level
 from saccade.routing.breaker import BreakerReport
 
 
@@ -47,7 +46,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     excluded: str
     breaker: BreakerReport
-    exactness: Literal["EXACT", "TEXT_PREFIX", "NONE"]
+    exactness: Level
     reason: str
     holdings: Holdings
     booked: Booked
