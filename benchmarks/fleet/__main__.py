@@ -105,7 +105,9 @@ def checkpoint(family: str, work: Path) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # transformers warns about its own deprecations at import
             from checkpoints import NETWORKS
+            from torchvision_schemas import import_torchvision
 
+            import_torchvision()  # before anything imports transformers, which would fail and remember it
             NETWORKS[family](folder)
     return folder
 
