@@ -95,9 +95,9 @@ def test_ranks_share_experts(size: int) -> None:
 
 
 def test_ranks_that_cannot_share_are_refused() -> None:
-    with pytest.raises(StartupError, match="10 experts"):
+    with pytest.raises(StartupError, match="7 channels in each expert"):
         Experts(EXPERTS, HIDDEN, INTERMEDIATE, Ranks(0, 4))
-    with pytest.raises(StartupError, match="10 experts"):
+    with pytest.raises(StartupError, match="7 channels in each expert"):
         Experts(EXPERTS, HIDDEN, INTERMEDIATE, Ranks(0, 20))  # copies would be summed twice
 
 
