@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import msgspec
 import psutil
 import pytest
 import recordings
-import torch
 from echo_worker import connected, running, tokens, until
 from engine_front import Front, config_of
 
@@ -133,26 +132,6 @@ async def test_a_worker_that_loses_a_rank_fails_its_requests_and_comes_back(
         await until(lambda: client.ready)
         assert worker.relay.engine.pid != first
         assert await tokens(client, short) == expected
-
-
-@pytest.mark.conformance
-@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe", "kimi_k25"])
-@pytest.mark.parametrize(("size", "shared"), [(2, 1), (4, 2)])
-def test_experts_are_cut_over_more_ranks_than_attention(
-    name: str, size: int, shared: int, network_folder: Callable[[str], Path]
-) -> None:  # B8
-    """Of six experts, four ranks hold a quarter of each; of eight, two each."""
-    folder = network_folder(name)
-    asked = [engines.request(folder, [9, ((96, 64), seed), 20], str(seed), seed) for seed in (1, 2, 3)]
-    alone = engines.engine(folder)
-    expected = engines.record_logits(alone)
-    answers = engines.drain(alone, *asked).answers
-    with engines.on_ranks(folder, size, attention_tensor_parallel_size=shared) as subject:
-        found = engines.record_logits(subject)
-        told = engines.drain(subject, *asked).answers
-    for key, answer in answers.items():
-        assert told[key].token_ids == answer.token_ids
-        torch.testing.assert_close(torch.stack(found[key]), torch.stack(expected[key]), atol=1e-4, rtol=0)
 
 
 @pytest.mark.conformance

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +72,6 @@ def test_a_rank_holds_its_part_of_weights_and_caches(subject: Engine, alone: Eng
             assert 2 * sizes[0] == sizes[1], name
     keys = [engines.local(engine).runner.caches.layers[0].keys for engine in (subject, alone)]  # type: ignore[union-attr]
     assert 2 * keys[0].numel() == keys[1].numel()
-
-
-def test_attention_is_copied_and_experts_are_shared(network_folder: Callable[[str], Path]) -> None:  # B8
-    folder = network_folder("qwen3_vl_moe")
-    asked = engines.request(folder, [5, ((64, 64), 1), 9])
-    alone = engines.engine(folder)
-    expected = engines.record_logits(alone)
-    token_ids = engines.drain(alone, asked).answers["a"].token_ids
-    with engines.on_ranks(folder, attention_tensor_parallel_size=1) as subject:
-        found = engines.record_logits(subject)
-        assert engines.drain(subject, asked).answers["a"].token_ids == token_ids
-        own, whole = (engines.module(engine).language_model.layers[0] for engine in (subject, alone))
-        caches = [engines.local(engine).runner.caches.layers[0] for engine in (subject, alone)]
-    torch.testing.assert_close(torch.stack(found["a"]), torch.stack(expected["a"]), atol=1e-4, rtol=0)
-    assert own.self_attn.qkv_proj.weight.shape == whole.self_attn.qkv_proj.weight.shape
-    assert caches[0].keys.shape == caches[1].keys.shape  # type: ignore[union-attr]
-    assert 2 * len(own.mlp.experts.down_proj) == len(whole.mlp.experts.down_proj)
 
 
 def test_pictures_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl: Path) -> None:

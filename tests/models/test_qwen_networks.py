@@ -37,7 +37,7 @@ def test_vision_tower_equals_the_reference(
 @torch.inference_mode()
 def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[str], Path]) -> None:
     """C3, [eng] 35: a meta tensor has no content to look at."""
-    network, grids = build(name, config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
+    network, grids = build(config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
     network.finish()
     pixels = torch.empty(152 * network.facts.vision.patch_values, dtype=torch.uint8, device="meta")
     features = network.encode(
@@ -127,7 +127,7 @@ def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]
     text = config["text_config"]
 
     def sparse() -> list[int]:
-        layers = build("qwen3_vl_moe", config).language_model.layers
+        layers = build(config).language_model.layers
         return [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MixtureOfExperts)]
 
     assert sparse() == [0, 2, 3, 4]
@@ -170,7 +170,7 @@ def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[
     nested["text_config"] = {**flat, "rope_parameters": rope}
     original = config_of(network_folder(name))
     assert models.load_facts(name, nested) == models.load_facts(name, original)
-    assert build(name, nested).loads_head == build(name, original).loads_head == (name == "qwen2_5_vl")
+    assert build(nested).loads_head == build(original).loads_head == (name == "qwen2_5_vl")
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ def test_wrong_config_names_the_key(
         place = place[parent]
     place[last] = value
     with pytest.raises(StartupError, match=words):
-        build(name, config)
+        build(config)
