@@ -26,7 +26,13 @@ def is_quantised(name: str) -> bool:
     return not any(part in name for part in PLAIN)
 
 
-@pytest.fixture(scope="module", params=REFERENCES)
+EVERYDAY = ("int4", "fp8", "nvfp4", "fp8 tensor")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.conformance) for name in REFERENCES],
+)
 def pair(
     request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:

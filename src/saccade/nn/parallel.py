@@ -37,7 +37,7 @@ class Ranks:
     size: int = 1
     cuts_encoder: bool = False
     attention_ranks: "Ranks | None" = None
-    setting: str = "--tensor-parallel-size"
+    setting: str = field(default="--tensor-parallel-size", repr=False)
     group: Group = field(default_factory=Group, repr=False, compare=False)
 
     def sharing_attention(self, size: int) -> "Ranks":
