@@ -133,6 +133,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Say whether an engine is ready: the worker itself watches that its steps go on."""
         try:
+            self._client.description()
             self._client.connect()
         except WorkerUnavailable as error:
             return pb.HealthCheckResponse(healthy=False, message=error.message)
