@@ -27,7 +27,7 @@ class Wires:
     tokenspeed: Server
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "kimi_k25", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["qwen3_vl", "kimi_k25"])
 def wires(
     request: pytest.FixtureRequest,
     network_folder: Callable[[str], Path],

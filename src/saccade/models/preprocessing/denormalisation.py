@@ -4,7 +4,7 @@ The inverse of `normalisation`: value = (level / 255 - mean) / std. Other progra
 a value may differ from ours by the rounding of float32, and by one place of bfloat16 where it lies between two of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ NO_LEVEL = np.uint16(NUM_LEVELS)
 FLOAT32_ERROR = 1e-5
 """The largest difference of a float32 from its level's value: neighbouring levels differ by over 0.007."""
 
-BFLOAT16_ERROR = 2.0**-8 * (1 + 2.0**-6)
-"""The same for a bfloat16, relative to the value: half a place, and what float32 adds before it is rounded."""
+BFLOAT16_ERROR = 0.5 + 2.0**-6
+"""The same for a bfloat16, in places: half a place, and what float32 adds before it is rounded."""
 
 VALUES_AT_A_TIME = 1 << 18
 """So that intermediate data stays in the processor's cache."""
@@ -53,7 +53,7 @@ class Denormaliser:
                 found = (
                     self._tables[channel][values[band, channel]]
                     if values.dtype == np.uint16
-                    else _nearest(values[band, channel], mean, std, 0.0, FLOAT32_ERROR)
+                    else _nearest(values[band, channel], mean, std, _float32_errors)
                 )
                 if found.max(initial=0) >= NUM_LEVELS:
                     raise InvalidValue(
@@ -72,17 +72,31 @@ def _values(levels: npt.NDArray[np.integer], mean: float, std: float) -> npt.NDA
 def _table(mean: float, std: float) -> npt.NDArray[np.uint16]:
     """Return the level of each of the 65536 bfloat16, by its bits; NO_LEVEL for those that no level makes."""
     bits = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
-    return _nearest(bits.view(np.float32).astype(np.float64), mean, std, BFLOAT16_ERROR, 1e-6)
+    return _nearest(bits.view(np.float32), mean, std, _bfloat16_errors)
+
+
+def _bfloat16_errors(exact: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Return how far from each of the *exact* values a bfloat16 of it may be. It has eight significant bits."""
+    places = np.ldexp(1.0, np.frexp(exact)[1] - 8)
+    errors: npt.NDArray[np.float64] = BFLOAT16_ERROR * places + 1e-6
+    return errors
+
+
+def _float32_errors(_: npt.NDArray[np.floating]) -> float:
+    return FLOAT32_ERROR
 
 
 def _nearest(
-    values: npt.NDArray[np.floating], mean: float, std: float, relative: float, absolute: float
+    values: npt.NDArray[np.float32],
+    mean: float,
+    std: float,
+    errors: Callable[[npt.NDArray[np.floating]], npt.NDArray[np.float64] | float],
 ) -> npt.NDArray[np.uint16]:
-    """Return the nearest level of each of *values*; NO_LEVEL where its value differs by more than the given errors."""
+    """Return the nearest level of each of *values*; NO_LEVEL where its value differs by more than *errors* of it."""
     with np.errstate(invalid="ignore", over="ignore"):
         positions = np.clip(np.rint((values * std + mean) * 255), 0, NUM_LEVELS - 1)
         levels = np.nan_to_num(positions).astype(np.uint16)
         exact = _values(levels, mean, std)
         # A comparison with NaN is false.
-        matches = np.abs(values - exact) <= relative * np.abs(exact) + absolute
+        matches = np.abs(values - exact) <= errors(exact)
     return np.where(matches, levels, NO_LEVEL)
