@@ -5,6 +5,7 @@ a value may differ from ours by the rounding of float32, and by one place of bfl
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ class Denormaliser:
         made = (bfloat16(_values(levels, *channel).astype(np.float32)) for channel in self._channels)
         return all(np.array_equal(table[bits], levels) for bits, table in zip(made, self._tables, strict=True))
 
-    def levels(self, values: npt.NDArray[np.uint16] | npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         """Return the levels of *values* [patches, channels, n]: float32, or bfloat16 as uint16.
 
         Raises InvalidValue for a value that no level makes.

@@ -46,7 +46,7 @@ def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) ->
     whether the pixels are of that picture.
     """
     head = b"".join((SALT, len(declared).to_bytes(8, "little"), declared, np.array(grid, "<i8").tobytes()))
-    shown = blake3(head).update(np.ascontiguousarray(patches)).digest(HASH_BYTES - TAIL_BYTES)
+    shown = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
     return shown + declared[:TAIL_BYTES].ljust(TAIL_BYTES, b"\0")
 
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerServicer
@@ -173,8 +172,8 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             uptime_seconds=time.time() - self._started_at,
             max_total_num_tokens=described.num_blocks * described.block_size,
             tokenspeed_version=f"saccade {described.version}",
-            start_time=Timestamp(seconds=int(self._started_at)),
         )
+        reply.start_time.FromSeconds(int(self._started_at))
         reply.server_args.update(
             {
                 "served_model_name": described.model,

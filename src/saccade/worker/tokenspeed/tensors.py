@@ -8,6 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ NUMPY_DTYPES = {"bfloat16": "<u2", "float32": "<f4", "int64": "<i8", "uint32": "
 """The numpy type with the bits of a value, by its name on the wire."""
 
 
-def read(tensor: pb.TensorData, field: str) -> npt.NDArray[np.generic]:
+def read(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
     """Return the values of *tensor*, the message's *field*; bfloat16 as uint16. Raises InvalidValue.
 
     Raises UnsupportedParameter for dtypes and transports that are not served.
@@ -96,7 +97,7 @@ def _read_file(handle: common_pb2.ShmHandle, field: str) -> npt.NDArray[np.uint8
                 f"{field}.shm has {status.st_size} bytes, not {handle.nbytes} from offset {handle.offset} on.", field
             )
         buffer = np.empty(handle.nbytes, np.uint8)
-        num_read = os.preadv(descriptor, [memoryview(buffer)], handle.offset) if handle.nbytes else 0
+        num_read = os.preadv(descriptor, [buffer.data], handle.offset) if handle.nbytes else 0
     finally:
         os.close(descriptor)
     if num_read != handle.nbytes:
