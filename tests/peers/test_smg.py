@@ -27,6 +27,7 @@ pytestmark = pytest.mark.peers
 
 NUM_TOKENS = 8
 QUESTION = "What is in this picture?"
+BRANCHES = "smg_cache_aware_policy_branch_total"
 NO_SWITCHES: Mapping[str, Any] = {}
 
 
@@ -86,7 +87,17 @@ def smg(*urls: str, flags: tuple[str, ...] = ()) -> Iterator[Smg]:
     """Run SMG in front of the workers at *urls*."""
     port, metrics_port = free_port(), free_port()
     command = [os.environ["SACCADE_SMG"], "launch", "--backend", "tokenspeed", "--worker-urls", *urls]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warn", *flags]
+    command += [
+        "--worker-startup-check-interval",
+        "1",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--log-level",
+        "warn",
+        *flags,
+    ]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
     process = subprocess.Popen(command)
     try:
@@ -255,16 +266,21 @@ def test_repeated_prompts_land_on_the_holder(network_folder: Callable[[str], Pat
         gateway.wait_until_ready(folder.name, 2)
         first = [ask(gateway.client, folder.name, prompt, max_tokens=1) for prompt in prompts]
         wait_until_applied(gateway)
+        hits = gateway.metric(BRANCHES, branch="event_hit")
         again = [ask(gateway.client, folder.name, prompt, max_tokens=1) for prompt in reversed(prompts)]
+        new_hits = gateway.metric(BRANCHES, branch="event_hit") - hits
     held = [answer.usage.prompt_tokens_details.cached_tokens for answer in again]
     full = [(answer.usage.prompt_tokens - 1) // 16 * 16 for answer in again]
     assert not any(answer.usage.prompt_tokens_details.cached_tokens for answer in first)
     assert held == full
+    assert new_hits == len(prompts)  # by our events, not by what SMG guesses from its own requests
 
 
 def wait_until_applied(gateway: Smg) -> None:
     """Wait until SMG has applied the workers' events: its count of blocks stands still."""
+    deadline = time.monotonic() + 60
     seen, known = -1.0, gateway.metric("smg_kv_event_blocks_total")
     while not known or known != seen:
+        assert time.monotonic() < deadline, "no events"
         time.sleep(0.5)
         seen, known = known, gateway.metric("smg_kv_event_blocks_total")

@@ -363,7 +363,9 @@ async def test_an_engine_that_ends_fails_its_requests(model: Model, engine: Engi
             await call.read()
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert (await refusal(stub, model.message()))[0] is grpc.StatusCode.UNAVAILABLE
-        assert not (await stub.HealthCheck(pb.HealthCheckRequest())).healthy
+        with pytest.raises(grpc.aio.AioRpcError) as unwell:
+            await stub.HealthCheck(pb.HealthCheckRequest())
+        assert unwell.value.code() is grpc.StatusCode.UNAVAILABLE
         engine.ready, engine.script = True, [{"token_ids": [40], "finish_reason": LENGTH}]
         assert len(await answers(stub, model.message())) == 1
 

@@ -130,12 +130,15 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         return pb.AbortResponse(success=True)
 
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        """Say whether an engine is ready: the worker itself watches that its steps go on."""
+        """Say that an engine is ready; the worker itself watches that its steps go on. Else end with UNAVAILABLE.
+
+        Not with `healthy` false: SMG then registers the worker all the same, as one of an unknown model, for good.
+        """
         try:
             self._client.description()
             self._client.connect()
         except WorkerUnavailable as error:
-            return pb.HealthCheckResponse(healthy=False, message=error.message)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         return pb.HealthCheckResponse(healthy=True)
 
     async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
