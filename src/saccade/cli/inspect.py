@@ -14,7 +14,9 @@ from rich.table import Table
 
 from saccade.cli.inspect_route import show_route
 from saccade.cli.inspection import Stopwatch, draft_of, resized
-from saccade.engine.executor.weight_files import fingerprint, weight_files
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.fingerprint import model_fingerprint
+from saccade.engine.executor.weight_files import weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.pictures.collect import Picture
 from saccade.gateway.prompt.draft import Draft
@@ -156,7 +158,10 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
 
 
 def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draft: Draft, all_of_them: bool) -> None:
-    """Print block keys as the engine computes them without an API key: the first and the last, or *all_of_them*."""
+    """Print block keys as an engine with default settings computes them without an API key.
+
+    Only the first and the last, unless *all_of_them* are wanted.
+    """
     runs: list[MediaRun] = []
     for picture, spans in zip(pictures, draft.spans, strict=True):
         offsets = accumulate((span.length for span in spans), initial=0)
@@ -165,11 +170,11 @@ def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draf
             for span, offset in zip(spans, offsets, strict=False)
         ]
     try:
-        weights = weight_files(folder)
+        weight_files(folder)
     except StartupError:
         console.print("block keys depend on the weights, which this folder does not have")
         return
-    root = root_key(fingerprint(read_model_files(folder), weights), b"")
+    root = root_key(model_fingerprint(EngineConfig(str(folder), folder.name), read_model_files(folder)), b"")
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
     console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}", highlight=False)
     table = Table("block", "tokens", "key", box=None)

@@ -41,6 +41,10 @@ AFFINITY_TOKENS = 256
 """consistent_hash goes by the first picture; without one, by the prompt's beginning."""
 
 
+UNBOUNDED = 1 << 30
+"""Places at a worker that is alone."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
@@ -79,9 +83,9 @@ class Preview:
 
 @dataclass(frozen=True)
 class DispatchLimits:
-    """A worker gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
+    """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
 
-    Where no worker may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
+    Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
     fails before the first token is sent again at most *max_retries* times.
     """
 
@@ -140,9 +144,10 @@ class Dispatcher:
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving, usable = self._fleet.model(model), self._usable(model, frozenset())
-        with_room = [worker for worker in usable if self._num_free(worker)]
-        query = await self._look_up(serving, with_room or usable, prompt)
+        serving, free = self._fleet.model(model), self._free_places(model, frozenset())
+        with_room = [worker for worker in serving.workers if free.get(worker.url)]
+        allowed = [worker for worker in serving.workers if worker.url in free]
+        query = await self._look_up(serving, with_room or allowed, prompt)
         choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
         return Preview(serving, prompt, choice)
 
@@ -154,9 +159,10 @@ class Dispatcher:
         QueueFull.
         """
         name = self._fleet.model(model).name
-        async with self.queue.turn(name, lambda: sum(map(self._num_free, self._usable(model, excluded)))):
+        async with self.queue.turn(name, lambda: sum(self._free_places(model, excluded).values())):
             serving = self._fleet.model(model)
-            workers = [worker for worker in self._usable(model, excluded) if self._num_free(worker)]
+            free = self._free_places(model, excluded)
+            workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
             with self._metrics.stage("choice"):
                 booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
@@ -220,19 +226,23 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _usable(self, model: str, excluded: Set[str]) -> list[Worker]:
-        """Return the workers that may get a request for *model*, if they have room.
+    def _free_places(self, model: str, excluded: Set[str]) -> dict[str, int]:
+        """Return by url how many more requests each worker of *model* may get that may get one at all.
 
-        A breaker never takes the last worker away. Raises ModelNotFound and WorkerUnavailable.
+        A breaker never takes the last worker away, and a worker that is alone gets everything: it has a queue of its
+        own. Raises ModelNotFound and WorkerUnavailable.
         """
-        workers = [worker for worker in self._fleet.model(model).workers if worker.url not in excluded]
+        serving = self._fleet.model(model).workers
+        workers = [worker for worker in serving if worker.url not in excluded]
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        if len(serving) == 1:
+            return {workers[0].url: UNBOUNDED}
         now = time.monotonic()
-        return [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
+        allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
+        return {worker.url: self._num_free(worker) for worker in allowed}
 
     def _num_free(self, worker: Worker) -> int:
-        """Return how many more requests *worker* may get."""
         computes = worker.description.max_num_seqs if worker.description else 1
         return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
 
