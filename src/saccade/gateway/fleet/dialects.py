@@ -10,7 +10,9 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import WorkerCredentials
-from saccade.transport.dialects import tokenspeed
+from saccade.transport.dialects import tokenspeed, vllm_http
+from saccade.transport.dialects.vllm import VllmClient
+from saccade.transport.wire import target
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,20 @@ def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
                 _grid_name,
             ),
         )
+    if url.startswith(vllm_http.SCHEMES):
+        return tuple(
+            VllmClient(one, hooks.on_released, hooks.on_change, hooks.given, hooks.credentials, read_model_files)
+            for one in vllm_http.rank_urls(url)
+        )
     return (WorkerClient(url, hooks.on_released, hooks.on_change, hooks.credentials),)
+
+
+def check_url(url: str) -> None:
+    """Raise StartupError where *url* is malformed."""
+    if url.startswith(vllm_http.SCHEMES):
+        vllm_http.rank_urls(url)
+    else:
+        target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
 
 
 def _grid_name(files: ModelFiles) -> str | None:

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from saccade.errors import InternalError
-from saccade.gateway.fleet.worker import Worker
+from saccade.errors import InternalError, RequestError
+from saccade.gateway.fleet.worker import ChatWorker, Worker, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
@@ -37,13 +38,15 @@ AFFINITY_TOKENS = 256
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds.
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. *needs_token_ids* is why a
+    worker that takes chats only cannot serve it, None where it can.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
+    needs_token_ids: RequestError | None = None
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,20 @@ class Dispatcher:
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
 
+    def takers_of_chats(self, model: str) -> tuple[bool, bool]:
+        """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
+        chats_only = [takes_chats_only(worker) for worker in self._fleet.model(model).workers]
+        return any(chats_only), all(chats_only)
+
     @contextlib.contextmanager
     def place(self, model: str, prompt: Prompt) -> Iterator[Placement]:
         """Choose a worker for a prompt; it counts as that worker's until the block ends.
 
-        Raises ModelNotFound and WorkerUnavailable.
+        Raises ModelNotFound, WorkerUnavailable, and the prompt's own error where no worker can take it.
         """
         serving = self._fleet.model(model)
-        workers = {worker.url: worker for worker in serving.workers}
-        options = [_option(worker, serving, prompt.salt) for worker in serving.workers]
+        workers = {worker.url: worker for worker in _takers(serving, prompt)}
+        options = [_option(worker, serving, prompt.salt) for worker in workers.values()]
         booking = self._router.book(options, _routed(prompt, options), time.monotonic())
         if booking.matched_tokens is not None:
             self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
@@ -108,11 +116,12 @@ class Dispatcher:
         supply: Supply | None = None,
         on_begin: Callable[[], object] = lambda: None,
         on_delta: Callable[[], object] = lambda: None,
+        chat: ChatPrompt | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *on_delta* is called with every delta.
+        *on_delta* is called with every delta. *chat* is needed where the worker takes chats only.
         *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
@@ -120,7 +129,9 @@ class Dispatcher:
         on_begin()
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
-        if supply is None:
+        if chat is not None and isinstance(worker, ChatWorker):
+            generation = worker.generate_chat(reachable, chat)
+        elif supply is None:
             generation = worker.generate(reachable)
         else:
             generation = worker.generate(reachable, functools.partial(self._supply, worker, supply))
@@ -158,6 +169,15 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
             runs.append(MediaRun(span.start, span.length, content_hash, offset))
             offset += span.length
     return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def _takers(model: Model, prompt: Prompt) -> list[Worker]:
+    """Return the workers that can take *prompt*. Raises the prompt's error where there are none."""
+    error = prompt.needs_token_ids
+    takers = [worker for worker in model.workers if error is None or not takes_chats_only(worker)]
+    if error is not None and not takers:
+        raise error
+    return takers
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

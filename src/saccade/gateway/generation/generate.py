@@ -1,11 +1,13 @@
 """From a request to the answer that a worker generates: collect pictures, draft, place, prepare pixels, send."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from saccade.errors import RequestError
 from saccade.gateway.fleet.dispatch import Dispatcher, Prompt, media_runs
+from saccade.gateway.fleet.worker import takes_chats_only
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.sampling import sampling_params
 from saccade.gateway.http.auth import request_salt
@@ -13,10 +15,12 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.pictures.collect import PictureCollector
+from saccade.gateway.pictures.collect import Picture, PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
+from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
@@ -61,15 +65,27 @@ class Generation:
                 held.enter_context(self.admission.admit(asked.tenant_salt))
                 layouts = [picture.layout for picture in pictures]
                 num_bytes = sum(len(picture.encoded) for picture in pictures)
-                draft = await self.prompts.draft(served, request, asked.chat, layouts, num_bytes)
+                some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
+                draft = await self.prompts.draft(
+                    served, request, asked.chat, layouts, num_bytes, as_vllm_chat=all_take_chats
+                )
                 answer.begin(draft.token_ids)
                 sampling = sampling_params(request, served, len(draft.token_ids))
                 hashes = [picture.content_hash for picture in pictures]
                 runs = media_runs(zip(hashes, draft.spans, strict=True))
-                prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
+                prompt = Prompt(
+                    draft.token_ids,
+                    runs,
+                    salt,
+                    reads_cache=sampling.num_prompt_logprobs is None,
+                    needs_token_ids=_why_not_as_chat(asked, pictures) if some_take_chats else None,
+                )
                 with self.metrics.stage("route"):
                     placement = held.enter_context(self.dispatcher.place(served.name, prompt))
                 is_held = partial(placement.worker.holds, salt)
+                chat = _chat_prompt(asked, pictures) if takes_chats_only(placement.worker) else None
+                if chat is not None:
+                    is_held = partial(bool, True)
                 media = PromptPictures(pictures, draft.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
                 del pictures
                 await held.enter_async_context(self.admission.pixels(media.num_pixel_bytes))
@@ -101,7 +117,21 @@ class Generation:
             )
             answer.sent_to(placement.worker)
             stream = self.dispatcher.stream(
-                placement, engine_request, resend, on_begin=unsent.pop_all, on_delta=resend.forget
+                placement,
+                engine_request,
+                resend,
+                on_begin=unsent.pop_all,
+                # The encoded pictures of a chat stay in memory with it.
+                on_delta=resend.forget if chat is None else bool,
+                chat=chat,
             )
             async with contextlib.aclosing(stream) as deltas:
                 yield answer, deltas
+
+
+def _why_not_as_chat(asked: Asked, pictures: Sequence[Picture]) -> RequestError | None:
+    return why_not_as_chat(asked.served, asked.chat, [picture.settings for picture in pictures])
+
+
+def _chat_prompt(asked: Asked, pictures: Sequence[Picture]) -> ChatPrompt:
+    return chat_prompt(asked.served, asked.chat, [picture.encoded for picture in pictures])
