@@ -82,10 +82,8 @@ class Generation:
                 )
                 with self.metrics.stage("route"):
                     placement = held.enter_context(self.dispatcher.place(served.name, prompt))
-                is_held = partial(placement.worker.holds, salt)
                 chat = _chat_prompt(asked, pictures) if takes_chats_only(placement.worker) else None
-                if chat is not None:
-                    is_held = partial(bool, True)
+                is_held = partial(placement.worker.holds, salt) if chat is None else _needs_no_pixels
                 media = PromptPictures(pictures, draft.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
                 del pictures
                 await held.enter_async_context(self.admission.pixels(media.num_pixel_bytes))
@@ -122,7 +120,7 @@ class Generation:
                 resend,
                 on_begin=unsent.pop_all,
                 # The encoded pictures of a chat stay in memory with it.
-                on_delta=resend.forget if chat is None else bool,
+                on_delta=resend.forget if chat is None else _keep,
                 chat=chat,
             )
             async with contextlib.aclosing(stream) as deltas:
@@ -135,3 +133,11 @@ def _why_not_as_chat(asked: Asked, pictures: Sequence[Picture]) -> RequestError 
 
 def _chat_prompt(asked: Asked, pictures: Sequence[Picture]) -> ChatPrompt:
     return chat_prompt(asked.served, asked.chat, [picture.encoded for picture in pictures])
+
+
+def _needs_no_pixels(_: bytes) -> bool:
+    return True
+
+
+def _keep() -> None:
+    pass

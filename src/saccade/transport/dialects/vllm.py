@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from http import HTTPStatus
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from saccade.byte_lru import ByteLru
 from saccade.errors import InternalError, QueueFull, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.chat import ChatPrompt
-from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
@@ -24,9 +23,11 @@ from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.dialects import vllm_server
 from saccade.transport.dialects.vllm_answer import NOT_READY, Answer, error_of
+from saccade.transport.dialects.vllm_events import follow
 from saccade.transport.dialects.vllm_http import Address, Http, address, events
+from saccade.transport.dialects.vllm_keys import Coverage
 from saccade.transport.dialects.vllm_messages import chat_body, generate_body
-from saccade.transport.dialects.vllm_server import CHAT, GENERATE, Server
+from saccade.transport.dialects.vllm_server import CHAT, GENERATE, FileReader, Server
 
 WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
@@ -35,6 +36,7 @@ HELD_BYTES = 1 << 30
 MAX_MISSES = 3
 """A worker that lacks so many pictures in a row keeps none."""
 
+LEVELS = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
 
@@ -78,8 +80,8 @@ class VllmClient:
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
     *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request given to generate() are refused and
-    come back through *on_released*. *on_change* is called with this client when `ready` or the description changed. The
-    model's files are those *given* for its name, else what *read_files* finds in the server's own folder.
+    come back through *on_released*. *on_change* is called with this client when `ready` or the description changed.
+    *reader* has the model's files.
     """
 
     def __init__(
@@ -87,9 +89,8 @@ class VllmClient:
         url: str,
         on_released: Callable[[Sequence[str]], None],
         on_change: Callable[["VllmClient"], None],
-        given: Mapping[str, ModelFiles],
         credentials: WorkerCredentials,
-        read_files: Callable[[Path], ModelFiles],
+        reader: FileReader,
     ) -> None:
         self.url = url
         self.description: Description | None = None
@@ -97,19 +98,21 @@ class VllmClient:
         self._address: Address = address(url)
         self._on_released = on_released
         self._on_change = on_change
-        self._given = given
         self._credentials = credentials
-        self._read_files = read_files
+        self._reader = reader
         self._session: _Session | None = None
         self._tokenises_alike = True
+        self._coverage = Coverage()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def exactness(self) -> Exactness:
-        """EXACT where prompts go as token ids and the server sends cache events."""
+        """EXACT where prompts go as token ids and the server's events have told of its whole cache."""
         if self._session is None:
             return AWAY
-        return self._session.server.exactness if self._tokenises_alike else OTHER_TOKENS
+        if not self._tokenises_alike:
+            return OTHER_TOKENS
+        return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
 
     @property
     def ready(self) -> bool:
@@ -137,9 +140,13 @@ class VllmClient:
         return self._session is not None and self._session.holds(salt, content_hash)
 
     async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the blocks that the server holds, in our keys."""
-        raise WorkerUnavailable("its events are not read yet")
-        yield
+        """Yield the blocks that the server holds, in our keys. Raises what vllm_events.follow() does."""
+        server = self._session.server if self._session is not None else None
+        if server is None or server.source is None:
+            raise WorkerUnavailable(NOT_READY)
+        async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+            async for message in messages:
+                yield message
 
     async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
@@ -224,6 +231,11 @@ class VllmClient:
             yield answer.close()
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerFailed(LOST) from error
+        except RuntimeError as error:
+            # aiohttp raises this when a connection is read that close() has closed.
+            if not session.http.closed:
+                raise
+            raise WorkerFailed(LOST) from error
         finally:
             response.close()
 
@@ -249,11 +261,10 @@ class VllmClient:
         """Connect, then watch the server until it is lost or unwell; return why."""
         http = Http(self._address, self._credentials)
         try:
-            rank = self._address.rank
-            server = await vllm_server.discover(http, rank, self._given, self._read_files)
+            server = await vllm_server.discover(http, self._address, self._reader)
             self._enter(_Session(http, server))
             while True:
-                self.load = await vllm_server.load(http, rank, server.description.num_blocks)
+                self.load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
                 await vllm_server.check_health(http)
                 await asyncio.sleep(WATCH_EVERY_SECONDS)
         except SaccadeError as error:
@@ -266,6 +277,7 @@ class VllmClient:
         self.description = session.server.description
         self._session = session
         self._tokenises_alike = True
+        self._coverage = Coverage()
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
         self._on_change(self)

@@ -109,6 +109,11 @@ class Http:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether close() has been called."""
+        return self._session.closed
+
     async def close(self) -> None:
         """Close every connection; what still runs raises WorkerFailed."""
         await self._session.close()

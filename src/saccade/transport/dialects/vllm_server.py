@@ -1,5 +1,6 @@
 """What a vLLM server tells of itself: its model, its cache, its load, how it takes prompts, where it sends events."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
-from saccade.transport.dialects.vllm_http import Http, parsed
+from saccade.transport.dialects.event_publisher import EventSource
+from saccade.transport.dialects.vllm_events import event_source
+from saccade.transport.dialects.vllm_http import Address, Http, parsed
+from saccade.transport.dialects.vllm_keys import KeyContext
 from saccade.transport.dialects.vllm_media import PictureForm, read_form
 from saccade.transport.dialects.vllm_messages import probe_body
 
@@ -49,29 +53,17 @@ class _Models(msgspec.Struct):
 class Server:
     """A vLLM server, or one data-parallel rank of it, that can take requests.
 
-    *form* is how pictures are written for it; with None it takes chats only, and *chat_reason* tells why. *sources* are
-    its publishers of cache events by rank, as it names them.
+    *form* is how pictures are written for it; with None it takes chats only, and *chat_reason* tells why. Its cache
+    events come from *source*, None where it has none. *exactness* is how exactly they can tell what it holds, and
+    *context* is what our keys of its blocks depend on.
     """
 
     description: Description
     form: PictureForm | None
     chat_reason: str
-    sources: Mapping[int, Mapping[str, Any]]
-    rank: int | None
-
-    @property
-    def exactness(self) -> Exactness:
-        """How exactly its events can tell what it holds."""
-        if self.description.enable_prefix_caching is False:
-            return Exactness("NONE", NO_CACHE)
-        if not self.sources:
-            return Exactness("NONE", NO_EVENTS)
-        if self.rank is None and len(self.sources) > 1:
-            count = len(self.sources)
-            return Exactness("NONE", f"it has {count} data-parallel ranks: add ?ranks={count} to its address")
-        if self.rank is not None and self.rank not in self.sources:
-            return Exactness("NONE", f"rank {self.rank} sends no cache events")
-        return EXACT if self.form is not None else Exactness("TEXT_PREFIX", self.chat_reason)
+    source: EventSource | None
+    exactness: Exactness
+    context: KeyContext
 
 
 @dataclass(frozen=True)
@@ -108,23 +100,74 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
     return labels.get("engine", "0") == str(rank)
 
 
-async def discover(
-    http: Http, rank: int | None, given: Mapping[str, ModelFiles], read_files: Callable[[Path], ModelFiles]
-) -> Server:
-    """Ask the server what it is. Raises WorkerUnavailable where it does not answer, StartupError where it cannot serve.
+@dataclass(frozen=True)
+class FileReader:
+    """Where the files of a server's model come from: those *given* for its name, else its own folder by *read*.
 
-    The model's files are those *given* for its name, else what *read_files* finds in the server's own model folder.
+    *placeholder_id* returns the token id that stands for pictures in a model's files, None where nothing does.
     """
+
+    given: Mapping[str, ModelFiles]
+    read: Callable[[Path], ModelFiles]
+    placeholder_id: Callable[[ModelFiles], int | None]
+
+    def files(self, model: str, root: str | None) -> ModelFiles:
+        """Return the files of *model*, whose folder is called *root* by the server. Raises StartupError."""
+        if model in self.given:
+            return self.given[model]
+        folder = Path(root or "")
+        if folder.is_absolute() and folder.is_dir():
+            return self.read(folder)
+        raise StartupError(
+            f"A vLLM worker sends no files, and its folder is not on this machine: give --model {model}=MODEL, a "
+            "folder in hub layout or a hub id."
+        )
+
+
+async def discover(http: Http, to: Address, reader: FileReader) -> Server:
+    """Ask the server what it is.
+
+    Raises WorkerUnavailable where it does not answer, StartupError where it cannot serve.
+    """
+    rank = to.rank
     await check_health(http)
     models = await _models(http)
     model = models[0]
     version = (await _json(http, "/version")).get("version", "unknown")
     samples = Samples.read(await _body(http, "/metrics"))
-    description = describe(models, samples.labels("cache_config_info", rank), _files(model, given, read_files), version)
+    cache = samples.labels("cache_config_info", rank)
+    if rank is not None and not cache:
+        raise StartupError(f"it has no data-parallel rank {rank}")
+    files = await asyncio.to_thread(reader.files, model.id, model.root)
+    description = describe(models, cache, files, version)
     form, reason = await _probe(http, model.id)
     if form is not None:
         description = msgspec.structs.replace(description, pixel_dtype=form.pixels_dtype)
-    return Server(description, form, reason, await _sources(http), rank)
+    sources = await _sources(http)
+    source = event_source(to.host, sources.get(0 if rank is None else rank, {}))
+    exactness = exactness_of(source, len(sources), rank, reason)
+    if description.enable_prefix_caching is False:
+        exactness = Exactness("NONE", NO_CACHE)
+    placeholder_id = await asyncio.to_thread(reader.placeholder_id, files)
+    context = KeyContext(
+        fingerprint=description.fingerprint,
+        block_size=description.block_size,
+        max_model_len=description.max_model_len,
+        placeholder_ids=frozenset(() if placeholder_id is None else (placeholder_id,)),
+    )
+    return Server(description, form, reason, source, exactness, context)
+
+
+def exactness_of(source: EventSource | None, num_sources: int, rank: int | None, chat_reason: str) -> Exactness:
+    """Return how exactly the events of *source* can tell what a server holds; it has *num_sources* in all.
+
+    *chat_reason* is why the server takes chats only, "" where it takes token ids.
+    """
+    if rank is None and num_sources > 1:
+        return Exactness("NONE", f"it has {num_sources} data-parallel ranks: add ?ranks={num_sources} to its address")
+    if source is None:
+        return Exactness("NONE", NO_EVENTS)
+    return Exactness("TEXT_PREFIX", chat_reason) if chat_reason else EXACT
 
 
 async def check_health(http: Http) -> None:
@@ -176,18 +219,6 @@ def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFil
         shm_namespace="",
         version=f"vllm {version}",
         enable_prefix_caching=cache.get("enable_prefix_caching") != "False",
-    )
-
-
-def _files(model: _Model, given: Mapping[str, ModelFiles], read_files: Callable[[Path], ModelFiles]) -> ModelFiles:
-    if model.id in given:
-        return given[model.id]
-    folder = Path(model.root or "")
-    if folder.is_absolute() and folder.is_dir():
-        return read_files(folder)
-    raise StartupError(
-        f"A vLLM worker sends no files, and its folder is not on this machine: give --model {model.id}=MODEL, a folder "
-        "in hub layout or a hub id."
     )
 
 
