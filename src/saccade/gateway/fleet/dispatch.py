@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from saccade.errors import InternalError, RequestError
-from saccade.gateway.fleet.worker import ChatWorker, Worker, takes_chats_only
+from saccade.gateway.fleet.worker import Worker, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
 from saccade.protocol.chat import ChatPrompt
@@ -129,7 +129,7 @@ class Dispatcher:
         on_begin()
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
-        if chat is not None and isinstance(worker, ChatWorker):
+        if chat is not None and takes_chats_only(worker):
             generation = worker.generate_chat(reachable, chat)
         elif supply is None:
             generation = worker.generate(reachable)

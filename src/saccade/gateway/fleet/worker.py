@@ -1,7 +1,7 @@
 """What the gateway asks of a worker, whatever its wire protocol."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
@@ -69,6 +69,6 @@ class ChatWorker(Protocol):
         """Send *request* by its *chat* and yield deltas as Worker.generate() does. Its media need no pixels."""
 
 
-def takes_chats_only(worker: Worker) -> bool:
+def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
     """Whether requests go to *worker* as chats."""
     return isinstance(worker, ChatWorker) and worker.takes_chats_only

@@ -24,9 +24,10 @@ def why_not_as_chat(
     Such a worker takes special tokens in users' text for the template's, and processes pictures by its own settings.
     *picture_settings* are the processor settings of the chat's pictures.
     """
-    tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).fixed
-    special = [token for token in (*served.tokenizer.special_tokens, tag) if token.strip()]
-    if any(token in text for text in texts_of(chat) for token in special):
+    tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).pattern
+    special = [token for token in served.tokenizer.special_tokens if token.strip()]
+    texts = texts_of(chat)
+    if any(token in text for text in texts for token in special) or any(map(tag.search, texts)):
         return InvalidValue(
             "The messages contain a special token of this model as text, which its workers cannot tell from a real "
             "one; remove it.",

@@ -39,14 +39,20 @@ class _Top(msgspec.Struct):
 
 
 class _Token(_Top):
+    """A drawn token, and the likeliest in its place."""
+
     top_logprobs: list[_Top] = []
 
 
 class _Logprobs(msgspec.Struct):
+    """One entry for each token of a choice."""
+
     content: list[_Token] | None = None
 
 
 class _Choice(msgspec.Struct):
+    """What an event adds to one sample."""
+
     index: int
     token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -54,14 +60,20 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
+    """Null unless the server runs with --enable-prompt-tokens-details."""
+
     cached_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
+    """In the last event."""
+
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Error(msgspec.Struct):
+    """A failure after the answer has begun; *code* is an HTTP status."""
+
     code: int | str | None = None
 
 

@@ -39,6 +39,8 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class _Model(msgspec.Struct):
+    """An entry of /v1/models; one with a *parent* is an adapter."""
+
     id: str
     root: str | None = None
     parent: str | None = None
@@ -46,6 +48,8 @@ class _Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
+    """The answer to /v1/models."""
+
     data: list[_Model]
 
 
