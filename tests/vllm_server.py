@@ -17,13 +17,13 @@ from server import free_port
 
 from saccade.processes.parent_death import tied
 
-READY_SECONDS = 300
+READY_SECONDS = 900
 BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True)
 class VllmServer:
-    """A vLLM that is ready, serving the model named "m"."""
+    """A vLLM that is ready."""
 
     port: int
 
@@ -50,7 +50,7 @@ def environment() -> Path:
 
 
 @contextlib.contextmanager
-def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512) -> Iterator[VllmServer]:
+def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512, name: str = "m") -> Iterator[VllmServer]:
     """Serve *model* by vLLM with prefix caching, cache events and tokens-in; *scratch* takes its log and sockets."""
     port, replay_port = free_port(), free_port()
     # An address over TCP that vLLM does not connect to has a wildcard, and would be reached from other hosts.
@@ -62,7 +62,7 @@ def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512) -> 
         "topic": "kv@m",
     }
     command = [
-        *(str(environment() / "bin/vllm"), "serve", str(model), "--served-model-name", "m"),
+        *(str(environment() / "bin/vllm"), "serve", str(model), "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024"),
         *("--max-num-seqs", "8", "--enforce-eager", "--enable-prefix-caching", "--block-size", str(BLOCK_SIZE)),
         *("--num-gpu-blocks-override", str(num_blocks), "--enable-prompt-tokens-details", "--enable-scale-out"),

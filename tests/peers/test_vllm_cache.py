@@ -220,9 +220,9 @@ async def test_an_answer_s_blocks_are_known_too(worker: VllmServer, folder: Path
 async def test_what_leaves_a_full_cache_is_known(worker: VllmServer, folder: Path) -> None:  # E5
     async with listening(worker, folder) as gateway:
         order = random.Random(7)
-        prompts = [await gateway.prompt(seed, question=f"Question {seed}?") for seed in range(20, 34)]
+        prompts = [await gateway.prompt(seed, question=f"Question {seed}?") for seed in range(20, 42)]
         found = [(await gateway.check(order.choice(prompts)))[1] for _ in range(40)]
-        # The cache holds most of these prompts, not all.
+        # The cache holds many of these prompts, not all.
         assert 0 in found[20:]
         assert any(found[20:])
         assert gateway.coverage.exactness.level == "EXACT"

@@ -48,7 +48,7 @@ def servers() -> tuple[VllmServer, VllmServer]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidValue | None = None) -> list[int]:
-    with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
+    async with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
         deltas = dispatcher.stream(placement, request, chat=CHAT)
         return [token_id async for delta in deltas for token_id in delta.token_ids]
 
@@ -82,7 +82,7 @@ async def test_token_ids_go_first_where_they_are_taken(fleet_of: Any) -> None:
         dispatcher = Dispatcher(fleet)
         assert dispatcher.takers_of_chats("m") == (False, False)
         request = ask(picture())
-        with dispatcher.place("m", Prompt(request.token_ids)) as placement:
+        async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
             assert [delta.token_ids async for delta in dispatcher.stream(placement, request)] == [[1]]
     assert tokens.paths[1:] == ["/inference/v1/generate"]
 

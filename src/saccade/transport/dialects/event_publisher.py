@@ -51,6 +51,8 @@ class EventSource:
 
 
 class _Batch(NamedTuple):
+    """A batch as it was sent: *payload* is one msgpack value."""
+
     number: int
     payload: bytes
 

@@ -54,27 +54,31 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class _UnknownArray(Unknown, frozen=True, array_like=True):
-    pass
+    """Its array, of which only the first value is read."""
 
 
 class _StoredArray(Stored, frozen=True, array_like=True, tag="BlockStored"):
-    pass
+    """The form of releases up to 0.23: the tag, then the fields in their order, of which older releases have fewer."""
 
 
 class _RemovedArray(Removed, frozen=True, array_like=True, tag="BlockRemoved"):
-    pass
+    """The same form."""
 
 
 class _ClearedArray(Cleared, frozen=True, array_like=True, tag="AllBlocksCleared"):
-    pass
+    """The same form, the tag alone."""
 
 
 class _BatchArray(msgspec.Struct, frozen=True, array_like=True):
+    """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at an endpoint of its own."""
+
     ts: float
     events: list[msgspec.Raw]
 
 
 class _BatchMap(msgspec.Struct, frozen=True):
+    """The form of a few releases between others."""
+
     events: list[msgspec.Raw]
 
 

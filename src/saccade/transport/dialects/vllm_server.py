@@ -30,6 +30,9 @@ GENERATE, CHAT = "/inference/v1/generate", "/v1/chat/completions"
 RENDER = f"{CHAT}/render"
 OFF = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
+MAX_NUM_SEQS = 256
+"""vLLM does not say how many sequences it computes at a time; this is the least of its defaults."""
+
 NO_TOKENS = "it takes chats only: it runs without --enable-scale-out"
 NO_EVENTS = "it sends no cache events: it runs without --kv-events-config"
 NO_CACHE = "its prefix cache is off"
@@ -215,7 +218,7 @@ def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFil
         fingerprint=files_digest(files.files),
         files=files,
         max_model_len=max_model_len,
-        max_num_seqs=1,
+        max_num_seqs=MAX_NUM_SEQS,
         block_size=block_size,
         num_blocks=num_blocks,
         dtype="unknown",
