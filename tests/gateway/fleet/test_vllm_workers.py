@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from saccade.gateway.fleet.workers import Fleet
 from saccade.models.files import read_model_files
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest
+from saccade.routing.index import BlockIndex
+from saccade.routing.router import Router
 
 CHAT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
 ERROR = InvalidValue("why", "messages")
@@ -91,8 +94,8 @@ async def test_every_rank_is_a_target(fleet_of: Any) -> None:
     _, tokens = servers()
     async with listening(tokens) as url, fleet_of(f"{url}?ranks=2") as fleet:
         assert [client.url for client in fleet.clients] == [f"{url}?rank=0", f"{url}?rank=1"]
-        dispatcher = Dispatcher(fleet)
-        for number in range(12):
+        dispatcher = Dispatcher(fleet, Router("round_robin", BlockIndex(1 << 20), Random(1)))
+        for number in range(2):
             await answer(dispatcher, ask(name=f"r{number}"))
     assert {headers["X-data-parallel-rank"] for headers in tokens.headers} == {"0", "1"}
 
