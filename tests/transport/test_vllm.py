@@ -368,7 +368,7 @@ async def test_a_worker_that_keeps_no_pictures_gets_pixels_at_once() -> None:
         assert not client.holds(b"", bytes(32))
 
 
-@pytest.mark.parametrize("script", [[429], [503], [event(1), {"error": {"code": 500}}]])
+@pytest.mark.parametrize("script", [[400], [429], [503], [event(1), {"error": {"code": 500}}]])
 async def test_other_failures_are_not_tried_again(script: list[Any]) -> None:
     server = VllmServer()
     server.script = script

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 
 import aiohttp
 import msgspec
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import InternalError, QueueFull, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -33,6 +34,7 @@ WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
 """Of pictures that are believed to be held; vLLM keeps 4 GiB of them unless told otherwise."""
 
+THREAD_FROM_TOKENS = 8192
 MAX_MISSES = 3
 """A worker that lacks so many pictures in a row keeps none."""
 
@@ -164,9 +166,9 @@ class VllmClient:
                 async for delta in deltas:
                     yield delta
             return
-        except SaccadeError as error:
+        except WorkerFailed as error:
             # vLLM says of a picture that it lacks no more than that something went wrong.
-            if not by_hash or answer.begun or isinstance(error, WorkerUnavailable | QueueFull):
+            if not by_hash or answer.begun:
                 raise
             logger.info("worker %s refused pictures by their hashes: %s", self.url, error.message)
         session.note_missed()
@@ -179,7 +181,7 @@ class VllmClient:
         """Send *request* by its *chat* and yield deltas as generate() does. Its media need no pixels."""
         session = self._checked(request)
         answer = Answer(request)
-        body = await asyncio.to_thread(chat_body, request, session.server.description.model, chat)
+        body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
         async with contextlib.aclosing(self._stream(session, CHAT, body, answer)) as deltas:
             async for delta in deltas:
                 self._compare(request, answer)
@@ -205,7 +207,7 @@ class VllmClient:
         self, session: _Session, request: EngineRequest, answer: Answer
     ) -> AsyncGenerator[TokenDelta, None]:
         server = session.server
-        body = await asyncio.to_thread(generate_body, request, server.description.model, server.form)
+        body = await _made(request, partial(generate_body, request, server.description.model, server.form))
         noted = False
         async with contextlib.aclosing(self._stream(session, GENERATE, body, answer)) as deltas:
             async for delta in deltas:
@@ -287,6 +289,13 @@ class VllmClient:
             self._session = None
             self.load = None
             self._on_change(self)
+
+
+async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
+    """Return what *body* makes of *request*: in a thread, where that would hold up others."""
+    if not request.media and len(request.token_ids) < THREAD_FROM_TOKENS:
+        return body()
+    return await asyncio.to_thread(body)
 
 
 def _with_pixels(request: EngineRequest, supplied: Sequence[MediaPixels]) -> EngineRequest:
