@@ -39,6 +39,11 @@ def worker(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
         yield server
 
 
+def ask(server: Server, *parts: Part, **body: Any) -> Any:
+    asked = {"temperature": 0, "max_tokens": 12, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    return server.client().chat.completions.create(model="m", messages=openai_messages(*parts), **(asked | body))
+
+
 @contextlib.contextmanager
 def gateway(folder: Path, *urls: str) -> Iterator[Server]:
     """A gateway over workers at *urls*."""
@@ -60,12 +65,8 @@ def front(folder: Path, worker: VllmServer) -> Iterator[Server]:
         while server.metric("saccade_router_exact") < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        ask(server, "The first prompt, with which the metrics begin.")
         yield server
-
-
-def ask(server: Server, *parts: Part, **body: Any) -> Any:
-    asked = {"temperature": 0, "max_tokens": 12, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
-    return server.client().chat.completions.create(model="m", messages=openai_messages(*parts), **(asked | body))
 
 
 def token_ids(answer: Any) -> list[int]:
