@@ -434,14 +434,14 @@ async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> No
     fleet = Fleet((), lambda _: None)
     for worker in workers.values():
         fleet.add(worker)  # type: ignore[arg-type]
-    matched: list[tuple[str, int, int]] = []
-    dispatcher = Dispatcher(fleet, router, lambda *match: matched.append(match), lookup=Slow())
+    dispatcher = Dispatcher(fleet, router, lookup=Slow())
     async with dispatcher.place("echo", Prompt(list(range(64)))) as placement:
         assert placement.worker.url == "b"
     workers["a"].ready = workers["b"].ready = True
     preview = await dispatcher.preview("echo", Prompt(list(range(64))))
-    assert [candidate.name for candidate in preview.candidates] == ["b"]
-    assert (preview.chosen.name, preview.policy, preview.model.name) == ("b", "round_robin", "echo")
+    candidates, chosen, policy = preview.choice
+    assert [candidate.name for candidate in candidates] == ["b"]
+    assert (chosen.name, policy, preview.model.name) == ("b", "round_robin", "echo")
     workers["b"].ready = False
     with pytest.raises(WorkerUnavailable):
         await dispatcher.preview("echo", Prompt([1]))

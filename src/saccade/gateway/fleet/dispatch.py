@@ -11,8 +11,10 @@ from random import Random
 from typing import TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.limits.place_queue import PlaceQueue
@@ -22,9 +24,8 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
-from saccade.routing.policy import Candidate
 from saccade.routing.prompt_keys import PromptKeys
-from saccade.routing.router import Booking, Option, RoutedPicture, RoutedPrompt, Router
+from saccade.routing.router import Booking, Choice, Option, RoutedPicture, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
 
@@ -48,13 +49,15 @@ UNBOUNDED = 1 << 30
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds.
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
+    answers.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
+    num_samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class Preview:
-    """Where *prompt* would go now: *candidates* are the workers as the router weighs them, *chosen* is one of them."""
+    """Where *prompt* would go now."""
 
     model: Model
-    policy: str
     prompt: Prompt
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate
+    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -108,22 +109,17 @@ class _Query:
     overlaps: Mapping[str, Overlap]
 
 
-def _ignore(_: str, __: int, ___: int) -> None:
-    pass
-
-
 class Dispatcher:
     """Sends requests to the workers of *fleet*, each to the one that *router* chooses, by what *lookup* finds.
 
-    *on_matched* is called with the model, the tokens of a prompt that its worker is known to hold, and all its tokens.
-    *num_retried* counts by model the requests that were sent to another worker.
+    *metrics* learns of every choice. *num_retried* counts by model the requests that were sent to another worker.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         router: Router | None = None,
-        on_matched: Callable[[str, int, int], None] = _ignore,
+        metrics: DecisionMetrics | None = None,
         limits: DispatchLimits = DEFAULT_LIMITS,
         lookup: Lookup | None = None,
     ) -> None:
@@ -133,7 +129,7 @@ class Dispatcher:
         self._fleet = fleet
         self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
-        self._on_matched = on_matched
+        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
         self._keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
@@ -150,10 +146,12 @@ class Dispatcher:
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving = self._fleet.model(model)
-        query = await self._look_up(serving, serving.workers, prompt)
-        candidates, chosen = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Preview(serving, self._router.policy, prompt, tuple(candidates), chosen)
+        serving, free = self._fleet.model(model), self._free_places(model, frozenset())
+        with_room = [worker for worker in serving.workers if free.get(worker.url)]
+        allowed = [worker for worker in serving.workers if worker.url in free]
+        query = await self._look_up(serving, with_room or allowed, prompt)
+        choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Preview(serving, prompt, choice)
 
     @contextlib.asynccontextmanager
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
@@ -168,10 +166,10 @@ class Dispatcher:
             free = self._free_places(model, excluded)
             workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
-            booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+            with self._metrics.stage("choice"):
+                booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         try:
-            if booking.matched_tokens is not None:
-                self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
+            self._metrics.observe(serving, len(prompt.token_ids), booking)
             worker = next(worker for worker in workers if worker.url == booking.worker)
             yield Placement(worker, worker.description.pixel_dtype if worker.description else "uint8", booking)
         finally:
@@ -253,10 +251,12 @@ class Dispatcher:
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
         options = [_option(worker, model, prompt.salt) for worker in workers]
-        routed = self._routed(prompt, options)
+        with self._metrics.stage("keys"):
+            routed = self._routed(prompt, options)
         overlaps: Mapping[str, Overlap] = {}
         if len(options) > 1:
-            overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
+            with self._metrics.stage("lookup"):
+                overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
             ready = {worker.url for worker in workers if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:
@@ -267,7 +267,7 @@ class Dispatcher:
         """Return what the router looks at. Keys are computed only where there is a choice."""
         num_tokens = len(prompt.token_ids)
         if len(options) == 1:
-            return RoutedPrompt(num_tokens)
+            return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
         # The last token is always computed, so its block is not reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {
@@ -279,7 +279,7 @@ class Dispatcher:
         pictures = tuple(
             RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
         )
-        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
+        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
     async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return await self._reachable(worker, await supplied(media))

@@ -87,5 +87,6 @@ class Generation:
         draft = await self.prompts.draft(asked.served, asked.request, asked.chat, layouts, num_bytes)
         sampling = sampling_params(asked.request, asked.served, len(draft.token_ids))
         runs = media_runs(zip((picture.content_hash for picture in pictures), draft.spans, strict=True))
-        prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
+        reads_cache = sampling.num_prompt_logprobs is None
+        prompt = Prompt(draft.token_ids, runs, salt, reads_cache, asked.request.n or 1)
         return Drafted(draft, sampling, prompt)
