@@ -50,14 +50,15 @@ UNBOUNDED = 1 << 30
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. *needs_token_ids* is why a
-    worker that takes chats only cannot serve it, None where it can.
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
+    answers. *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
+    num_samples: int = 1
     needs_token_ids: RequestError | None = None
 
 
@@ -277,7 +278,7 @@ class Dispatcher:
         """Return what the router looks at. Keys are computed only where there is a choice."""
         num_tokens = len(prompt.token_ids)
         if len(options) == 1:
-            return RoutedPrompt(num_tokens)
+            return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
         # The last token is always computed, so its block is not reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {
@@ -289,7 +290,7 @@ class Dispatcher:
         pictures = tuple(
             RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
         )
-        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
+        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
     async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return await self._reachable(worker, await supplied(media))

@@ -90,6 +90,7 @@ class Delivery:
         self._pictures = pictures
         self._memory = memory
         self._has_begun = False
+        self._can_retry = False
         self._failed: frozenset[str] = frozenset()
         self._held = contextlib.AsyncExitStack()
         self._attempt: _Attempt | None = None
@@ -100,11 +101,11 @@ class Delivery:
         with sender.metrics.stage("route"):
             place = sender.dispatcher.place(self._served.name, drafted.prompt, self._failed)
             placement = await self._held.enter_async_context(place)
-        can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
+        self._can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
         chat = self._chat() if takes_chats_only(placement.worker) else None
         is_held = partial(placement.worker.holds, drafted.prompt.salt) if chat is None else _needs_no_pixels
         media = PromptPictures(self._pictures, drafted.draft.spans)
-        if not can_retry:
+        if not self._can_retry:
             self._pictures = ()
         media = media.on_wire(self._served.layout, placement.pixel_dtype, is_held)
         items = await self._pixels(media)
@@ -120,7 +121,7 @@ class Delivery:
             admission=sender.admission,
             held=self._held,
             memory=self._memory,
-            keeps_all=can_retry,
+            keeps_all=self._can_retry,
         )
         request = EngineRequest(
             request_id=self._request.request_id,
@@ -180,18 +181,17 @@ class Delivery:
     async def _move(self, error: WorkerFailed | WorkerUnavailable) -> Worker | None:
         """Prepare the request for another worker and return that; None where *error* stands."""
         attempt, model = self._attempt, self._served.name
-        if attempt is None or self._has_begun:
+        if attempt is None or self._has_begun or not self._can_retry:
             return None
         failed = attempt.placement.worker.url
         self._failed |= {failed}
-        if not self._sender.dispatcher.can_retry(model, self._failed):
-            return None
         await self.close()
         try:
             worker = await self.prepare()
         except SaccadeError as another:
+            reason = another.reason
             logger.info(
-                "request %s: worker %s failed, and no other took it: %s", self._request.request_id, failed, another
+                "request %s: worker %s failed, and no other took it: %s", self._request.request_id, failed, reason
             )
             return None
         self._sender.dispatcher.num_retried[model] += 1

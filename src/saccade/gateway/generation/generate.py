@@ -97,6 +97,7 @@ class Generation:
             runs,
             salt,
             reads_cache=sampling.num_prompt_logprobs is None,
+            num_samples=asked.request.n or 1,
             needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
         )
         return Drafted(draft, sampling, prompt, asked.chat)
