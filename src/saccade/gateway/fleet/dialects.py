@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 from saccade import models
 from saccade.gateway.fleet.worker import Worker
-from saccade.models.files import parse_json, read_model_files
+from saccade.models.facts import PLACEHOLDER_TOKEN_ID
+from saccade.models.files import engine_config, parse_json, read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import WorkerCredentials
-from saccade.transport.dialects import tokenspeed
+from saccade.transport.dialects import tokenspeed, vllm_http
+from saccade.transport.dialects.vllm import VllmClient
+from saccade.transport.dialects.vllm_server import FileReader
+from saccade.transport.wire import target
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,30 @@ def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
                 _grid_name,
             ),
         )
+    if url.startswith(vllm_http.SCHEMES):
+        reader = FileReader(hooks.given, read_model_files, _placeholder_id)
+        return tuple(
+            VllmClient(one, hooks.on_released, hooks.on_change, hooks.credentials, reader)
+            for one in vllm_http.rank_urls(url)
+        )
     return (WorkerClient(url, hooks.on_released, hooks.on_change, hooks.credentials),)
+
+
+def check_url(url: str) -> None:
+    """Raise StartupError where *url* is malformed."""
+    if url.startswith(vllm_http.SCHEMES):
+        vllm_http.rank_urls(url)
+    else:
+        target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
 
 
 def _grid_name(files: ModelFiles) -> str | None:
     """Return the name of a picture's grid on other wires, which depends on the model's family."""
     return models.families()[models.family_of(parse_json(files, CONFIG))].external_grid
+
+
+def _placeholder_id(files: ModelFiles) -> int | None:
+    """Return the token id that stands for pictures, None where the files name none. Raises StartupError."""
+    family = models.families()[models.family_of(parse_json(files, CONFIG))]
+    token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]
+    return token_id
