@@ -20,6 +20,7 @@ from saccade.cli.flags import (
 )
 from saccade.errors import StartupError
 from saccade.gateway import app
+from saccade.gateway.fleet.dialects import check_address
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -27,8 +28,7 @@ from saccade.routing.policy import Policy
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
-from saccade.transport.dialects.tokenspeed import SCHEME
-from saccade.transport.wire import TLS_SCHEME, target
+from saccade.transport.wire import TLS_SCHEME
 
 
 @Parameter(name="*", group=Group("Workers", sort_key=2))
@@ -75,8 +75,8 @@ def gateway(
     Parameters
     ----------
     worker_url
-        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
-        worker; may be given many times.
+        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, tokenspeed://host:port for a TokenSpeed
+        worker, or sglang://host:port for an SGLang worker; may be given many times.
     routing_policy
         How a worker is chosen where several serve the model; auto is cost where a worker reports what its caches hold,
         else least_load.
@@ -89,7 +89,7 @@ def gateway(
     if not worker_url:
         raise StartupError("A gateway needs at least one --worker-url, such as grpc://HOST:PORT.")
     for url in worker_url:
-        target(url.replace(SCHEME, "grpc://", 1))
+        check_address(url)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
