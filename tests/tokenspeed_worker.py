@@ -167,7 +167,7 @@ def surroundings(slots: Slots, **options: Any) -> Surroundings:
     return Surroundings(
         on_released=slots.released.extend,
         on_discarded=slots.discarded.extend,
-        **({"traits": lambda _: Traits(grid_name="a_grid")} | options),
+        **({"traits": lambda _: Traits(grid_name="a_grid", plain_positions=True)} | options),
     )
 
 

@@ -96,7 +96,7 @@ async def test_a_chat_with_pictures_reaches_both_legs(
     assert leg.bootstrap_room == prefill.requests[0].bootstrap_room
 
 
-async def test_pictures_of_a_model_with_positions_of_three_axes(
+async def test_pictures_of_a_model_whose_positions_follow_from_them(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8
     folder, port = checkpoint("qwen3_vl"), free_port()

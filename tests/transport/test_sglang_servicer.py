@@ -197,10 +197,10 @@ async def test_a_seed_has_no_meaning_for_a_greedy_answer(servicer_of: Any, engin
     assert await outcome(engine.servicer(servicer_of), slots, ask(seed=1, temperature=0.0)) == [[1, 2], [3, 7]]
 
 
-async def test_pictures_of_models_with_positions_of_three_axes(
+async def test_pictures_of_models_whose_positions_follow_from_them(
     servicer_of: Any, engine: Engine, slots: Slots
 ) -> None:  # A8
-    traits = {"traits": lambda _: Traits("image_grid_thw", three_axes=True)}
+    traits = {"traits": lambda _: Traits("image_grid_thw", plain_positions=False)}
     found = await outcome(engine.servicer(servicer_of), slots, ask(floats(inline=PIXELS)), **traits)
     assert isinstance(found, UnsupportedParameter)
     assert "positions" in found.message

@@ -61,11 +61,11 @@ def check_address(url: str) -> None:
 def _traits(files: ModelFiles) -> Traits:
     """Return what the wires of other projects must know of a model."""
     config = parse_json(files, CONFIG)
+    family = models.families()[models.family_of(config)]
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    ropes = [part.get(name) for part in parts for name in ("rope_scaling", "rope_parameters")]
     kinds = {kind for part in parts for kind in part.get("layer_types") or ()}
     return Traits(
-        grid_name=models.families()[models.family_of(config)].external_grid,
-        three_axes=any(isinstance(rope, dict) and "mrope_section" in rope for rope in ropes),
+        grid_name=family.external_grid,
+        plain_positions=family.plain_positions,
         keeps_every_token=kinds <= {"full_attention"} and not any("full_attention_interval" in part for part in parts),
     )

@@ -70,7 +70,7 @@ class SglangClient(SmgClient):
         check_parameters(request)
         if request.sampling.seed is not None and request.sampling.temperature > 0:
             raise unsupported("seed")
-        if request.media and session.traits.three_axes:
+        if request.media and not session.traits.plain_positions:
             # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
             raise UnsupportedParameter(
                 "Pictures for this model are not served by its workers: SGLang's gRPC call lacks the positions that "

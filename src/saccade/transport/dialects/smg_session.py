@@ -18,12 +18,12 @@ def _ignore(_: object) -> None:
 class Traits:
     """What a wire must know of a model beside its files.
 
-    *grid_name* is what the model calls a picture's grid. With *three_axes* a token's position is three numbers, which
-    follow from the grids. *keeps_every_token*: all its layers attend to all tokens.
+    *grid_name* is what the model calls a picture's grid. *plain_positions*: a token's position is its place in the
+    prompt, so it does not follow from grids. *keeps_every_token*: all its layers attend to all tokens.
     """
 
     grid_name: str | None = None
-    three_axes: bool = False
+    plain_positions: bool = False
     keeps_every_token: bool = True
 
 
