@@ -26,6 +26,7 @@ REFUSED = (
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
+NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 LOST = "The worker stopped while it answered; the request can be sent again."
 
 
@@ -50,14 +51,17 @@ class Answer:
 
     def take(self, response: Any) -> TokenDelta | None:
         """Return what *response* adds, None for nothing. Raises WorkerFailed where it makes no sense."""
-        kind = response.WhichOneof("response")
-        if kind is None or (message := getattr(response, kind)).index != 0:
-            raise WorkerFailed("The worker sent an answer that was not asked for.")
-        if kind == "complete":
+        # One message a token: every field that is read costs.
+        if response.HasField("chunk"):
+            chunk = response.chunk
+            _check_index(chunk)
+            # A worker that goes on after a stop id, as some do that ignore end-of-sequence ids, is not listened to.
+            return self._last or self._chunk(chunk)
+        if response.HasField("complete"):
+            _check_index(response.complete)
             self.finished = True
-            return self._last or self._complete(message)
-        # A worker that goes on after a stop id, as some do when they ignore end-of-sequence ids, is not listened to.
-        return self._last or self._chunk(message)
+            return self._last or self._complete(response.complete)
+        raise WorkerFailed(NOT_ASKED_FOR)
 
     def close(self) -> TokenDelta:
         """Return the last delta if it is known already. Raises WorkerFailed: the stream ended without one."""
@@ -69,13 +73,12 @@ class Answer:
         token_ids = list(chunk.token_ids)
         if not token_ids:
             return None
-        end = next((index for index, token_id in enumerate(token_ids, 1) if token_id in self._stop_token_ids), None)
-        logprobs = self._logprobs(chunk.output_logprobs, token_ids)[:end]
-        delta = self._delta(token_ids[:end], None if end is None else FinishReason.STOP, chunk.cached_tokens, logprobs)
-        if end is None:
-            return delta
+        logprobs = self._logprobs(chunk, token_ids) if self._with_logprobs else []
+        if self._stop_token_ids.isdisjoint(token_ids):
+            return self._delta(token_ids, None, chunk, logprobs)
+        end = next(index for index, token_id in enumerate(token_ids, 1) if token_id in self._stop_token_ids)
         # The worker's own last message follows at once; leaving before it would be an abort to the worker.
-        self._last = delta
+        self._last = self._delta(token_ids[:end], FinishReason.STOP, chunk, logprobs[:end])
         return None
 
     def _complete(self, complete: Any) -> TokenDelta:
@@ -84,35 +87,39 @@ class Answer:
             raise WorkerFailed("The worker gave this request up.")
         # output_ids is the whole answer, or no more than the last chunk again.
         token_ids = list(complete.output_ids[self._num_tokens :])
-        logprobs = self._logprobs(complete.output_logprobs, token_ids)
+        logprobs = self._logprobs(complete, token_ids) if self._with_logprobs and token_ids else []
         matched = complete.matched_token_id if complete.WhichOneof("matched_stop") == "matched_token_id" else None
         if matched is not None and matched != (token_ids[-1] if token_ids else self._newest):
             token_ids.append(matched)
-        return self._delta(token_ids, reason, complete.cached_tokens, logprobs)
+        return self._delta(token_ids, reason, complete, logprobs)
 
     def _logprobs(self, message: Any, token_ids: Sequence[int]) -> list[TokenLogprob]:
         """Return those of *token_ids*, the newest that *message* tells of. Raises UnsupportedParameter for none.
 
         A worker that was started without them leaves them out, and so it does for a stop id that it trims.
         """
-        if not self._with_logprobs or not token_ids:
-            return []
-        first = len(message.token_logprobs) - len(token_ids)
+        told = message.output_logprobs
+        first = len(told.token_logprobs) - len(token_ids)
         if first < 0:
             raise UnsupportedParameter(
                 "This model's workers give no log probabilities; leave out `logprobs`.", "logprobs"
             )
-        tops = message.top_logprobs[first:] or [None] * len(token_ids)
-        return [_logprob(*given) for given in zip(token_ids, message.token_logprobs[first:], tops, strict=False)]
+        tops = told.top_logprobs[first:] or [None] * len(token_ids)
+        return [_logprob(*given) for given in zip(token_ids, told.token_logprobs[first:], tops, strict=False)]
 
     def _delta(
-        self, token_ids: list[int], reason: FinishReason | None, num_cached_tokens: int, logprobs: list[TokenLogprob]
+        self, token_ids: list[int], reason: FinishReason | None, message: Any, logprobs: list[TokenLogprob]
     ) -> TokenDelta:
-        first = self._num_tokens == 0
+        num_cached_tokens = 0 if self._num_tokens else message.cached_tokens
         self._num_tokens += len(token_ids)
         self._newest = token_ids[-1] if token_ids else self._newest
-        num_cached_tokens = num_cached_tokens if first else 0
         return TokenDelta(self._request_id, token_ids, reason, num_cached_tokens, logprobs=logprobs)
+
+
+def _check_index(message: Any) -> None:
+    """Raise WorkerFailed for an answer to another sample than the one of these wires' requests."""
+    if message.index:
+        raise WorkerFailed(NOT_ASKED_FOR)
 
 
 def _logprob(token_id: int, logprob: float, top: Any | None) -> TokenLogprob:
