@@ -52,6 +52,19 @@ class Arguments(msgspec.Struct):
     speculative_algorithm: str | None = None
 
 
+class EventsConfig(msgspec.Struct):
+    """KVEventsConfig, as far as the servicer reads it."""
+
+    publisher: str = "null"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+    @classmethod
+    def from_cli(cls, text: str) -> "EventsConfig":
+        return msgspec.json.decode(text, type=cls)
+
+
 class Sampling:
     """SamplingParams of the engine."""
 
@@ -83,6 +96,7 @@ class Engine:
     gracefully_exit: bool = False
     requests: list[Any] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    load_snapshot_reader: Any = field(default_factory=lambda: SimpleNamespace(read_all=list))
 
     @property
     def last_receive_tstamp(self) -> float:
@@ -151,7 +165,7 @@ def _stand_ins() -> dict[str, dict[str, Any]]:
         "sglang": {"__version__": "9"},
         "sglang.utils": {"get_exception_traceback": str},
         "sglang.srt.configs.model_config": {"ModelConfig": nothing},
-        "sglang.srt.disaggregation.kv_events": {"KVEventsConfig": nothing},
+        "sglang.srt.disaggregation.kv_events": {"KVEventsConfig": EventsConfig},
         "sglang.srt.disaggregation.utils": {"FAKE_BOOTSTRAP_HOST": "2.2.2.2", "DisaggregationMode": null},
         "sglang.srt.managers.io_struct": dict.fromkeys(inputs, nothing),
         "sglang.srt.managers.load_snapshot": {"LoadSnapshot": nothing, "create_load_snapshot_reader": nothing},

@@ -1,0 +1,157 @@
+"""Cache events from an engine's publisher through SMG's own relay and servicer to the client, in our keys."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import smg_servicer
+import tokenspeed_worker
+import zmq
+import zmq.asyncio
+from echo_worker import until
+from sglang_servicer import Engine as SglangEngine
+from sglang_servicer import arguments, servicer_class
+from sglang_servicer import listening as listening_sglang
+from sglang_servicer import registered as registered_sglang
+from test_smg_kv_events import asked, padded, picture
+from tokenspeed_worker import FILES, Slots
+
+from saccade.errors import WorkerUnavailable
+from saccade.identity.blocks import MediaRun, block_keys, root_key
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
+from saccade.protocol.request import EngineRequest
+from saccade.transport.dialects.smg_client import SmgClient
+
+STOPPED = {"type": "stop", "matched": 7}
+REQUEST = asked(64, msgspec.structs.replace(picture(1, (20, 10)), inline=bytes(48), pixel_dtype="bfloat16"))
+
+
+class Publisher:
+    """An engine's publisher of cache events. It waits until somebody listens."""
+
+    def __init__(self) -> None:
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.XPUB)
+        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.num_listeners = 0
+
+    async def publish(self, number: int, *events: Any) -> None:
+        while not self.num_listeners or await self._socket.poll(0):
+            self.num_listeners += 1 if (await self._socket.recv())[:1] == b"\x01" else -1
+        payload = msgspec.msgpack.encode([1.5, list(events), 0])
+        await self._socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+@pytest.fixture
+def publisher() -> Any:
+    publisher = Publisher()
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def slots() -> Any:
+    slots = Slots()
+    yield slots
+    slots.pool.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.files.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@asynccontextmanager
+async def tokenspeed(
+    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SmgClient]:
+    engine = smg_servicer.Engine.serving(folder, [([7], STOPPED)], eos_token_id=7, vocab_size=512)
+    config = {"enable_kv_cache_events": True, "endpoint": publisher.endpoint}
+    engine.server_args.kv_events_config = json.dumps(config)
+    with smg_servicer.servicer_class(monkeypatch) as servicer_of:
+        listening = tokenspeed_worker.listening(engine.servicer(servicer_of))
+        async with listening as url, tokenspeed_worker.registered(url, slots) as client:
+            yield client
+
+
+@asynccontextmanager
+async def sglang(
+    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[SmgClient]:
+    config = {"publisher": "zmq", "endpoint": publisher.endpoint}
+    said = arguments(folder, page_size=16, kv_events_config=json.dumps(config))
+    with servicer_class(monkeypatch) as servicer_of:
+        listening = listening_sglang(SglangEngine(said, [([7], STOPPED)]).servicer(servicer_of))
+        async with listening as target, registered_sglang(target, slots) as client:
+            yield client
+
+
+def keys(client: SmgClient, request: EngineRequest) -> list[bytes]:
+    assert client.description is not None
+    root = root_key(client.description.fingerprint, b"")
+    return block_keys(root, request.token_ids, [MediaRun(20, 10, request.media[0].content_hash)], 16)
+
+
+async def told(client: SmgClient, publisher: Publisher, *batches: Any) -> list[KvEvent]:
+    """What the client tells of *batches*, which follow the first."""
+    async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+        assert (await anext(messages)).snapshot
+        await publisher.publish(0)
+        for number, events in enumerate(batches, 1):
+            await publisher.publish(number, *events)
+        return [event for _ in batches for event in (await anext(messages)).events]
+
+
+async def test_tokenspeed(
+    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:  # E5, E8
+    async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
+        assert client.exactness.level == "EXACT"
+        [delta async for delta in client.generate(REQUEST)]
+        stored = ["BlockStored", [1 << 63, 2, 3, 4], None, padded(REQUEST), 16]
+        events = await told(client, publisher, [stored], [["BlockRemoved", [4]]])
+        expected = keys(client, REQUEST)
+    assert [event.key for event in events] == [*expected, expected[3]]
+    assert isinstance(events[-1], BlockRemoved)
+
+
+async def test_sglang(folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:  # E8
+    async with sglang(folder, publisher, slots, monkeypatch) as client:
+        assert client.exactness.level == "TEXT_PREFIX"
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": [-1, -2, -3, -4],
+            "parent_block_hash": None,
+            "token_ids": padded(REQUEST),
+            "block_size": 16,
+            "lora_id": None,
+            "medium": "GPU",
+        }
+        events = await told(client, publisher, [stored])
+        expected = keys(client, REQUEST)
+    # The picture begins in the second block.
+    assert [event.key for event in events if isinstance(event, BlockStored)] == expected[:1]
+
+
+async def test_an_engine_that_begins_anew_ends_the_feed(
+    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:  # E1
+    async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
+        stored = ["BlockStored", [1], None, list(range(16)), 16]
+        async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+            await anext(messages)
+            await publisher.publish(5, stored)
+            assert len((await anext(messages)).events) == 1
+            await publisher.publish(0, stored)
+            with pytest.raises(WorkerUnavailable, match="DATA_LOSS"):
+                await anext(messages)
+        await until(lambda: client.ready)
