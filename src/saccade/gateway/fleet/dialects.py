@@ -50,7 +50,7 @@ def targets(urls: Iterable[str]) -> tuple[str, ...]:
     return sglang_address.paired(dict.fromkeys(urls))
 
 
-def check_address(url: str) -> None:
+def check_url(url: str) -> None:
     """Raise StartupError where *url* is no worker's address."""
     if url.startswith(sglang_address.SCHEME):
         sglang_address.Address.read(url)
