@@ -67,14 +67,16 @@ def padded(request: EngineRequest) -> list[int]:
     return token_ids
 
 
-def stored(token_ids: Sequence[int], page: int = BLOCK, first: int = 0, **fields: Any) -> common_pb2.KvCacheEvent:
-    """The event of the whole pages of *token_ids*, named by their places; the first follows page *first* - 1."""
+def stored(
+    token_ids: Sequence[int], page: int = BLOCK, first: int = 0, base: int = 0, **fields: Any
+) -> common_pb2.KvCacheEvent:
+    """The event of the whole pages of *token_ids*, named by *base* and their places; the first follows page *first* - 1."""
     event = common_pb2.KvCacheEvent()
     for number in range(len(token_ids) // page):
-        block = event.stored.blocks.add(block_hash=first + number, block_size=page)
+        block = event.stored.blocks.add(block_hash=base + first + number, block_size=page)
         block.token_ids.extend(token_ids[number * page : (number + 1) * page])
     if first:
-        event.stored.parent_block_hash = first - 1
+        event.stored.parent_block_hash = base + first - 1
     for name, value in fields.items():
         setattr(event.stored, name, value)
     return event
@@ -195,7 +197,7 @@ def test_the_oldest_pictures_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sent_pictures, "MAX_PICTURES", 2)
     requests = [asked(32, picture(number, (0, 10))) for number in range(3)]
     held = pages(*requests)
-    assert [len(list(held.take(stored(padded(request))))) for request in requests] == [0, 2, 2]
+    assert [len(list(held.take(stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
 
 
 def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E1
@@ -230,6 +232,27 @@ def test_removals() -> None:
     cleared = held.take(common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()))
     assert set(cleared) == {BlockRemoved(key) for key in keys(request)[:3]}
     assert list(held.take(stored(request.token_ids[48:], 8, first=6))) == []
+
+
+def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -> None:
+    one, other = asked(16, salt=b"one"), asked(16, salt=b"other")
+    sent = SentPictures()
+    sent.add(one)
+    held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
+    first = stored_keys(held.take(stored(one.token_ids)))
+    assert list(held.take(stored(one.token_ids)))
+    sent.add(other)
+    again = list(held.take(stored(one.token_ids)))
+    assert {event.key for event in again if isinstance(event, BlockRemoved)} == set(first)
+    assert set(stored_keys(again)) == {*first, *keys(other)}
+
+
+def test_of_two_pages_with_one_name_the_last_is_meant() -> None:  # E5
+    one, other = asked(16, seed=1), asked(16, seed=2)
+    held = pages(one)
+    list(held.take(stored(one.token_ids)))
+    assert [type(event) for event in held.take(stored(other.token_ids))] == [BlockRemoved, BlockStored]
+    assert list(held.take(removed(0))) == [BlockRemoved(keys(other)[0])]
 
 
 def test_pages_of_another_size_than_was_said() -> None:

@@ -1,6 +1,5 @@
 """What a TokenSpeed worker tells of its cache, over the wire, in the keys of the requests that it was sent."""
 
-import asyncio
 import contextlib
 from random import Random
 from typing import Any
@@ -75,8 +74,16 @@ async def test_a_picture_is_known_by_the_pad_of_its_hash(worker: TokenSpeedWorke
         first, second = keys(client)
         assert message.number == 1
         root = root_key(client.description.fingerprint, b"") if client.description else b""
-        assert message.events == [BlockStored(first, root, []), BlockStored(second, first, [])]
-        assert (await asyncio.wait_for(told(client, 2), 10.0))[1].events == message.events
+        assert message.events == [BlockStored(first, root, []), BlockStored(second, first, [], is_first=False)]
+        assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", smg_kv_events.EARLIER)
+
+
+async def test_a_cache_that_was_cleared_is_known_as_a_whole(worker: TokenSpeedWorker, slots: Slots) -> None:  # E5
+    cleared = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
+    worker.events = [batch(4, stored(list(range(16)))), batch(5, cleared), batch(6, stored(list(range(16))))]
+    async with listening(worker) as url, registered(url, slots) as client:
+        await told(client, 4)
+        assert client.exactness == EXACT
 
 
 async def test_a_picture_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> None:  # contract 1
@@ -95,7 +102,7 @@ async def test_large_batches_are_told_of_in_parts(
     worker: TokenSpeedWorker, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # E1
     monkeypatch.setattr(smg_kv_events, "MAX_EVENTS", 3)
-    worker.events = [batch(0, stored(list(range(64)))), batch(1, stored(list(range(100, 132))))]
+    worker.events = [batch(0, stored(list(range(64)))), batch(1, stored(list(range(100, 132)), base=10))]
     async with listening(worker) as url, registered(url, slots) as client:
         messages = await told(client, 4)
     assert [(message.number, len(message.events)) for message in messages] == [(0, 0), (1, 3), (2, 1), (3, 2)]
@@ -103,7 +110,12 @@ async def test_large_batches_are_told_of_in_parts(
 
 async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots) -> None:
     record = batch(0, load=common_pb2.EngineLoad(load_only=True))
-    worker.events = [record, batch(7, stored(list(range(16)))), batch(7, load=record.load), batch(8, stored([9] * 16))]
+    worker.events = [
+        record,
+        batch(7, stored(list(range(16)))),
+        batch(7, load=record.load),
+        batch(8, stored([9] * 16, base=10)),
+    ]
     async with listening(worker) as url, registered(url, slots) as client:
         assert [len(message.events) for message in await told(client, 3)] == [0, 1, 1]
 
@@ -166,7 +178,7 @@ async def test_the_index_learns_what_the_worker_holds(worker: TokenSpeedWorker, 
         worker.events.append(batch(0, stored(HELD)))
         partition = Partition(client.description.fingerprint, 16)
         assert isinstance(client, TokenSpeedClient)
-        await until(lambda: router.index.overlap(url, partition, keys(client)) == 2)
+        await until(lambda: router.index.overlaps(partition, keys(client)).get(url) == 2)
         assert listener.feed(fleet.clients[1]).reason == fleet.clients[1].exactness.reason
         assert "--kv-events-config" in listener.feed(fleet.clients[1]).reason
         await listener.close()

@@ -19,7 +19,7 @@ from smg_grpc_proto.generated import common_pb2
 from saccade.errors import ImageTooLarge, InternalError, SaccadeError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
@@ -75,6 +75,7 @@ class SmgClient(ABC):
         self._surroundings = surroundings
         self._sent = sent
         self._session: Session | None = None
+        self._pages: smg_kv_events.Pages | None = None
         self._task: asyncio.Task[None] | None = None
         self._calls: set[Any] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -98,7 +99,11 @@ class SmgClient(ABC):
     @property
     def exactness(self) -> Exactness:
         """How exactly its events can tell what it holds."""
-        return self._session.exactness if self._session is not None else Exactness("NONE", "it is not ready")
+        if self._session is None:
+            return Exactness("NONE", "it is not ready")
+        if self._session.exactness == EXACT and self._pages is not None and self._pages.earlier:
+            return Exactness("DEGRADED", self._pages.earlier)
+        return self._session.exactness
 
     @property
     def ready(self) -> bool:
@@ -135,8 +140,8 @@ class SmgClient(ABC):
         if session.exactness.level == "NONE":
             raise WorkerUnavailable(session.exactness.reason)
         said = session.description
-        pages = smg_kv_events.Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
-        async with contextlib.aclosing(smg_kv_events.follow(session.stub, pages)) as messages:
+        self._pages = smg_kv_events.Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
+        async with contextlib.aclosing(smg_kv_events.follow(session.stub, self._pages)) as messages:
             async for message in messages:
                 yield message
 

@@ -26,6 +26,7 @@ SUBSCRIBE_SECONDS = 10.0
 SEVERAL_CACHES = (
     "it has a KV cache for each of several data-parallel ranks, and its calls do not say which rank takes them"
 )
+EARLIER = "it stored blocks before the gateway listened, and does not tell which"
 MAX_EVENTS = 1000
 """Of one message; a batch of more becomes several."""
 
@@ -36,8 +37,9 @@ MAX_PAGES = 1 << 23
 class Chain(NamedTuple):
     """A prompt up to the end of a page.
 
-    *keys* are those of its last whole block, one for each salt that the prompt may have; *token_ids* and *runs* follow
-    that block. *picture* is the one of which the first *shown* tokens have come and more must; None between pictures.
+    *keys* are those of its last whole block, the root's where not *has_block*, one for each salt that the prompt may
+    have; *token_ids* and *runs* follow that block. *picture* is the one of which the first *shown* tokens have come and
+    more must; None between pictures.
     """
 
     keys: tuple[tuple[bytes, bytes], ...]
@@ -45,12 +47,14 @@ class Chain(NamedTuple):
     runs: tuple[MediaRun, ...] = ()
     picture: SentPicture | None = None
     shown: int = 0
+    has_block: bool = False
 
 
 class Pages:
     """The pages that a worker holds, by its own hashes, in our keys: blocks of *block_size* tokens.
 
-    A page has *page_size* tokens; a block is one page or several.
+    A page has *page_size* tokens; a block is one page or several. *earlier* is why the worker may hold more, "" where
+    it does not.
     """
 
     def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentPictures) -> None:
@@ -59,6 +63,7 @@ class Pages:
         self._block_size = block_size
         self._sent = sent
         self._chains: dict[int, Chain] = {}
+        self.earlier = ""
 
     def take(self, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
         """Yield what *event* means. Raises WorkerUnavailable where it cannot be followed."""
@@ -69,6 +74,7 @@ class Pages:
                 yield from self._remove(event.removed.block_hashes)
             case "cleared":
                 yield from self._remove(list(self._chains))
+                self.earlier = ""
 
     def _store(self, stored: common_pb2.KvBlocksStored) -> Iterator[KvEvent]:
         if stored.tier not in DEVICE or stored.locality not in LOCAL or stored.lora_name or stored.cache_salt:
@@ -83,11 +89,14 @@ class Pages:
                 chain = None if page.cache_level or page.lora_id else _grown(chain, page.token_ids, self._sent)
             if chain is None:
                 return
-            if len(chain.token_ids) == self._block_size:
-                parents, chain = chain.keys, _closed(chain)
-                for (_, parent), (_, key) in zip(parents, chain.keys, strict=True):
-                    yield BlockStored(key, parent, [])
-            self._chains[page.block_hash] = chain
+            whole = _closed(chain) if len(chain.token_ids) == self._block_size else chain
+            if self._chains.get(page.block_hash, whole) != whole:
+                # Other keys, for tenants that were not known then; or another page, of which one is meant from now on.
+                yield from self._remove((page.block_hash,))
+            if whole is not chain:
+                for (_, parent), (_, key) in zip(chain.keys, whole.keys, strict=True):
+                    yield BlockStored(key, parent, [], is_first=not chain.has_block)
+            self._chains[page.block_hash] = chain = whole
         if len(self._chains) > MAX_PAGES:
             raise WorkerUnavailable(f"it holds more than {MAX_PAGES} pages of KV cache")
 
@@ -106,7 +115,7 @@ class Pages:
 def _closed(chain: Chain) -> Chain:
     """Return *chain* with its pending tokens as a block."""
     keys = tuple((salt, block_key(parent, chain.token_ids, 0, chain.runs)) for salt, parent in chain.keys)
-    return chain._replace(keys=keys, token_ids=(), runs=())
+    return chain._replace(keys=keys, token_ids=(), runs=(), has_block=True)
 
 
 def _grown(chain: Chain, token_ids: Sequence[int], sent: SentPictures) -> Chain | None:
@@ -144,7 +153,8 @@ def _with_picture(chain: Chain, picture: SentPicture | None, num_tokens: int) ->
         start += length
         shown = (shown + length) % sum(picture.spans)
     token_ids = chain.token_ids + (picture.placeholder,) * num_tokens
-    return Chain(keys, token_ids, tuple(runs), picture if shown else None, shown) if keys else None
+    grown = Chain(keys, token_ids, tuple(runs), picture if shown else None, shown, chain.has_block)
+    return grown if keys else None
 
 
 def _place(picture: SentPicture, shown: int) -> tuple[int, int]:
@@ -189,6 +199,8 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
             if batch.load.load_only:
                 continue
             _check(batch, last)
+            if last is None and batch.sequence_number:
+                pages.earlier = EARLIER
             last = batch.sequence_number
             events = itertools.chain.from_iterable(map(pages.take, batch.events))
             while some := list(itertools.islice(events, MAX_EVENTS)):
