@@ -15,8 +15,9 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.dialects import sent_pictures
+from saccade.transport.dialects.pages import Pages
 from saccade.transport.dialects.sent_pictures import SentPictures
-from saccade.transport.dialects.smg_kv_events import Pages
+from saccade.transport.dialects.smg_kv_events import taken
 from saccade.transport.dialects.tokenspeed_messages import pad
 
 FINGERPRINT = bytes(range(32))
@@ -101,7 +102,7 @@ def stored_keys(events: Iterable[KvEvent]) -> list[bytes]:
 @pytest.mark.parametrize("page", [1, 4, 16])
 def test_text_has_the_gateways_keys_with_their_parents(page: int) -> None:  # E8
     request = asked(100)
-    events = list(pages(request, page=page).take(stored(request.token_ids, page)))
+    events = list(taken(pages(request, page=page), stored(request.token_ids, page)))
     assert stored_keys(events) == keys(request)
     parents = [event.parent for event in events if isinstance(event, BlockStored)]
     assert parents == [root_key(FINGERPRINT, b""), *keys(request)[:-1]]
@@ -129,7 +130,7 @@ def test_pictures_have_the_gateways_keys(media: tuple[MediaItem, ...], salt: byt
     held = pages(request, page=page)
     tokens = padded(request)
     first, rest = tokens[:32], tokens[32:]
-    found = [*held.take(stored(first, page)), *held.take(stored(rest, page, first=32 // page))]
+    found = [*taken(held, stored(first, page)), *taken(held, stored(rest, page, first=32 // page))]
     wanted = set(keys(request))
     assert wanted <= set(stored_keys(found))
     # What comes before the first picture other tenants would have, too.
@@ -148,18 +149,18 @@ def test_random_prompts() -> None:  # E5
             start += length + random.choice((0, 1, 2, 17))
         request = asked(start + random.randrange(40), *media, seed=seed)
         page = random.choice((1, 2, 8, 16))
-        assert stored_keys(pages(request, page=page).take(stored(padded(request), page))) == keys(request)
+        assert stored_keys(taken(pages(request, page=page), stored(padded(request), page))) == keys(request)
 
 
 def test_every_tenant_has_the_text_that_the_wire_does_not_keep_apart() -> None:
     one, other = asked(40, salt=b"one"), asked(40, salt=b"other")
-    found = stored_keys(pages(one, other).take(stored(one.token_ids)))
+    found = stored_keys(taken(pages(one, other), stored(one.token_ids)))
     assert set(keys(one)) | set(keys(other)) <= set(found)
 
 
 def test_a_pad_that_was_not_sent_ends_what_is_known() -> None:  # E5
     request = asked(64, picture(1, (20, 10)))
-    events = pages(asked(1)).take(stored(padded(request)))
+    events = taken(pages(asked(1)), stored(padded(request)))
     assert stored_keys(events) == keys(request)[:1]
 
 
@@ -167,10 +168,10 @@ def test_a_pad_of_two_pictures_ends_what_is_known() -> None:  # E5
     first, second = asked(64, picture(1, (20, 10))), asked(64, picture(2, (20, 10)))
     sent = SentPictures(lambda item, salt: pad(first.media[0], salt))
     sent.add(first)
-    assert len(stored_keys(Pages(FINGERPRINT, BLOCK, BLOCK, sent).take(stored(padded(first))))) == 4
+    assert len(stored_keys(taken(Pages(FINGERPRINT, BLOCK, BLOCK, sent), stored(padded(first))))) == 4
     for request in (second, first):
         sent.add(request)
-        events = Pages(FINGERPRINT, BLOCK, BLOCK, sent).take(stored(padded(first)))
+        events = taken(Pages(FINGERPRINT, BLOCK, BLOCK, sent), stored(padded(first)))
         assert stored_keys(events) == keys(first)[:1]
 
 
@@ -184,28 +185,28 @@ def test_a_pad_of_two_pictures_ends_what_is_known() -> None:  # E5
 def test_a_picture_that_is_not_shown_as_it_was_sent(shown: list[tuple[int, int]]) -> None:  # E5
     sent = asked(64, picture(1, (20, 10)))
     told = asked(64, picture(1, *shown))
-    assert stored_keys(pages(sent).take(stored(padded(told)))) == keys(sent)[:1]
+    assert stored_keys(taken(pages(sent), stored(padded(told)))) == keys(sent)[:1]
 
 
 def test_a_picture_whose_placeholders_differ_is_not_known() -> None:
     request = asked(64, picture(1, (20, 10)))
     request.token_ids[25] += 1
-    assert stored_keys(pages(request).take(stored(padded(request)))) == keys(request)[:1]
+    assert stored_keys(taken(pages(request), stored(padded(request)))) == keys(request)[:1]
 
 
 def test_the_oldest_pictures_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent_pictures, "MAX_PICTURES", 2)
     requests = [asked(32, picture(number, (0, 10))) for number in range(3)]
     held = pages(*requests)
-    assert [len(list(held.take(stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
+    assert [len(list(taken(held, stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
 
 
 def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E1
     request = asked(64)
     held = pages(request)
-    assert list(held.take(stored(request.token_ids[32:], first=2))) == []
-    assert stored_keys(held.take(stored(request.token_ids[:32]))) == keys(request)[:2]
-    assert stored_keys(held.take(stored(request.token_ids[32:], first=2))) == keys(request)[2:]
+    assert list(taken(held, stored(request.token_ids[32:], first=2))) == []
+    assert stored_keys(taken(held, stored(request.token_ids[:32]))) == keys(request)[:2]
+    assert stored_keys(taken(held, stored(request.token_ids[32:], first=2))) == keys(request)[2:]
 
 
 @pytest.mark.parametrize(
@@ -219,19 +220,19 @@ def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E1
 )
 def test_blocks_that_a_request_of_ours_would_not_use(fields: dict[str, Any]) -> None:  # E5
     request = asked(64)
-    assert list(pages(request).take(stored(request.token_ids, **fields))) == []
+    assert list(taken(pages(request), stored(request.token_ids, **fields))) == []
 
 
 def test_removals() -> None:
     request = asked(64)
     held = pages(request, page=8)
-    list(held.take(stored(request.token_ids, 8)))
-    assert list(held.take(removed(7, tier=common_pb2.KV_CACHE_TIER_HOST))) == []
-    assert list(held.take(removed(7, 6, 99))) == [BlockRemoved(keys(request)[3])]
-    assert list(held.take(removed(7))) == []
-    cleared = held.take(common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()))
+    list(taken(held, stored(request.token_ids, 8)))
+    assert list(taken(held, removed(7, tier=common_pb2.KV_CACHE_TIER_HOST))) == []
+    assert list(taken(held, removed(7, 6, 99))) == [BlockRemoved(keys(request)[3])]
+    assert list(taken(held, removed(7))) == []
+    cleared = taken(held, common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()))
     assert set(cleared) == {BlockRemoved(key) for key in keys(request)[:3]}
-    assert list(held.take(stored(request.token_ids[48:], 8, first=6))) == []
+    assert list(taken(held, stored(request.token_ids[48:], 8, first=6))) == []
 
 
 def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -> None:
@@ -239,10 +240,10 @@ def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -
     sent = SentPictures()
     sent.add(one)
     held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
-    first = stored_keys(held.take(stored(one.token_ids)))
-    assert list(held.take(stored(one.token_ids)))
+    first = stored_keys(taken(held, stored(one.token_ids)))
+    assert list(taken(held, stored(one.token_ids)))
     sent.add(other)
-    again = list(held.take(stored(one.token_ids)))
+    again = list(taken(held, stored(one.token_ids)))
     assert {event.key for event in again if isinstance(event, BlockRemoved)} == set(first)
     assert set(stored_keys(again)) == {*first, *keys(other)}
 
@@ -250,14 +251,14 @@ def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -
 def test_of_two_pages_with_one_name_the_last_is_meant() -> None:  # E5
     one, other = asked(16, seed=1), asked(16, seed=2)
     held = pages(one)
-    list(held.take(stored(one.token_ids)))
-    assert [type(event) for event in held.take(stored(other.token_ids))] == [BlockRemoved, BlockStored]
-    assert list(held.take(removed(0))) == [BlockRemoved(keys(other)[0])]
+    list(taken(held, stored(one.token_ids)))
+    assert [type(event) for event in taken(held, stored(other.token_ids))] == [BlockRemoved, BlockStored]
+    assert list(taken(held, removed(0))) == [BlockRemoved(keys(other)[0])]
 
 
 def test_pages_of_another_size_than_was_said() -> None:
     with pytest.raises(WorkerUnavailable, match="pages of 8 tokens"):
-        list(pages(asked(1)).take(stored(list(range(16)), 8)))
+        list(taken(pages(asked(1)), stored(list(range(16)), 8)))
 
 
 # --- as SMG's relay makes them of what the engines publish ---
@@ -276,11 +277,11 @@ def as_array(request: EngineRequest, hashes: list[Any], parent: Any = None) -> l
 def test_events_of_tokenspeed() -> None:  # E8
     request = asked(48, picture(1, (20, 10)))
     (event,) = relayed(as_array(request, [1 << 63, 2, 3]))
-    assert stored_keys(pages(request).take(event)) == keys(request)
+    assert stored_keys(taken(pages(request), event)) == keys(request)
     (gone,) = relayed(["BlockRemoved", [1 << 63]])
     held = pages(request)
-    list(held.take(event))
-    assert list(held.take(gone)) == [BlockRemoved(keys(request)[0])]
+    list(taken(held, event))
+    assert list(taken(held, gone)) == [BlockRemoved(keys(request)[0])]
 
 
 def sglang_pages(request: EngineRequest) -> Pages:
@@ -292,7 +293,7 @@ def sglang_pages(request: EngineRequest) -> Pages:
 def test_events_of_sglang_end_at_the_first_picture() -> None:  # E5
     request = asked(64, picture(1, (36, 10)))
     (event,) = relayed(as_array(request, [-1, -2, -3, -4]))
-    assert stored_keys(sglang_pages(request).take(event)) == keys(request)[:2]
+    assert stored_keys(taken(sglang_pages(request), event)) == keys(request)[:2]
 
 
 def test_events_of_sglang_as_maps() -> None:  # E8
@@ -308,7 +309,7 @@ def test_events_of_sglang_as_maps() -> None:  # E8
         "session_id": "s",
     }
     found = [
-        event for said in relayed(told, told | {"medium": "CPU_PINNED"}) for event in sglang_pages(request).take(said)
+        event for said in relayed(told, told | {"medium": "CPU_PINNED"}) for event in taken(sglang_pages(request), said)
     ]
     assert stored_keys(found) == keys(request)
 

@@ -43,7 +43,6 @@ class SglangClient(SmgClient):
 
     def __init__(self, url: str, surroundings: Surroundings, mode: str = BOTH) -> None:
         super().__init__(url, surroundings, SentPictures())
-        self.host = self._target.rpartition(":")[0]
         self.bootstrap_port = BOOTSTRAP_PORT
         self._mode = mode
         self._salt: bytes | None = None

@@ -27,7 +27,8 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory, wire
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
-from saccade.transport.dialects import shared_memory_links, smg_kv_events, smg_model
+from saccade.transport.dialects import published_pages, shared_memory_links, smg_kv_events, smg_model
+from saccade.transport.dialects.pages import Pages
 from saccade.transport.dialects.sent_pictures import SentPictures
 from saccade.transport.dialects.shared_memory_links import Links
 from saccade.transport.dialects.smg_answer import LOST, Answer, error_of
@@ -72,10 +73,11 @@ class SmgClient(ABC):
         self.description: Description | None = None
         self.load: Load | None = None
         self._target = self._address(url)
+        self.host = self._target.rpartition(":")[0].strip("[]")
         self._surroundings = surroundings
         self._sent = sent
         self._session: Session | None = None
-        self._pages: smg_kv_events.Pages | None = None
+        self._pages: Pages | None = None
         self._task: asyncio.Task[None] | None = None
         self._calls: set[Any] = set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -140,8 +142,25 @@ class SmgClient(ABC):
         if session.exactness.level == "NONE":
             raise WorkerUnavailable(session.exactness.reason)
         said = session.description
-        self._pages = smg_kv_events.Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
-        async with contextlib.aclosing(smg_kv_events.follow(session.stub, self._pages)) as messages:
+        self._pages = Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
+        async with contextlib.aclosing(self._feed(session, self._pages)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _feed(self, session: Session, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+        """Yield what the engine publishes, where that can be reached, or else what its gRPC servicer relays."""
+        has_begun = False
+        if session.publisher is not None:
+            try:
+                async with contextlib.aclosing(published_pages.follow(session.publisher, pages)) as messages:
+                    async for message in messages:
+                        has_begun = True
+                        yield message
+            except WorkerUnavailable as error:
+                if has_begun:
+                    raise
+                logger.info("worker %s: its gRPC feed of cache events is followed: %s", self.url, error.message)
+        async with contextlib.aclosing(smg_kv_events.follow(session.stub, pages)) as messages:
             async for message in messages:
                 yield message
 
@@ -271,6 +290,7 @@ class SmgClient(ABC):
             shares_memory=description.shm_namespace == shared_memory.namespace(),
             exactness=Exactness("NONE", reason) if reason else self.KNOWN,
             page_size=smg_model.page_tokens(server),
+            publisher=published_pages.source_of(server, self.host),
         )
 
     async def _model_files(self, stub: Any, info: Any) -> ModelFiles:

@@ -8,6 +8,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
+from saccade.transport.dialects.event_publisher import EventSource
 
 
 def _ignore(_: object) -> None:
@@ -55,7 +56,10 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Session:
-    """A worker that has registered; *exactness* is how exactly its events can tell what it holds."""
+    """A worker that has registered.
+
+    *exactness* is how exactly its events can tell what it holds; *publisher* is where the engine itself publishes them.
+    """
 
     stub: Any
     description: Description
@@ -64,3 +68,4 @@ class Session:
     shares_memory: bool
     exactness: Exactness
     page_size: int
+    publisher: EventSource | None
