@@ -3,9 +3,10 @@
 The client connects to a publisher on its worker's host; under another name the host is not certainly the same.
 """
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tokenspeed_worker import FILES, Slots
 
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.protocol.request import EngineRequest
 from saccade.transport.dialects.smg_client import SmgClient
 
@@ -34,20 +35,34 @@ STOPPED = {"type": "stop", "matched": 7}
 REQUEST = asked(64, msgspec.structs.replace(picture(1, (20, 10)), inline=bytes(48), pixel_dtype="bfloat16"))
 
 
+HELLO = ["BlockStored", [77], None, [199] * 16, 16]
+GOODBYE = ["BlockRemoved", [77]]
+
+
 class Publisher:
-    """An engine's publisher of cache events. It waits until somebody listens."""
+    """An engine's publisher of cache events, which does not know who listens."""
 
     def __init__(self, host: str) -> None:
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.XPUB)
+        self._socket = self._context.socket(zmq.PUB)
         self.endpoint = f"tcp://{host}:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self.num_listeners = 0
+        self._number = 1
 
-    async def publish(self, number: int, *events: Any) -> None:
-        while not self.num_listeners or await self._socket.poll(0):
-            self.num_listeners += 1 if (await self._socket.recv())[:1] == b"\x01" else -1
+    async def publish(self, *events: Any) -> None:
         payload = msgspec.msgpack.encode([1.5, list(events), 0])
-        await self._socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+        await self._socket.send_multipart([b"", self._number.to_bytes(8, "big"), payload])
+        self._number += 1
+
+    async def begin(self, messages: AsyncGenerator[KvEvents, None]) -> None:
+        """Publish until *messages* tells of it."""
+        assert (await anext(messages)).snapshot
+        arrived = asyncio.ensure_future(anext(messages))
+        while not arrived.done():
+            await self.publish(HELLO)
+            await asyncio.wait({arrived}, timeout=0.1)
+
+    def begin_anew(self) -> None:
+        self._number = 0
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -109,13 +124,26 @@ def keys(client: SmgClient, request: EngineRequest) -> list[bytes]:
 
 
 async def told(client: SmgClient, publisher: Publisher, *batches: Any) -> list[KvEvent]:
-    """What the client tells of *batches*, which follow the first."""
+    """What the client tells of *batches*."""
+    events: list[KvEvent] = []
     async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
-        assert (await anext(messages)).snapshot
-        await publisher.publish(0)
-        for number, events in enumerate(batches, 1):
-            await publisher.publish(number, *events)
-        return [event for _ in batches for event in (await anext(messages)).events]
+        await publisher.begin(messages)
+        for batch in batches:
+            await publisher.publish(*batch)
+        await publisher.publish(GOODBYE)
+        while not events or not isinstance(events[-1], BlockRemoved) or events[-1].key != hello(client):
+            events += (await asyncio.wait_for(anext(messages), 20.0)).events
+    return [event for event in events if getattr(event, "key", None) != hello(client)]
+
+
+async def rest(messages: AsyncGenerator[KvEvents, None]) -> None:
+    async for _ in messages:
+        pass
+
+
+def hello(client: SmgClient) -> bytes:
+    assert client.description is not None
+    return block_keys(root_key(client.description.fingerprint, b""), [199] * 16, (), 16)[0]
 
 
 async def test_tokenspeed(
@@ -167,13 +195,10 @@ async def test_an_engine_that_begins_anew_ends_the_feed(
     folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # E1
     async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
-        stored = ["BlockStored", [1], None, list(range(16)), 16]
         async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
-            await anext(messages)
-            await publisher.publish(5, stored)
-            assert len((await anext(messages)).events) == 1
-            assert client.exactness.level == "DEGRADED"
-            await publisher.publish(0, stored)
+            await publisher.begin(messages)
+            publisher.begin_anew()
+            await publisher.publish(HELLO)
             with pytest.raises(WorkerUnavailable, match=r"DATA_LOSS|begin anew"):
-                await anext(messages)
+                await asyncio.wait_for(rest(messages), 20.0)
         await until(lambda: client.ready)
