@@ -50,6 +50,9 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
         (["--allowed-uids", "7"], "--uds"),
         (["--worker-token-file", "/nowhere"], "--worker-token-file"),
         (["--tls-cert", "/nowhere"], "--tls-key"),
+        (["--serve-tokenspeed", "50051"], "HOST:PORT"),
+        (["--serve-tokenspeed", "0.0.0.0:50051"], "--serve-tokenspeed-to-anyone"),
+        (["--serve-tokenspeed-to-anyone"], "--serve-tokenspeed HOST:PORT"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_the_model_is_loaded(

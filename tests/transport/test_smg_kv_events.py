@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import common_pb2, tokenspeed_scheduler_pb2
 from smg_grpc_servicer.kv_relay import Normalizer, decode_batch
 
 from saccade.errors import WorkerUnavailable
@@ -15,7 +15,9 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.dialects import sent_pictures
+from saccade.transport.dialects.event_publisher import EventSource
 from saccade.transport.dialects.pages import Pages
+from saccade.transport.dialects.published_pages import source_of
 from saccade.transport.dialects.sent_pictures import SentPictures
 from saccade.transport.dialects.smg_kv_events import taken
 from saccade.transport.dialects.tokenspeed_messages import pad
@@ -325,3 +327,33 @@ def test_wide_pads_do_not_pass_the_relay() -> None:
         "lora_id": None,
     }
     assert relayed(told) == []
+
+
+# --- where an engine publishes ---
+
+
+@pytest.mark.parametrize(
+    ("config", "host", "source"),
+    [
+        ('{"publisher": "zmq"}', "a", EventSource("tcp://a:5557")),
+        ('{"publisher": "zmq", "endpoint": "tcp://0.0.0.0:1", "topic": "t"}', "a", EventSource("tcp://a:1", topic="t")),
+        (
+            '{"publisher": "zmq", "endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:2"}',
+            "::1",
+            EventSource("tcp://[::1]:1", "tcp://[::1]:2"),
+        ),
+        ('{"enable_kv_cache_events": true, "endpoint": "tcp://a:1"}', "a", EventSource("tcp://a:1")),
+        # Another machine's loopback, and one that may be another machine's.
+        ('{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:1"}', "a", None),
+        ('{"publisher": "zmq", "endpoint": "tcp://*:1", "replay_endpoint": "tcp://b:2"}', "a", None),
+        ('{"publisher": "zmq", "endpoint": "ipc:///tmp/x"}', "a", None),
+        ('{"publisher": "null"}', "a", None),
+        ('{"enable_kv_cache_events": false}', "a", None),
+        ("", "a", None),
+        ("[]", "a", None),
+    ],
+)
+def test_publishers(config: str, host: str, source: EventSource | None) -> None:  # E5
+    server = tokenspeed_scheduler_pb2.GetServerInfoResponse()
+    server.server_args.update({"kv_events_config": config})
+    assert source_of(server, host) == source
