@@ -173,6 +173,7 @@ def test_what_cannot_be_known_is_not_reported_and_the_reason_is_told(
         {"extra_keys": [["adapter", None], None, None]},
         {"extra_keys": [[b"\x00" * 32], None, None]},
         {"extra_keys": [["not hex"], None, None]},
+        {"extra_keys": [["abcd", "abcd"], None, None]},
         {"extra_keys": [[["cat-3", 0]], None, None]},
         {"extra_keys": [[[media_identifier(b"another", CAT), 0]], None, None]},
         {"extra_keys": [[[media_identifier(b"", CAT), 0, "mm"]], None, None]},
@@ -210,6 +211,10 @@ def test_removals_of_other_groups_media_and_hosts_change_nothing() -> None:
     assert held.keys == set(keys_of(TEXT))
     assert held.coverage.exactness.level == "DEGRADED"
     assert not held.take(removed(*names)).keys
+
+
+def test_a_salt_in_a_later_block_is_none_and_ends_the_prefix() -> None:  # E5
+    assert seen(stored(TEXT, SIZE, extra_keys=[None, ["abcd"], None])).keys == set(keys_of(TEXT)[:1])
 
 
 def test_a_picture_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -> None:  # E5
