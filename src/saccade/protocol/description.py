@@ -19,6 +19,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the model. The backends that
     compute attention are empty where the worker does not tell.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
+    *weights* (32 bytes) names the weights without the files, b"" where the worker does not tell them.
     """
 
     model: str
@@ -42,3 +43,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     resumes_at_states: bool = False
     backend_reasons: tuple[str, ...] = ()
     kv_cache_dtype: str = ""
+    weights: bytes = b""
