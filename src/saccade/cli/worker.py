@@ -17,7 +17,9 @@ from rich.console import Console
 
 from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel, engine_config
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
+from saccade.protocol.description import Role
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport import private_sockets, shared_memory
@@ -84,11 +86,53 @@ class AccessFlags:
 ACCESS_FLAGS = AccessFlags()
 
 
+@Parameter(name="*", group=Group("Prefill/decode split", sort_key=4))
+@dataclass(frozen=True)
+class SplitFlags:
+    """The worker's part in requests that two workers serve."""
+
+    role: Role = "both"
+    "prefill computes prompts and sends their KV state to workers of role decode; both serves requests alone."
+    kv_transfer_bind: str | None = None
+    "Where a prefill worker listens for decode workers, HOST:PORT, an address that they reach; default 127.0.0.1:0."
+    kv_transfer_timeout: Annotated[float, Parameter(validator=Number(gt=0))] = 60.0
+    "Seconds that a transfer may stand still, and that a computed prompt is kept for its decode worker."
+
+    def applied(self, config: EngineConfig) -> EngineConfig:
+        """Return *config* with these settings. Raises StartupError."""
+        bind = self.kv_transfer_bind
+        if bind is None and self.role == "prefill":
+            bind = "127.0.0.1:0"
+        if bind is not None:
+            _check_transfer_bind(bind)
+        changed = dataclasses.replace(
+            config, role=self.role, kv_transfer_bind=bind, kv_transfer_seconds=self.kv_transfer_timeout
+        )
+        changed.check()
+        return changed
+
+
+SPLIT_FLAGS = SplitFlags()
+
+
+def _check_transfer_bind(bind: str) -> None:
+    """Raise StartupError unless *bind* is an address and a port that other workers can connect to."""
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise StartupError(f"--kv-transfer-bind is HOST:PORT, such as 10.0.0.5:9100, not {bind!r}.")
+    if host.strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
+        raise StartupError(
+            f"--kv-transfer-bind {bind} names every address of this machine, but decode workers are told the address "
+            "to connect to: name the one that they reach."
+        )
+
+
 def worker(
     model: str,
     *,
     access: AccessFlags = ACCESS_FLAGS,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
+    split: SplitFlags = SPLIT_FLAGS,
     engine: EngineFlags = ENGINE_FLAGS,
     log_level: LogLevel = "INFO",
     summary: Annotated[bool, Parameter(show=False)] = True,
@@ -113,7 +157,7 @@ def worker(
         warn_of_unused_cuda(console)
     folder = resolve_model(model)
     settings = engine_config(model, folder, engine)
-    settings = dataclasses.replace(settings, kv_events_token_ids=access.kv_events_token_ids)
+    settings = split.applied(dataclasses.replace(settings, kv_events_token_ids=access.kv_events_token_ids))
     encoded = json.dumps(dataclasses.asdict(settings))
     command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
     configure_logging(logging.getLevelNamesMapping()[log_level])

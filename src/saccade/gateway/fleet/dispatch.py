@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from saccade.errors import InternalError
+from saccade.gateway.fleet.prefill_decode import Leg, Split, first_workers, others, partners
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
@@ -37,22 +38,29 @@ AFFINITY_TOKENS = 256
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds.
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. *max_tokens* and
+    *num_samples* of the answer tell whether a second worker is needed for it.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
+    max_tokens: int = 1
+    num_samples: int = 1
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels."""
+    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels.
+
+    A *split* request goes to a decode worker too; the pixels of all its pictures may be asked for until its end.
+    """
 
     worker: Worker
     pixel_dtype: str
     booking: Booking | None = None
+    split: Split | None = None
 
     def first_token(self) -> None:
         """Note that the worker has computed the prompt."""
@@ -90,16 +98,40 @@ class Dispatcher:
         Raises ModelNotFound and WorkerUnavailable.
         """
         serving = self._fleet.model(model)
-        workers = {worker.url: worker for worker in serving.workers}
-        options = [_option(worker, serving, prompt.salt) for worker in serving.workers]
+        with contextlib.ExitStack() as booked:
+            first = self._book(serving, first_workers(serving.workers), prompt, booked)
+            if first.booking.matched_tokens is not None:
+                self._on_matched(serving.name, first.booking.matched_tokens, len(prompt.token_ids))
+            described = first.worker.description
+            split = self._split(serving, first, prompt, booked)
+            yield Placement(first.worker, described.pixel_dtype if described else "uint8", first.booking, split)
+
+    def _book(self, serving: Model, workers: Sequence[Worker], prompt: Prompt, booked: contextlib.ExitStack) -> Leg:
+        """Choose one of *workers*, of which there is at least one, and book the prompt there until *booked* ends."""
+        options = [_option(worker, serving, prompt.salt) for worker in workers]
         booking = self._router.book(options, _routed(prompt, options), time.monotonic())
-        if booking.matched_tokens is not None:
-            self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
-        described = workers[booking.worker].description
-        try:
-            yield Placement(workers[booking.worker], described.pixel_dtype if described else "uint8", booking)
-        finally:
-            booking.close()
+        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking)
+        booked.callback(leg.end)
+        return leg
+
+    def _split(self, serving: Model, first: Leg, prompt: Prompt, booked: contextlib.ExitStack) -> Split | None:
+        """Return the pair of *first* and a decode worker for *prompt*; None if one worker serves it alone."""
+
+        def partner(leg: Leg, workers: Sequence[Worker], avoided: str = "") -> Leg | None:
+            found = partners(leg.worker, workers, prompt.max_tokens, prompt.num_samples)
+            return self._book(serving, others(found, avoided), prompt, booked) if found else None
+
+        def choose(avoided: str) -> tuple[Leg, Leg] | None:
+            workers = self._fleet.model(serving.name).workers
+            able = [one for one in workers if partners(one, workers, prompt.max_tokens, prompt.num_samples)]
+            if not able:
+                return None
+            prefill = self._book(serving, others(able, avoided), prompt, booked)
+            decode = partner(prefill, workers, avoided)
+            return None if decode is None else (prefill, decode)
+
+        decode = partner(first, serving.workers)
+        return None if decode is None else Split(first, decode, choose, self._fleet.release)
 
     async def stream(
         self,
@@ -112,12 +144,18 @@ class Dispatcher:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *on_delta* is called with every delta.
+        *on_delta* is called with every delta, unless the request is split.
         *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
         """
         on_begin()
+        if placement.split is not None and supply is not None:
+            split = placement.split.stream(request, supply, self._reachable_request)
+            async with contextlib.aclosing(split) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
         if supply is None:
@@ -132,6 +170,9 @@ class Dispatcher:
 
     async def _supply(self, worker: Worker, supply: Supply, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return await self._reachable(worker, await supply(media))
+
+    async def _reachable_request(self, worker: Worker, request: EngineRequest) -> EngineRequest:
+        return msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
 
     async def _reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media* with pixels inline where the worker does not see our shared memory."""

@@ -66,7 +66,14 @@ class Generation:
                 sampling = sampling_params(request, served, len(draft.token_ids))
                 hashes = [picture.content_hash for picture in pictures]
                 runs = media_runs(zip(hashes, draft.spans, strict=True))
-                prompt = Prompt(draft.token_ids, runs, salt, reads_cache=sampling.num_prompt_logprobs is None)
+                prompt = Prompt(
+                    draft.token_ids,
+                    runs,
+                    salt,
+                    reads_cache=sampling.num_prompt_logprobs is None,
+                    max_tokens=sampling.max_tokens,
+                    num_samples=len(answer.choices),
+                )
                 with self.metrics.stage("route"):
                     placement = held.enter_context(self.dispatcher.place(served.name, prompt))
                 is_held = partial(placement.worker.holds, salt)
@@ -80,11 +87,12 @@ class Generation:
                     # Requests that wait for the same picture go on at the same moment; they take turns.
                     async with self.admission.turn(num_bytes):
                         pass
-                # The worker may ask for pictures that were sent by their hash; it has the pixels of the others.
+                # The worker may ask for pictures that were sent by their hash; it has the pixels of the others. Of a
+                # split request, one worker has the pixels of none.
                 resend = PixelResend(
                     self.pixels,
                     served.family,
-                    media,
+                    media if placement.split is None else media.all_by_hash(),
                     salt,
                     admission=self.admission,
                     held=held,
@@ -99,7 +107,7 @@ class Generation:
                 salt=salt,
                 num_samples=len(answer.choices),
             )
-            answer.sent_to(placement.worker)
+            answer.sent_to(placement.split or placement.worker)
             stream = self.dispatcher.stream(
                 placement, engine_request, resend, on_begin=unsent.pop_all, on_delta=resend.forget
             )
