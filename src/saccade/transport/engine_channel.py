@@ -41,7 +41,8 @@ class EngineChannel:
         The wait ends early when one of *wake_fds* is readable. Raises ChannelClosed when the front is gone.
         """
         messages: list[FrontMessage] = []
-        while self._socket in select.select([self._socket, *wake_fds], [], [], 0 if messages else timeout)[0]:
+        descriptor = self._socket.fileno()
+        while descriptor in select.select([descriptor, *wake_fds], [], [], 0 if messages else timeout)[0]:
             self._fill()
             payloads = framing.take_payloads(self._buffer, MAX_FRAME_BYTES)
             messages += [self._decoder.decode(payload) for payload in payloads]

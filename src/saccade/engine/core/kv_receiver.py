@@ -53,7 +53,7 @@ class KvReceiver:
         requests: Requests,
         finish_reason: Callable[[Sequence, int], FinishReason | None],
     ) -> None:
-        self._transfers = transfers
+        self.transfers = transfers
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
@@ -65,11 +65,11 @@ class KvReceiver:
 
     @property
     def has_work(self) -> bool:
-        return self._transfers.has_events or bool(self._orphans) or any(leg.arrived for leg in self._legs.values())
+        return self.transfers.has_events or bool(self._orphans) or any(leg.arrived for leg in self._legs.values())
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        return (self._transfers.wake_fd,)
+        return (self.transfers.wake_fd,)
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValue for a prefill leg, and for a decode leg that this engine could never begin."""
@@ -99,7 +99,7 @@ class KvReceiver:
         return False
 
     def poll(self) -> None:
-        for event in self._transfers.events():
+        for event in self.transfers.events():
             if (leg := self._legs.get(event.key)) is not None:
                 self._take(leg, event)
         orphans, self._orphans = self._orphans, []
@@ -111,7 +111,7 @@ class KvReceiver:
         kv_transfer = sequence.request.kv_transfer
         if isinstance(kv_transfer, ReceiveKv):
             self._legs[kv_transfer.key] = _Leg(kv_transfer.key, sequence, num_held_blocks)
-            self._transfers.pull(kv_transfer.key, kv_transfer.source, num_held_blocks)
+            self.transfers.pull(kv_transfer.key, kv_transfer.source, num_held_blocks)
 
     def _take(self, leg: _Leg, event: Event) -> None:
         match event:
@@ -121,7 +121,7 @@ class KvReceiver:
                     self._fail(leg, OUT_OF_ORDER)
             case PieceArrived(_, piece, content) if piece.is_state:
                 leg.state = content
-                self._transfers.taken(leg.key)
+                self.transfers.taken(leg.key)
             case PieceArrived(_, piece):
                 if not (piece.start == leg.next_block < piece.stop <= len(leg.sequence.block_table)):
                     self._fail(leg, OUT_OF_ORDER)
@@ -139,7 +139,7 @@ class KvReceiver:
         if isinstance(wanted, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
             self._keys.discard(wanted.key)
             if self._legs.pop(wanted.key, None) is not None:
-                self._transfers.cancel(wanted.key)
+                self.transfers.cancel(wanted.key)
             self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
 
     def plan(self, schedule: Schedule) -> None:
@@ -169,11 +169,11 @@ class KvReceiver:
         for leg in written:
             leg.num_pending -= 1
             if leg.key in self._legs:
-                self._transfers.taken(leg.key)
+                self.transfers.taken(leg.key)
                 self._complete_if_whole(leg)
 
     def close(self) -> None:
-        self._transfers.close()
+        self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
         written, self._written = self._written, []
@@ -190,7 +190,7 @@ class KvReceiver:
             return
         del self._legs[leg.key]
         self._keys.discard(leg.key)
-        self._transfers.received(leg.key)
+        self.transfers.received(leg.key)
         samples = self._scheduler.receiving[leg.sequence]
         self._scheduler.received(leg.sequence)
         now = time.perf_counter()

@@ -55,7 +55,7 @@ class KvSender:
     """The prefill legs by the keys of their transfers."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
-        self._transfers = transfers
+        self.transfers = transfers
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
@@ -64,11 +64,11 @@ class KvSender:
 
     @property
     def has_work(self) -> bool:
-        return self._transfers.has_events or any(self._next(leg) is not None for leg in self._legs.values())
+        return self.transfers.has_events or any(self._next(leg) is not None for leg in self._legs.values())
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        return (self._transfers.wake_fd,)
+        return (self.transfers.wake_fd,)
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValue for a decode leg, and for a prefill leg that cannot be one."""
@@ -86,10 +86,10 @@ class KvSender:
         """Begin the leg of *sequence*, sample 0 of its request, if it is one."""
         if isinstance(wanted := sequence.request.kv_transfer, SendKv):
             self._legs[wanted.key] = _Leg(wanted.key, sequence, sequence.request.num_samples)
-            self._transfers.offer(wanted.key)
+            self.transfers.offer(wanted.key)
 
     def poll(self) -> None:
-        for event in self._transfers.events():
+        for event in self.transfers.events():
             if (leg := self._legs.get(event.key)) is not None:
                 self._take(leg, event)
 
@@ -107,7 +107,7 @@ class KvSender:
             first = [leg.first[index] for index in range(leg.num_samples)]
             computed = leg.sequence
             message = Prefilled(first, computed.num_cached_tokens or 0, computed.prompt_logprobs or [])
-            self._transfers.prefilled(leg.key, message)
+            self.transfers.prefilled(leg.key, message)
         return sequence is leg.sequence
 
     def _take(self, leg: _Leg, event: Event) -> None:
@@ -130,7 +130,7 @@ class KvSender:
         kv_transfer = sequence.request.kv_transfer
         if isinstance(kv_transfer, SendKv) and (leg := self._legs.get(kv_transfer.key)) and leg.sequence is sequence:
             del self._legs[leg.key]
-            self._transfers.withdraw(leg.key)
+            self.transfers.withdraw(leg.key)
 
     def plan(self, schedule: Schedule) -> None:
         """Add to the step the pieces that it copies, those of the oldest leg first."""
@@ -149,10 +149,10 @@ class KvSender:
         planned, self._planned = self._planned, []
         for (leg, piece), content in zip(planned, sent, strict=True):
             if leg.key in self._legs:
-                self._transfers.send(leg.key, piece, content)
+                self.transfers.send(leg.key, piece, content)
 
     def close(self) -> None:
-        self._transfers.close()
+        self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
         planned, self._planned = self._planned, []

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -228,7 +229,7 @@ class _Prefill:
         self._leg.end()
 
 
-async def _cancelled(task: asyncio.Future[object]) -> None:
+async def _cancelled(task: asyncio.Future[Any]) -> None:
     """Cancel *task*, and wait until it has ended; its result is ignored."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

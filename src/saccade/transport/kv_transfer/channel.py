@@ -61,12 +61,12 @@ class Channel(Generic[Outgoing, Incoming]):
         self,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         counters: tuple[Counter, Counter],
-        incoming: type[Incoming],
+        decoder: "msgspec.msgpack.Decoder[Incoming]",
         max_content_bytes: int,
     ) -> None:
         self._reader, self._writer = streams
         self._sent, self._received = counters
-        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
+        self._decoder = decoder
         self._max_content_bytes = max_content_bytes
 
     async def send(self, message: Outgoing, content: bytes = b"") -> None:
@@ -118,7 +118,8 @@ def source_channel(
 ) -> SourceChannel:
     """Return the prefill worker's end. It receives no contents."""
     to_destination, to_source = _counters(key, nonces)
-    return Channel(streams, (to_destination, to_source), FromDestination, 0)
+    decoder: msgspec.msgpack.Decoder[FromDestination] = msgspec.msgpack.Decoder(FromDestination)
+    return Channel(streams, (to_destination, to_source), decoder, 0)
 
 
 def destination_channel(
@@ -126,7 +127,8 @@ def destination_channel(
 ) -> DestinationChannel:
     """Return the decode worker's end."""
     to_destination, to_source = _counters(key, nonces)
-    return Channel(streams, (to_source, to_destination), FromSource, max_content_bytes)
+    decoder: msgspec.msgpack.Decoder[FromSource] = msgspec.msgpack.Decoder(FromSource)
+    return Channel(streams, (to_source, to_destination), decoder, max_content_bytes)
 
 
 def _counters(key: bytes, nonces: bytes) -> tuple[Counter, Counter]:
