@@ -28,7 +28,7 @@ def transfers_of(engine: Engine) -> KvTransfers:
 
 def is_idle(engine: Engine) -> bool:
     """Nothing of any request or transfer is left, in the core and in the thread of the transfers."""
-    return engines.is_idle(engine) and not engine.kv_legs.has_work and transfers_of(engine).num_open == 0
+    return engines.is_idle(engine) and not engine.has_work and transfers_of(engine).num_open == 0
 
 
 @dataclass
