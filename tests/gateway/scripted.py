@@ -26,6 +26,7 @@ from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
@@ -35,6 +36,7 @@ Step = TokenDelta | float | Exception
 """What a scripted worker does next: send a delta, wait some seconds, or raise."""
 
 MAX_MODEL_LEN = 4096
+SILENT = Exactness("NONE", "a script says nothing of caches")
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests
 
@@ -54,6 +56,7 @@ class ScriptedWorker:
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
+    exactness: Exactness = SILENT
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds nothing."""

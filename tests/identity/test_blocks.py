@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.identity.blocks import KEY_BYTES, MediaRun, block_key, block_keys, root_key
+from saccade.identity.blocks import KEY_BYTES, MediaRun, block_key, block_keys, root_key, runs_within
 
 BLOCK_SIZE = 16
 ROOT = root_key(b"model", b"")
@@ -73,3 +73,22 @@ def test_models_and_tenants_share_nothing() -> None:
     roots = [root_key(b"model", b""), root_key(b"other", b""), root_key(b"model", b"tenant"), root_key(b"mode", b"l")]
     assert len(set(roots)) == len(roots)
     assert all(len(root) == KEY_BYTES for root in roots)
+
+
+def test_keys_are_what_other_processes_compute() -> None:
+    """Gateways and workers of different versions must agree, so the values are fixed here."""
+    root = root_key(b"model", b"salt")
+    assert root.hex() == "a53c5123d38faf5debdfe469b2efa6ea"
+    runs = [MediaRun(5, 30, b"a" * 32, offset=2)]
+    assert [key.hex() for key in block_keys(root, list(range(48)), runs, 16)] == [
+        "4f1b8504177880f03bd8b48c3647a962",
+        "94218dae00c6f4546a903ee49bff8bbd",
+        "de8244312a713b4b3acfba5b682fd20c",
+    ]
+    assert block_keys(root, [0, 1, 2], [], 3)[0].hex() == "6fb4032549db53ee58479f1585d36177"
+
+
+def test_a_part_of_a_prompt_has_the_parts_of_its_runs() -> None:
+    runs = [MediaRun(2, 10, b"a" * 32, offset=1), MediaRun(20, 4, b"b" * 32)]
+    assert runs_within(runs, 8, 16) == (MediaRun(0, 4, b"a" * 32, offset=7),)
+    assert runs_within(runs, 12, 20) == ()

@@ -1,5 +1,6 @@
 """The choice of a worker."""
 
+import math
 from collections import Counter
 from random import Random
 
@@ -39,17 +40,42 @@ def test_ties_are_broken_at_random(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "cheaper"),
     [
-        (Candidate("a", left_tokens=8), Candidate("b", left_tokens=200), "a"),
+        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=2, picture_tokens=7), "a"),
         # The holder has prompts to compute that outweigh what it holds.
-        (Candidate("a", WorkInFlight(1, 300, prefill_tokens=300), 8), Candidate("b", left_tokens=200), "b"),
+        (Candidate("a", WorkInFlight(1, 300, prefill_tokens=300), 8), Candidate("b", prompt_tokens=200), "b"),
         # Requests in decode weigh a token for each block: the holder keeps its repeats.
-        (Candidate("a", WorkInFlight(4, 800, decode_blocks=52), 8), Candidate("b", left_tokens=200), "a"),
-        (Candidate("a", WorkInFlight(1, 800, decode_blocks=50), 8), Candidate("b", left_tokens=8), "b"),
+        (Candidate("a", WorkInFlight(4, 800, decode_blocks=52), 8), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", WorkInFlight(1, 800, decode_blocks=50), 8), Candidate("b", prompt_tokens=8), "b"),
+        # A request that another gateway sent waits there, and is taken to be as long as this prompt.
+        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=1), Candidate("b", prompt_tokens=200), "b"),
     ],
 )
 def test_cost_is_work_left_and_load(a: Candidate, b: Candidate, cheaper: str) -> None:
     assert set(chosen("cost", a, b)) == {cheaper}
     assert set(chosen("auto", a, b, reported=True)) == {cheaper}
+
+
+@pytest.mark.parametrize("policy", ["least_load", "power_of_two"])
+def test_requests_of_other_gateways_are_load(policy: Policy) -> None:
+    assert set(chosen(policy, Candidate("a", foreign_requests=2), Candidate("b", WorkInFlight(1, 9)))) == {"b"}
+
+
+def test_temperature_draws_by_cost() -> None:
+    """The probabilities are the softmax of the costs, scaled to [0, 1]: exp(-0), exp(-0.5 / 2), exp(-1 / 2)."""
+    candidates = [Candidate(name, prompt_tokens=cost) for name, cost in (("a", 100), ("b", 200), ("c", 300))]
+    chooser = Chooser("cost", Random(0), temperature=2)
+    counts = Counter(chooser.choose(candidates).name for _ in range(20000))
+    total = 1 + math.exp(-0.25) + math.exp(-0.5)
+    for name, weight in (("a", 1.0), ("b", math.exp(-0.25)), ("c", math.exp(-0.5))):
+        assert counts[name] / 20000 == pytest.approx(weight / total, abs=0.02)
+
+
+def test_a_low_temperature_takes_the_least_and_equals_are_drawn_alike() -> None:
+    chooser = Chooser("auto", Random(0), temperature=0.001)
+    cheap, dear = Candidate("a", prompt_tokens=1), Candidate("b", prompt_tokens=900)
+    assert {chooser.choose([cheap, dear], reported=True).name for _ in range(60)} == {"a"}
+    assert min(Counter(chooser.choose([A, B], reported=True).name for _ in range(60)).values()) > 15
 
 
 def test_round_robin_takes_turns() -> None:

@@ -4,7 +4,7 @@ from saccade.routing.predictions import Predictions
 
 
 def test_they_expire() -> None:
-    predictions = Predictions(time_to_live_seconds=5)
+    predictions = Predictions(5, 9)
     predictions.add("a", [b"1", b"2"], now=10)
     predictions.add("a", [b"1"], now=12)
     assert set(predictions.held("a", now=14.9)) == {b"1", b"2"}
@@ -13,16 +13,21 @@ def test_they_expire() -> None:
     assert not predictions.held("b", now=11)
 
 
-def test_they_are_taken_back() -> None:
-    predictions = Predictions()
-    predictions.add("a", [b"1", b"2"], now=0)
-    predictions.retract("a", [b"2", b"3"])
-    assert set(predictions.held("a", now=0)) == {b"1"}
+def test_they_are_taken_back_except_for_what_another_request_expects() -> None:
+    predictions = Predictions(5, 9)
+    first = predictions.add("a", [b"1", b"2"], now=0)
+    predictions.add("a", [b"2"], now=1)
+    predictions.retract("a", first)
+    assert set(predictions.held("a", now=1)) == {b"2"}
     predictions.forget("a")
-    assert not predictions.held("a", now=0)
+    predictions.retract("a", first)
+    assert not predictions.held("a", now=1)
 
 
 def test_the_oldest_make_room() -> None:
-    predictions = Predictions(max_keys=2)
-    predictions.add("a", [b"1", b"2", b"3"], now=0)
+    predictions = Predictions(5, 2)
+    predictions.add("a", [b"1"], now=0)
+    predictions.add("a", [b"2", b"3"], now=0)
     assert list(predictions.held("a", now=0)) == [b"2", b"3"]
+    assert predictions.add("a", [b"4", b"5", b"6"], now=0).keys == [b"4", b"5"]
+    assert list(predictions.held("a", now=0)) == [b"4", b"5"]

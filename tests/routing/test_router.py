@@ -1,15 +1,27 @@
 """Choosing and booking are one step."""
 
+from collections.abc import Sequence
 from random import Random
+
+import pytest
 
 from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents, StateStored
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.policy import Policy, WorkInFlight
-from saccade.routing.router import Option, RoutedPicture, RoutedPrompt, Router
+from saccade.routing.lookup import Overlap
+from saccade.routing.policy import Candidate, Policy, WorkInFlight
+from saccade.routing.router import (
+    ASSUMED_SECONDS,
+    PREDICTED_SECONDS,
+    Booking,
+    Option,
+    RoutedPicture,
+    RoutedPrompt,
+    Router,
+)
 
 HERE = Partition(b"f", 16)
 KEYS = [bytes([number]) * 16 for number in range(10)]
-PROMPT = RoutedPrompt(161, {16: KEYS})
+PROMPT = RoutedPrompt(161, {HERE: KEYS})
 A, B = Option("a", HERE), Option("b", HERE)
 
 
@@ -22,42 +34,55 @@ def router_of(policy: Policy = "auto", hybrid: bool = False, **held: list[KvEven
     return router
 
 
+def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
+    """Look up what the workers hold, and book."""
+    return router.book(options, prompt, looked_up(router, options, prompt), now)
+
+
+def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> dict[str, Overlap]:
+    index = router.index
+    return {
+        name: Overlap(index.overlap(name, partition, prompt.keys.get(partition, ())), index.is_exact(name))
+        for name, partition, *_ in options
+    }
+
+
 def blocks(count: int) -> list[KvEvent]:
     return [BlockStored(key, b"", []) for key in KEYS[:count]]
 
 
 def test_the_holder_is_chosen_and_the_match_is_what_it_reported() -> None:
     for _ in range(20):
-        booking = router_of(a=blocks(3), b=blocks(9)).book([A, B], PROMPT, now=0)
+        booking = book(router_of(a=blocks(3), b=blocks(9)), [A, B], PROMPT, now=0)
         assert (booking.worker, booking.matched_tokens) == ("b", 144)
 
 
 def test_without_reports_nothing_is_claimed() -> None:
-    assert router_of().book([A, B], PROMPT, now=0).matched_tokens is None
-    assert router_of(a=blocks(2)).book([A], RoutedPrompt(161), now=0).matched_tokens is None  # no choice, no keys
+    assert book(router_of(), [A, B], PROMPT, now=0).matched_tokens is None
+    assert book(router_of(a=blocks(2)), [A], RoutedPrompt(161), now=0).matched_tokens is None  # no choice, no keys
 
 
 def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     router = router_of(b=blocks(9))
-    booking = router.book([A, B], PROMPT, now=0)
-    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17)
+    booking = book(router, [A, B], PROMPT, now=0)
+    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_waiting=1)
     booking.first_token(16)
     booking.first_token(16)
     assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11)
     booking.close()
     assert router.work["b"] == WorkInFlight()
-    aborted = router.book([A, B], PROMPT, now=0)
+    aborted = book(router, [A, B], PROMPT, now=0)
     aborted.close()
     assert router.work["b"] == WorkInFlight()
 
 
 def test_prompts_that_arrive_together_find_each_other() -> None:
     router = router_of("cost")
-    first = router.book([A, B], PROMPT, now=0)
-    other = RoutedPrompt(161, {16: [b"other"]})
-    assert router.book([A, B], other, now=0).worker != first.worker  # its work is booked already
+    first = book(router, [A, B], PROMPT, now=0)
+    other = RoutedPrompt(161, {HERE: [b"other"]})
+    assert book(router, [A, B], other, now=0).worker != first.worker  # its work is booked already
     first.first_token(16)
-    again = router.book([A, B], PROMPT, now=1)
+    again = book(router, [A, B], PROMPT, now=1)
     assert again.worker == first.worker
     assert again.matched_tokens is None  # a prediction is no fact
     assert router.index.num_blocks(first.worker) == 0
@@ -65,7 +90,7 @@ def test_prompts_that_arrive_together_find_each_other() -> None:
 
 def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None:
     router = router_of("cost")
-    booking = router.book([A, B], PROMPT, now=0)
+    booking = book(router, [A, B], PROMPT, now=0)
     assert router.predictions.held(booking.worker, now=0)
     booking.close()
     assert not router.predictions.held(booking.worker, now=0)
@@ -73,34 +98,34 @@ def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None
 
 def test_a_picture_goes_where_its_encoding_is() -> None:
     picture = RoutedPicture(b"p", stop=150, num_tokens=100)
-    prompt = RoutedPrompt(161, {16: KEYS}, [picture])
+    prompt = RoutedPrompt(161, {HERE: KEYS}, [picture])
     holder = Option("b", HERE, encodes=lambda key: key != b"p")
     for _ in range(20):
-        assert router_of("cost").book([A, holder], prompt, now=0).worker == "b"
+        assert book(router_of("cost"), [A, holder], prompt, now=0).worker == "b"
         # A prefix that covers the picture needs no encoding.
-        assert router_of("cost", a=blocks(10)).book([A, holder], prompt, now=0).worker == "a"
+        assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
     router = router_of("cost")
-    sent = router.book([A, B], prompt, now=0)
+    sent = book(router, [A, B], prompt, now=0)
     sent.first_token(16)
-    other_text = RoutedPrompt(161, {16: [b"other"]}, [picture])
-    assert router.book([A, B], other_text, now=1).worker == sent.worker
+    other_text = RoutedPrompt(161, {HERE: [b"other"]}, [picture])
+    assert book(router, [A, B], other_text, now=1).worker == sent.worker
 
 
 def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:
     options = [option._replace(resumes_at_states=True) for option in (A, B)]
     router = router_of("cost", hybrid=True, a=[*blocks(10), StateStored(KEYS[3])], b=[])
-    assert router.book(options, PROMPT, now=0).matched_tokens == 64
+    assert book(router, options, PROMPT, now=0).matched_tokens == 64
     router = router_of("cost", hybrid=True, a=[], b=[])
-    first = router.book(options, PROMPT, now=0)
+    first = book(router, options, PROMPT, now=0)
     first.first_token(16)
     assert list(router.predictions.held(first.worker, now=0)) == KEYS[-1:]
-    longer = RoutedPrompt(177, {16: [*KEYS, b"k" * 16]})
-    assert router.book(options, longer, now=0).worker == first.worker
+    longer = RoutedPrompt(177, {HERE: [*KEYS, b"k" * 16]})
+    assert book(router, options, longer, now=0).worker == first.worker
 
 
 def test_prompt_that_is_computed_as_a_whole_matches_nothing() -> None:
     router = router_of(a=blocks(10), b=[])
-    booking = router.book([A, B], PROMPT._replace(reads_cache=False), now=0)
+    booking = book(router, [A, B], PROMPT._replace(reads_cache=False), now=0)
     assert booking.matched_tokens == 0
     assert router.work[booking.worker].prefill_tokens == 161
 
@@ -110,5 +135,80 @@ def test_workers_with_other_block_sizes_have_keys_of_their_own() -> None:
     small = Option("b", Partition(b"f", 8))
     router.index.begin("b", small.partition, resumes_at_states=False)
     router.index.take("b", KvEvents(1, [BlockStored(b"x", b"", [])], snapshot=True))
-    booking = router.book([A, small], RoutedPrompt(161, {16: [b"other"], 8: [b"x"]}), now=0)
+    booking = book(router, [A, small], RoutedPrompt(161, {HERE: [b"other"], small.partition: [b"x"]}), now=0)
     assert (booking.worker, booking.matched_tokens) == ("b", 8)
+
+
+def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() -> None:
+    picture = RoutedPicture(b"p", stop=150, num_tokens=100)
+    prompt = PROMPT._replace(pictures=[picture])
+    router = router_of("cost", a=blocks(3))
+    book(router, [A], PROMPT, now=0).first_token(16)
+    book(router, [B], PROMPT, now=0)
+    busy = B._replace(num_waiting=3)
+    before = dict(router.work)
+    candidates, chosen = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
+    assert candidates == [
+        Candidate("a", WorkInFlight(1, 161, decode_blocks=11), 113, 100, overlap_tokens=48, held_tokens=48),
+        # One of the three that wait is this gateway's own.
+        Candidate("b", WorkInFlight(1, 161, 161, num_waiting=1), 161, 100, foreign_requests=2),
+    ]
+    assert (candidates[0].cost, candidates[1].cost) == (113 + 100 + 11, 161 + 100 + 161 + 2 * 161)
+    assert chosen == candidates[0]
+    assert router.work == before
+    assert not router.predictions.held("a", now=6)
+
+
+def test_a_preview_takes_no_turn() -> None:
+    router = router_of("round_robin")
+    for _ in range(3):
+        assert router.preview([A, B], PROMPT, {}, now=0)[1].name == "a"
+    assert [book(router, [A, B], PROMPT, now=0).worker for _ in range(2)] == ["a", "b"]
+
+
+SILENT = [option._replace(reports=False) for option in (A, B)]
+
+
+def test_what_was_sent_to_a_worker_that_reports_nothing_is_assumed_to_be_held() -> None:
+    router = router_of("auto")
+    first = book(router, SILENT, PROMPT, now=0)
+    first.first_token(16)
+    first.close()
+    later = 2 * PREDICTED_SECONDS
+    for _ in range(10):
+        again = book(router, SILENT, PROMPT, now=later)
+        assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
+        again.first_token(16)
+        again.close()
+    candidates, _ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
+    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+    router.expect_nothing(first.worker)
+    candidates, _ = router.preview(SILENT, PROMPT, {}, now=later)
+    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_nothing_is_assumed_where_it_is_switched_off_or_where_workers_report(silent: bool) -> None:
+    router = Router("cost", BlockIndex(1 << 20), Random(0), assumes=not silent)
+    options = SILENT if silent else [A, B]
+    booking = book(router, options, PROMPT, now=0)
+    booking.first_token(16)
+    assert max(each.held_tokens for each in router.preview(options, PROMPT, {}, now=1)[0]) == 160  # predicted
+    assert not any(each.held_tokens for each in router.preview(options, PROMPT, {}, now=2 * PREDICTED_SECONDS)[0])
+
+
+def test_a_prediction_goes_on_where_the_report_ends() -> None:
+    router = router_of("cost", a=blocks(3), b=[])
+    book(router, [A, B], PROMPT, now=0).first_token(16)
+    assert set(router.predictions.held("a", now=0)) == set(KEYS[3:])
+    candidates, _ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
+    assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
+
+
+def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
+    router = router_of("cost")
+    for _ in range(3):
+        router.breakers.failed("a", "", now=0)
+    assert router.breakers.allows("a", now=1)
+    book(router, [A], PROMPT, now=1)
+    assert not router.breakers.allows("a", now=1)

@@ -4,22 +4,28 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import uvloop
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from saccade.cli.flags import (
+    DEFAULTS,
     MEDIA_FLAGS,
     SERVER_FLAGS,
     LogLevel,
     Many,
     MediaFlags,
+    Seconds,
     ServerFlags,
     default_name,
     gateway_config,
 )
 from saccade.errors import StartupError
 from saccade.gateway import app
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dispatch import DispatchLimits
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -60,11 +66,48 @@ class WorkerFlags:
 WORKER_FLAGS = WorkerFlags()
 
 
+@Parameter(name="*", group=Group("Routing", sort_key=2))
+@dataclass(frozen=True)
+class RoutingFlags:
+    """How a worker is chosen where several serve a model, and what happens where one is busy or fails."""
+
+    routing_policy: Policy = DEFAULTS.routing_policy
+    "How a worker is chosen; auto is cost where it is known or assumed what a worker's caches hold, else least_load."
+    routing_temperature: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.routing_temperature
+    "0 takes the worker of the least cost; over 0 one is drawn, and dearer workers are drawn more often as it grows."
+    routing_assumptions: bool = DEFAULTS.assumes_holdings
+    "Take a worker that does not report its caches to hold what was sent there in the last 120 seconds."
+    routing_retries: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.max_retries
+    "Times that a request is sent to another worker where one fails before the first token."
+    max_worker_queue: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.worker_queue
+    "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
+    max_waiting_requests: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.max_waiting
+    "Requests that wait so; more get 429."
+    max_waiting_seconds: Seconds = DEFAULTS.dispatch.wait_seconds
+    "Seconds that a request waits so before it gets 429."
+
+    def applied(self, config: GatewayConfig) -> GatewayConfig:
+        """Return *config* with these settings."""
+        dispatch = DispatchLimits(
+            self.max_worker_queue, self.max_waiting_requests, self.max_waiting_seconds, self.routing_retries
+        )
+        return dataclasses.replace(
+            config,
+            routing_policy=self.routing_policy,
+            routing_temperature=self.routing_temperature,
+            assumes_holdings=self.routing_assumptions,
+            dispatch=dispatch,
+        )
+
+
+ROUTING_FLAGS = RoutingFlags()
+
+
 def gateway(
     *,
     worker_url: Many = (),
     workers: WorkerFlags = WORKER_FLAGS,
-    routing_policy: Policy = "auto",
+    routing: RoutingFlags = ROUTING_FLAGS,
     model: Many = (),
     server: ServerFlags = SERVER_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
@@ -77,9 +120,6 @@ def gateway(
     worker_url
         A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
         worker; may be given many times.
-    routing_policy
-        How a worker is chosen where several serve the model; auto is cost where a worker reports what its caches hold,
-        else least_load.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
         NAME=MODEL if the workers have another name for it. May be given many times.
@@ -93,10 +133,8 @@ def gateway(
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    config = dataclasses.replace(
-        gateway_config(server, media, worker_url), worker_credentials=credentials, routing_policy=routing_policy
-    )
-    uvloop.run(app.serve(config, models, logs))
+    config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
+    uvloop.run(app.serve(routing.applied(config), models, logs))
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

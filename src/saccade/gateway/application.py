@@ -13,7 +13,7 @@ from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
-from saccade.gateway.fleet.routing_metrics import HitRates, RoutingCollector
+from saccade.gateway.fleet.routing_metrics import DispatchCollector, HitRates, RoutingCollector
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.http.access_log import AccessLog
@@ -55,8 +55,17 @@ class Application:
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self.model_registry = ModelRegistry(fleet, models)
-        self.listener = CacheListener(fleet, FleetRouter(config.routing_policy, BlockIndex(INDEX_BYTES), Random()))
+        router = FleetRouter(
+            config.routing_policy,
+            BlockIndex(INDEX_BYTES),
+            Random(),
+            config.routing_temperature,
+            assumes=config.assumes_holdings,
+        )
+        self.listener = CacheListener(fleet, router)
+        dispatcher = Dispatcher(fleet, router, HitRates(self.metrics.registry).observe, config.dispatch)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
+        self.metrics.registry.register(DispatchCollector(dispatcher))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -82,7 +91,7 @@ class Application:
                 prompts=self.preparation.prompts,
                 pictures=self.preparation.pictures,
                 pixels=self.preparation.pixels,
-                dispatcher=Dispatcher(fleet, self.listener.router, HitRates(self.metrics.registry).observe),
+                dispatcher=dispatcher,
                 metrics=self.metrics,
             ),
             ping_interval_seconds=config.ping_interval_seconds,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
@@ -17,7 +18,9 @@ POOL = DecodePoolConfig()
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *routing_policy* chooses among the workers of a model.
+    *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy). With
+    *assumes_holdings*, a worker that reports nothing is taken to hold what was sent there lately. *dispatch* bounds
+    what workers get, what waits for them, and retries.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
     over TCP. Without *api_keys* every client is served that uses an IP address, a loopback name, *host* or one of
     *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
@@ -36,6 +39,9 @@ class GatewayConfig:
     worker_urls: tuple[str, ...] = ()
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
     routing_policy: Policy = "auto"
+    routing_temperature: float = 0.0
+    assumes_holdings: bool = True
+    dispatch: DispatchLimits = DEFAULT_LIMITS
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

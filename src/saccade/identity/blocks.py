@@ -3,6 +3,7 @@
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from struct import iter_unpack
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -54,14 +55,28 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
 
 def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
     """Return the keys of all full blocks of a prompt, in order; a partial last block has no key."""
-    length, packed, size = block_size.to_bytes(8, "little"), array("q", token_ids).tobytes(), 8 * block_size
+    length, packed = block_size.to_bytes(8, "little"), array("q", token_ids).tobytes()
     media = _media_of_blocks(runs, block_size)
     keys: list[bytes] = []
     parent = root
-    for index in range(len(token_ids) // block_size):
-        parent = _key(parent, length, packed[index * size : (index + 1) * size], media.get(index, b""))
+    # One hasher for all blocks: making one costs as much as hashing a block.
+    hasher = blake3()
+    reset, update, digest = hasher.reset, hasher.update, hasher.digest
+    blocks = iter_unpack(f"{8 * block_size}s", packed[: len(packed) // (8 * block_size) * 8 * block_size])
+    for index, (block,) in enumerate(blocks):
+        reset()
+        update(parent + length + block + media[index] if index in media else parent + length + block)
+        parent = digest(KEY_BYTES)
         keys.append(parent)
     return keys
+
+
+def runs_within(runs: Sequence[MediaRun], start: int, stop: int) -> tuple[MediaRun, ...]:
+    """Return the parts of *runs* in the prompt's tokens [start, stop), counted from *start* on."""
+    return tuple(
+        MediaRun(overlap.start, overlap.length, overlap.content_hash, overlap.offset)
+        for overlap in media_in_block(runs, start, stop)
+    )
 
 
 def _key(parent: bytes, length: bytes, token_ids: bytes, media: bytes) -> bytes:

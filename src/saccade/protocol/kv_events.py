@@ -1,9 +1,12 @@
-"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded pictures."""
+"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded pictures.
+
+The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
+"""
 
 import msgspec
 
 
-class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
+class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
 
     content_hash: bytes
@@ -12,9 +15,11 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
-class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
+class BlockStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stored"):
     """A full block became reusable under *key* (16 bytes); *parent* is the key before it, the root's for a first block.
 
+    *is_first* says that *parent* is a root. Where it is False, a reader must know *parent* as a stored block already;
+    a worker that cannot tell leaves it True.
     *token_ids* and *media* are what the key was made of (saccade.identity.blocks). Both are empty unless the worker was
     started with --kv-events-token-ids: they are the prompts of every tenant, and routing needs keys only.
     """
@@ -23,15 +28,16 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     parent: bytes
     token_ids: list[int]
     media: list[MediaPlace] = []
+    is_first: bool = True
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, tag="removed"):
+class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="removed"):
     """A block left the cache."""
 
     key: bytes
 
 
-class StateStored(msgspec.Struct, frozen=True, array_like=True, tag="state-stored"):
+class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
     """The recurrent states behind block *key* are held: prompts that begin alike up to there can resume from it.
 
     A model with recurrent layers (Description.resumes_at_states) can resume only at such a key, and only while the
@@ -41,20 +47,20 @@ class StateStored(msgspec.Struct, frozen=True, array_like=True, tag="state-store
     key: bytes
 
 
-class StateRemoved(msgspec.Struct, frozen=True, array_like=True, tag="state-removed"):
+class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-removed"):
     """The recurrent states behind block *key* were dropped."""
 
     key: bytes
 
 
-class PictureStored(msgspec.Struct, frozen=True, array_like=True, tag="picture-stored"):
+class PictureStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
     """A picture's encoding is held: for requests of this *salt* its pixels need not be sent."""
 
     salt: bytes
     content_hash: bytes
 
 
-class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, tag="picture-removed"):
+class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-removed"):
     """A picture's encoding left the cache."""
 
     salt: bytes

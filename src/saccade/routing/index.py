@@ -1,17 +1,21 @@
 """Which KV blocks the workers hold, by what they report: an index from block keys to workers. No I/O.
 
 A block key stands for the whole prompt up to the end of the block (saccade.identity.blocks), so a match compares keys
-from the root on. A block whose parent is not held counts for nothing: the match ends before it.
+from the root on. The match ends before a block that is not held, whatever is held after it. A reported block whose
+parent is not held is an orphan: no prompt can reach it, so it is counted and dropped.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, StateRemoved, StateStored
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
 
 BYTES_PER_KEY = 136
 """Memory of one key of one worker: 49 bytes of object, in a size class of 64, and up to 72 of the set."""
+
+SWEPT_KEYS = 4096
+"""Keys of forgotten workers that are freed in one go, which takes less than a millisecond."""
 
 
 class Partition(NamedTuple):
@@ -34,6 +38,29 @@ class _Holdings:
     def num_keys(self) -> int:
         return len(self.blocks) + len(self.states or ())
 
+    def learn(self, events: Iterable[KvEvent]) -> int:
+        """Change what is held by *events*; return how many orphans were among them."""
+        blocks, states, num_orphans = self.blocks, self.states, 0
+        for event in events:
+            # isinstance, because this loop sees every event of every worker, and class patterns take far longer.
+            if isinstance(event, BlockStored):
+                if event.is_first or event.parent in blocks:
+                    blocks.add(event.key)
+                else:
+                    num_orphans += 1
+            elif isinstance(event, BlockRemoved):
+                blocks.discard(event.key)
+            elif states is not None and isinstance(event, StateStored):
+                states.add(event.key)
+            elif states is not None and isinstance(event, StateRemoved):
+                states.discard(event.key)
+        return num_orphans
+
+    def overlap(self, keys: Sequence[bytes]) -> int:
+        """Return how many of *keys*, from the root on, a prompt could resume after."""
+        num_held = num_leading(keys, self.blocks)
+        return num_held if self.states is None else last_of(keys[:num_held], self.states)
+
 
 class BlockIndex:
     """The blocks of every worker, by the worker's name. The keys of all workers take at most about *max_bytes*."""
@@ -41,6 +68,7 @@ class BlockIndex:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._workers: dict[str, _Holdings] = {}
+        self._forgotten: list[set[bytes]] = []
         self._num_keys = 0
 
     @property
@@ -54,33 +82,38 @@ class BlockIndex:
         self._workers[worker] = _Holdings(partition, resumes_at_states)
 
     def forget(self, worker: str) -> None:
-        """Remove *worker*: what it holds is not known any more."""
+        """Remove *worker*: what it holds is not known any more. sweep() frees the memory."""
         if (holdings := self._workers.pop(worker, None)) is not None:
             self._num_keys -= holdings.num_keys
+            self._forgotten += [keys for keys in (holdings.blocks, holdings.states) if keys]
 
-    def take(self, worker: str, message: KvEvents) -> bool:
+    def sweep(self) -> bool:
+        """Free some keys of forgotten workers; return whether there are more.
+
+        To free a million keys at once would hold up the event loop for a tenth of a second.
+        """
+        if self._forgotten:
+            keys = self._forgotten[-1]
+            for _ in range(min(SWEPT_KEYS, len(keys))):
+                keys.pop()
+            if not keys:
+                self._forgotten.pop()
+        return bool(self._forgotten)
+
+    def take(self, worker: str, message: KvEvents) -> int | None:
         """Learn from the next message of *worker*, which must have begun.
 
-        Return False where the index is full: then the worker is forgotten.
+        Return how many orphans it had, None where the index is full: then the worker is forgotten.
         """
         holdings = self._workers[worker]
         before = holdings.num_keys
-        for event in message.events:
-            match event:
-                case BlockStored(key):
-                    holdings.blocks.add(key)
-                case BlockRemoved(key):
-                    holdings.blocks.discard(key)
-                case StateStored(key) if holdings.states is not None:
-                    holdings.states.add(key)
-                case StateRemoved(key) if holdings.states is not None:
-                    holdings.states.discard(key)
+        num_orphans = holdings.learn(message.events)
         holdings.is_whole = holdings.is_whole or (message.snapshot and message.last)
         self._num_keys += holdings.num_keys - before
         if self.num_bytes > self.max_bytes:
             self.forget(worker)
-            return False
-        return True
+            return None
+        return num_orphans
 
     def is_exact(self, worker: str) -> bool:
         """Whether all that *worker* holds is known: the last piece of its snapshot has arrived."""
@@ -102,8 +135,7 @@ class BlockIndex:
         holdings = self._workers.get(worker)
         if holdings is None or holdings.partition != partition:
             return 0
-        num_held = num_leading(keys, holdings.blocks)
-        return num_held if holdings.states is None else last_of(keys[:num_held], holdings.states)
+        return holdings.overlap(keys)
 
 
 def num_leading(keys: Sequence[bytes], held: Container[bytes]) -> int:

@@ -1,5 +1,6 @@
 """Pick one of the workers that serve a model: by the work that a prompt would be there and the work already there."""
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from random import Random
@@ -8,20 +9,21 @@ from typing import Any, Literal, NamedTuple
 from blake3 import blake3
 
 Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "consistent_hash"]
-"""auto is cost where a worker reports what it holds, else least_load."""
+"""auto is cost where it is reported, or assumed, what a worker holds, else least_load."""
 
 
 class WorkInFlight(NamedTuple):
     """What a gateway has sent to a worker and not yet got back. Ordered: fewer requests first, then fewer tokens.
 
-    *prefill_tokens* is the work of requests without a first token, *decode_blocks* the blocks of the prompts of all
-    others.
+    *prefill_tokens* is the work of requests without a first token, of which there are *num_waiting*, *decode_blocks*
+    the blocks of the prompts of all others.
     """
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
     prefill_tokens: int = 0
     decode_blocks: int = 0
+    num_waiting: int = 0
 
     def plus(self, other: "WorkInFlight") -> "WorkInFlight":
         """Return both together."""
@@ -35,12 +37,27 @@ class WorkInFlight(NamedTuple):
 class Candidate(NamedTuple):
     """A worker that could take a prompt: its work in flight, and the tokens that the prompt leaves to compute there.
 
-    *left_tokens* counts prompt tokens after the overlap, and the tokens of pictures that must be encoded.
+    *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
+    to hold soon. *prompt_tokens* stand after these; *picture_tokens* are those of pictures that must be encoded.
+    *foreign_requests* wait at the worker, by its own report, and were sent by others than this gateway.
     """
 
     name: str
     work: WorkInFlight = WorkInFlight()
-    left_tokens: int = 0
+    prompt_tokens: int = 0
+    picture_tokens: int = 0
+    overlap_tokens: int = 0
+    held_tokens: int = 0
+    foreign_requests: int = 0
+
+    @property
+    def left_tokens(self) -> int:
+        return self.prompt_tokens + self.picture_tokens
+
+    @property
+    def foreign_tokens(self) -> int:
+        """Tokens of requests that others sent and that wait: each is taken to be as long as this prompt."""
+        return self.foreign_requests * (self.prompt_tokens + self.held_tokens)
 
     @property
     def cost(self) -> int:
@@ -50,37 +67,66 @@ class Candidate(NamedTuple):
         in decode counts as much as a block of prefill, so that a busy worker loses prompts that it holds to an idle
         one, which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
-        return self.left_tokens + self.work.prefill_tokens + self.work.decode_blocks
+        return self.left_tokens + self.work.prefill_tokens + self.work.decode_blocks + self.foreign_tokens
+
+    @property
+    def load(self) -> tuple[int, WorkInFlight]:
+        """What least_load and power_of_two compare: requests, whoever sent them, then this gateway's work."""
+        return self.work.num_requests + self.foreign_requests, self.work
 
 
 class Chooser:
-    """Chooses by one *policy*; ties are broken at random. *affinity* of a prompt matters to consistent_hash alone."""
+    """Chooses by one *policy*; ties are broken at random. *affinity* of a prompt matters to consistent_hash alone.
 
-    def __init__(self, policy: Policy, random: Random) -> None:
+    With a *temperature* over 0, cost draws: the probability of a worker falls with its cost.
+    """
+
+    def __init__(self, policy: Policy, random: Random, temperature: float = 0.0) -> None:
         self.policy = policy
+        self._temperature = temperature
         self._random = random
-        self._turn = 0
+        # Of each worker its last turn, since prefill and decode workers are chosen apart.
+        self._turns: dict[str, int] = {}
 
     def choose(self, candidates: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> Candidate:
-        """Return one of *candidates*, of which there is at least one. *reported*: some say what they hold."""
+        """Return one of *candidates*, of which there is at least one. *reported*: it is known what some hold."""
         if len(candidates) == 1:
             return candidates[0]
         match self.policy:
             case "cost" | "auto" if self.policy == "cost" or reported:
-                return self._least(candidates, lambda each: each.cost)
+                return self._by_cost(candidates)
             case "round_robin":
-                self._turn += 1
-                return sorted(candidates)[(self._turn - 1) % len(candidates)]
+                chosen = min(candidates, key=lambda each: (self._turns.get(each.name, 0), each.name))
+                self._turns[chosen.name] = max(self._turns.values(), default=0) + 1
+                return chosen
             case "power_of_two":
-                return self._least(self._random.sample(candidates, 2), lambda each: each.work)
+                return self._least(self._random.sample(candidates, 2), operator.attrgetter("load"))
             case "consistent_hash":
                 return max(candidates, key=lambda each: _rank(affinity, each.name))
             case _:
-                return self._least(candidates, lambda each: each.work)
+                return self._least(candidates, operator.attrgetter("load"))
+
+    def _by_cost(self, candidates: Sequence[Candidate]) -> Candidate:
+        if self._temperature <= 0:
+            return self._least(candidates, operator.attrgetter("cost"))
+        (chosen,) = self._random.choices(candidates, _weights([each.cost for each in candidates], self._temperature))
+        return chosen
 
     def _least(self, candidates: Sequence[Candidate], measure: Callable[[Candidate], Any]) -> Candidate:
-        least = min(map(measure, candidates))
-        return self._random.choice([each for each in candidates if measure(each) == least])
+        measures = list(map(measure, candidates))
+        least = min(measures)
+        return self._random.choice([each for each, size in zip(candidates, measures, strict=True) if size == least])
+
+
+def _weights(costs: Sequence[int], temperature: float) -> list[float]:
+    """Return the softmax of -(cost - least) / ((most - least) * temperature), not normalised.
+
+    The formula is that of Dynamo's router (ai-dynamo 1.6.1): costs are scaled, so that a temperature means the same for
+    short and for long prompts.
+    """
+    least = min(costs)
+    spread = max(costs) - least
+    return [math.exp(-(cost - least) / (spread * temperature)) if spread else 1.0 for cost in costs]
 
 
 def _rank(affinity: bytes, name: str) -> bytes:

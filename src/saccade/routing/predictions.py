@@ -1,46 +1,56 @@
-"""What workers will soon hold, by the requests that were just placed there: kept apart from what they report.
+"""What workers are expected to hold, by the requests that were placed there: kept apart from what they report.
 
 Requests that arrive together and begin alike find each other by predictions; a report of the blocks comes only when
-they are computed. A prediction that does not come true is gone after its time to live.
+they are computed. Of a worker that reports nothing, what was sent there is assumed to be held, for longer. Either is
+gone after its time to live, whether it has come true or not.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-TIME_TO_LIVE_SECONDS = 5.0
-MAX_KEYS = 1 << 18
-"""Of one worker; the oldest are dropped first."""
+
+class Expectation(NamedTuple):
+    """*keys* that were expected at once, until *expires_at*."""
+
+    keys: Sequence[bytes] = ()
+    expires_at: float = 0.0
 
 
 class Predictions:
-    """Keys of blocks and pictures by the worker that will hold them. *now* is a monotonic clock, in seconds.
+    """Keys of blocks and pictures by the worker that will hold them, each for *time_to_live_seconds*.
 
-    Any bytes may be a key.
+    Any bytes may be a key. Of one worker at most *max_keys* are kept; the oldest are dropped first. *now* is a
+    monotonic clock, in seconds.
     """
 
-    def __init__(self, time_to_live_seconds: float = TIME_TO_LIVE_SECONDS, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, time_to_live_seconds: float, max_keys: int) -> None:
         self._time_to_live = time_to_live_seconds
         self._max_keys = max_keys
         self._expiry: defaultdict[str, dict[bytes, float]] = defaultdict(dict)
 
-    def add(self, worker: str, keys: Iterable[bytes], now: float) -> None:
-        """Expect *keys* at *worker* from now on."""
-        expiry = self._expiry[worker]
-        for key in keys:
+    def add(self, worker: str, keys: Sequence[bytes], now: float) -> Expectation:
+        """Expect *keys* at *worker* from now on; of too many, the first."""
+        expiry, expires_at = self._expiry[worker], now + self._time_to_live
+        kept = keys[: self._max_keys]
+        for key in kept:
+            # A key that is expected again moves to the end, so that the keys lie in the order in which they expire.
             expiry.pop(key, None)
-            expiry[key] = now + self._time_to_live
+            expiry[key] = expires_at
         while len(expiry) > self._max_keys:
             del expiry[next(iter(expiry))]
+        return Expectation(kept, expires_at)
 
-    def retract(self, worker: str, keys: Iterable[bytes]) -> None:
-        """Expect *keys* no longer: their request was never sent."""
-        for key in keys:
-            self._expiry[worker].pop(key, None)
+    def retract(self, worker: str, expectation: Expectation) -> None:
+        """Expect it no longer, because its request was never computed; what another has expected since stays."""
+        expiry = self._expiry.get(worker, {})
+        for key in expectation.keys:
+            if expiry.get(key) == expectation.expires_at:
+                del expiry[key]
 
-    def held(self, worker: str, now: float) -> dict[bytes, float]:
-        """Return what is expected at *worker*; the caller changes nothing in it."""
-        expiry = self._expiry[worker]
-        # The keys lie in the order in which they expire.
+    def held(self, worker: str, now: float) -> Mapping[bytes, float]:
+        """Return what is expected at *worker*."""
+        expiry = self._expiry.get(worker, {})
         while expiry and expiry[first := next(iter(expiry))] <= now:
             del expiry[first]
         return expiry

@@ -1,16 +1,32 @@
 """The router of one gateway: it chooses a worker for a prompt and books the prompt's work there, in one step.
 
-A prompt is its block keys, the places of its pictures and counts; the router sees neither token ids nor pixels.
+A prompt is its block keys, the places of its pictures and counts; the router sees neither token ids nor pixels. What
+the workers hold of the prompt is looked up before (saccade.routing.lookup); nothing here waits.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from saccade.routing.breaker import Breakers
 from saccade.routing.index import BlockIndex, Partition, last_of, num_leading
+from saccade.routing.lookup import UNKNOWN, Overlap
 from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
 from saccade.routing.predictions import Predictions
+
+PREDICTED_SECONDS = 5.0
+"""How long a block is expected that the worker has not reported yet."""
+
+PREDICTED_KEYS = 1 << 18
+"""Of one worker."""
+
+ASSUMED_SECONDS = 120.0
+"""How long a worker that reports nothing is taken to hold what was sent there."""
+
+ASSUMED_KEYS = 1 << 16
+"""Of one worker: a million tokens in blocks of 16, the size of a large KV cache."""
 
 
 class RoutedPicture(NamedTuple):
@@ -24,24 +40,30 @@ class RoutedPicture(NamedTuple):
 class RoutedPrompt(NamedTuple):
     """What the choice of a worker looks at.
 
-    *keys* are, by block size, the keys of the blocks that could be reused: the last token is always computed.
+    *keys* are, by partition, the keys of the blocks that could be reused: the last token is always computed.
     *affinity* is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole.
     """
 
     num_tokens: int
-    keys: Mapping[int, Sequence[bytes]] = {}
+    keys: Mapping[Partition, Sequence[bytes]] = {}
     pictures: Sequence[RoutedPicture] = ()
     affinity: bytes = b""
     reads_cache: bool = True
 
 
 class Option(NamedTuple):
-    """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it."""
+    """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
+
+    *reports*: it says what its caches hold, so that nothing needs to be assumed. *num_waiting* requests or samples wait
+    there, by its own report.
+    """
 
     name: str
     partition: Partition
     resumes_at_states: bool = False
     encodes: Callable[[bytes], bool] = lambda _: True
+    reports: bool = True
+    num_waiting: int = 0
 
 
 class Booking:
@@ -51,86 +73,140 @@ class Booking:
     nothing.
     """
 
-    def __init__(self, router: "Router", worker: str, work: WorkInFlight, predicted: Sequence[bytes]) -> None:
+    def __init__(self, router: "Router", worker: str, work: WorkInFlight, undo: Callable[[], None]) -> None:
         self.worker = worker
         self.matched_tokens: int | None = None
         self._router = router
         self._work = work
-        self._predicted = predicted
+        self._undo = undo
         self._has_begun = False
 
     def first_token(self, block_size: int) -> None:
         """Note that the prompt is computed: from now on it takes part in decode steps."""
         if not self._has_begun:
             self._has_begun = True
-            decoding = self._work._replace(
-                prefill_tokens=0, decode_blocks=-(-self._work.num_prompt_tokens // block_size)
-            )
+            decode_blocks = -(-self._work.num_prompt_tokens // block_size)
+            decoding = self._work._replace(prefill_tokens=0, decode_blocks=decode_blocks, num_waiting=0)
             self._router.exchange(self.worker, self._work, decoding)
             self._work = decoding
 
     def close(self) -> None:
-        """Take the work off the worker. Where no token came, take back what was predicted, too."""
+        """Take the work off the worker. Where no token came, take back what was expected, too."""
         self._router.exchange(self.worker, self._work, WorkInFlight())
         if not self._has_begun:
-            self._router.predictions.retract(self.worker, self._predicted)
+            self._undo()
 
 
 class Router:
-    """Chooses by *policy*. *index* is what workers report; the caller keeps it up to date."""
+    """Chooses by *policy*, at *temperature* (see Chooser).
 
-    def __init__(self, policy: Policy, index: BlockIndex, random: Random) -> None:
+    *index* is what workers report; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
+    taken to hold what was sent there lately.
+    """
+
+    def __init__(
+        self, policy: Policy, index: BlockIndex, random: Random, temperature: float = 0.0, *, assumes: bool = True
+    ) -> None:
         self.index = index
-        self.predictions = Predictions()
+        self.policy = policy
+        self.predictions = Predictions(PREDICTED_SECONDS, PREDICTED_KEYS)
+        self.assumptions = Predictions(ASSUMED_SECONDS, ASSUMED_KEYS)
+        self.breakers = Breakers()
         self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
-        self._chooser = Chooser(policy, random)
+        self._assumes = assumes
+        self._chooser = Chooser(policy, random, temperature)
 
-    def book(self, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
-        """Choose one of *options*, of which there is at least one. *now* is a monotonic clock, in seconds."""
-        candidates = [
-            Candidate(option.name, self.work[option.name], self._left_tokens(option, prompt, now)) for option in options
-        ]
-        reported = any(self.index.is_exact(option.name) for option in options)
-        chosen = self._chooser.choose(candidates, prompt.affinity, reported=reported)
+    def book(
+        self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
+    ) -> Booking:
+        """Choose one of *options*, of which there is at least one, and book the prompt there.
+
+        *overlaps* is what the workers hold, by name. *now* is a monotonic clock, in seconds.
+        """
+        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
+        chosen = self._choose(self._chooser, options, candidates, prompt, overlaps)
         option = next(option for option in options if option.name == chosen.name)
-        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens)
-        expected = self._expected(option, prompt)
-        booking = Booking(self, option.name, work, expected)
-        if len(options) > 1 and self.index.is_exact(option.name):
-            booking.matched_tokens = self._reported_tokens(option, prompt)
+        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_waiting=1)
+        predictions = self._predictions(option)
+        expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
+        booking = Booking(self, option.name, work, lambda: predictions.retract(option.name, expectation))
+        if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
+            booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
-        self.predictions.add(option.name, expected, now)
+        self.breakers.sent(option.name, now)
         return booking
+
+    def preview(
+        self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
+    ) -> tuple[list[Candidate], Candidate]:
+        """Return what book() would look at, and what it would choose; nothing is booked, and no turn is used up."""
+        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
+        return candidates, self._choose(copy.deepcopy(self._chooser), options, candidates, prompt, overlaps)
 
     def exchange(self, worker: str, old: WorkInFlight, new: WorkInFlight) -> None:
         """Replace *old*, a part of the worker's work, by *new*."""
         self.work[worker] = self.work[worker].minus(old).plus(new)
 
-    def _reported_tokens(self, option: Option, prompt: RoutedPrompt) -> int:
-        """Return how many tokens of the prompt the worker is known to hold."""
-        keys = prompt.keys.get(option.partition.block_size, ()) if prompt.reads_cache else ()
-        return self.index.overlap(option.name, option.partition, keys) * option.partition.block_size
+    def expect_nothing(self, worker: str) -> None:
+        """Drop what *worker* is expected to hold: its caches are gone, or no longer known."""
+        self.predictions.forget(worker)
+        self.assumptions.forget(worker)
 
-    def _left_tokens(self, option: Option, prompt: RoutedPrompt, now: float) -> int:
-        """Return the prompt's tokens that the worker must compute, and those of its pictures that it must encode."""
-        held = self._reported_tokens(option, prompt)
-        predicted = self.predictions.held(option.name, now)
-        if predicted and prompt.reads_cache:
-            keys = prompt.keys.get(option.partition.block_size, ())
-            count = last_of(keys, predicted) if option.resumes_at_states else num_leading(keys, predicted)
-            held = max(held, count * option.partition.block_size)
-        left = sum(
+    def _is_assumed(self, option: Option) -> bool:
+        return self._assumes and not option.reports
+
+    def _predictions(self, option: Option) -> Predictions:
+        return self.assumptions if self._is_assumed(option) else self.predictions
+
+    def _choose(
+        self,
+        chooser: Chooser,
+        options: Sequence[Option],
+        candidates: Sequence[Candidate],
+        prompt: RoutedPrompt,
+        overlaps: Mapping[str, Overlap],
+    ) -> Candidate:
+        known = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
+        return chooser.choose(candidates, prompt.affinity, reported=known)
+
+    def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
+        """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""
+        block_size, work = option.partition.block_size, self.work[option.name]
+        keys = prompt.keys.get(option.partition, ()) if prompt.reads_cache else ()
+        num_reported = overlaps.get(option.name, UNKNOWN).num_blocks if prompt.reads_cache else 0
+        expected = self._predictions(option).held(option.name, now)
+        held_tokens = block_size * max(num_reported, _num_held(option, keys, num_reported, expected))
+        picture_tokens = sum(
             picture.num_tokens
             for picture in prompt.pictures
-            if picture.stop > held and picture.key not in predicted and option.encodes(picture.key)
+            if picture.stop > held_tokens and picture.key not in expected and option.encodes(picture.key)
         )
-        return prompt.num_tokens - held + left
+        return Candidate(
+            name=option.name,
+            work=work,
+            prompt_tokens=prompt.num_tokens - held_tokens,
+            picture_tokens=picture_tokens,
+            overlap_tokens=block_size * num_reported,
+            held_tokens=held_tokens,
+            foreign_requests=max(0, option.num_waiting - work.num_waiting),
+        )
 
-    def _expected(self, option: Option, prompt: RoutedPrompt) -> list[bytes]:
-        """Return the keys that the worker will hold when it has computed the prompt.
 
-        A model that resumes at states keeps one behind the prompt's last block; others are not predicted.
-        """
-        keys = prompt.keys.get(option.partition.block_size, ())
-        blocks = keys[-1:] if option.resumes_at_states else keys
-        return [*blocks, *(picture.key for picture in prompt.pictures)]
+def _num_held(option: Option, keys: Sequence[bytes], num_reported: int, expected: Mapping[bytes, float]) -> int:
+    """Return how many of *keys* are held if what is expected comes true."""
+    if not expected:
+        return num_reported
+    if option.resumes_at_states:
+        return last_of(keys, expected)
+    return num_reported + num_leading(keys[num_reported:], expected)
+
+
+def _expected(option: Option, prompt: RoutedPrompt, chosen: Candidate) -> list[bytes]:
+    """Return the keys that the worker will hold when it has computed the prompt, without those that it reported.
+
+    A model that resumes at states keeps one behind the prompt's last block; others are not predicted.
+    """
+    keys = prompt.keys.get(option.partition, ())
+    num_reported = chosen.overlap_tokens // option.partition.block_size
+    blocks = keys[max(num_reported, len(keys) - 1) :] if option.resumes_at_states else keys[num_reported:]
+    return [*blocks, *(picture.key for picture in prompt.pictures)]

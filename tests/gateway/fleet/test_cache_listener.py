@@ -1,8 +1,11 @@
 """The listener keeps the index up to date with what real feeds tell, over a real wire."""
 
+import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from random import Random
 
@@ -10,13 +13,14 @@ import grpc
 import msgspec
 import pytest
 from echo_worker import until
-from fronts import Front
+from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.fleet.cache_listener import ALONE, AWAY, STARTING, CacheListener
+from saccade.gateway.fleet.cache_listener import ALONE, AWAY, EVENTS_PER_TURN, STARTING, CacheListener
 from saccade.gateway.fleet.routing_metrics import RoutingCollector
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents
 from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
 from saccade.routing.router import Router
@@ -91,16 +95,20 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         assert registry.get_sample_value("saccade_router_events_total", {"worker": a.url}) == 3
 
 
-@pytest.mark.parametrize("fault", ["gap", "restart", "nonsense"])
+@pytest.mark.parametrize("fault", ["gap", "reordered", "repeated", "another snapshot", "restart", "nonsense"])
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     async with listening(tmp_path, 2) as (fronts, fleet, listener):
         front, a = fronts[0], fleet.clients[0]
         index = listener.router.index
         await until(lambda: front.feeds)
         front.say(1, *KEYS, snapshot=True)
-        await until(lambda: index.is_exact(a.url))
-        if fault == "gap":
-            front.say(3, KEYS[0])
+        front.say(2, KEYS[0])
+        await until(lambda: index.is_exact(a.url) and listener.feed(a).num_events == 5)
+        numbers = {"gap": 4, "reordered": 1, "repeated": 2}
+        if fault in numbers:
+            front.say(numbers[fault], KEYS[0])
+        elif fault == "another snapshot":
+            front.say(3, KEYS[0], snapshot=True)
         elif fault == "restart":
             front.feeds[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))
         else:
@@ -111,7 +119,66 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
         front.say(0, KEYS[0], snapshot=True)
         await until(lambda: index.overlap(a.url, PARTITION, KEYS) == 1)
         assert listener.feed(a).reason == ""
-        assert listener.feed(a).num_snapshots == 2
+        assert (listener.feed(a).num_snapshots, listener.feed(a).num_lost) == (2, 1)
+
+
+async def test_an_orphan_is_dropped_and_shown(tmp_path: Path) -> None:
+    async with listening(tmp_path, 2) as (fronts, fleet, listener):
+        front, a = fronts[0], fleet.clients[0]
+        await until(lambda: front.feeds)
+        orphan = BlockStored(KEYS[1], KEYS[0], [], is_first=False)
+        front.feeds[-1].send(msgspec.msgpack.encode(KvEvents(1, [orphan], snapshot=True)))
+        await until(lambda: not listener.feed(a).reason)
+        assert listener.router.index.num_blocks(a.url) == 0
+        registry = CollectorRegistry()
+        registry.register(RoutingCollector(fleet, listener))
+        assert registry.get_sample_value("saccade_router_orphans_total", {"worker": a.url}) == 1
+        assert registry.get_sample_value("saccade_router_lost_feeds_total", {"worker": a.url}) == 0
+        assert registry.get_sample_value("saccade_router_breaker_closed", {"worker": a.url}) == 1
+
+
+class Flooding:
+    """A worker whose feed always has a next message, of as many new blocks as it is told."""
+
+    exactness, description, ready = EXACT, DESCRIPTION, True
+
+    def __init__(self, url: str, num_events: int) -> None:
+        self.url = url
+        self.num_events = num_events
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield messages without end, and without a wait."""
+        for number in itertools.count():
+            keys = range(number * self.num_events, (number + 1) * self.num_events)
+            events: list[KvEvent] = [BlockStored(key.to_bytes(16, "big"), b"", []) for key in keys]
+            yield KvEvents(number, events, snapshot=number == 0)
+
+
+async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No turn of the loop learns more than one message of at most EVENTS_PER_TURN events, however many workers."""
+    fleet = Fleet((), lambda _: None)
+    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 30), Random(0)))
+    turns, learnt = itertools.count(), []
+    take = BlockIndex.take
+    turn = 0
+
+    def noted(index: BlockIndex, worker: str, message: KvEvents) -> int | None:
+        learnt.append((turn, len(message.events)))
+        return take(index, worker, message)
+
+    monkeypatch.setattr(BlockIndex, "take", noted)
+    for number in range(4):
+        fleet.add(Flooding(f"w{number}", 5 * EVENTS_PER_TURN // 2))  # type: ignore[arg-type]
+    fleet.changed(fleet.clients[0])
+    while len(learnt) < 40:
+        await asyncio.sleep(0)
+        turn = next(turns)
+    await listener.close()
+    assert {count for _, count in learnt} == {EVENTS_PER_TURN, EVENTS_PER_TURN // 2}
+    assert max(Counter(turn for turn, _ in learnt).values()) == 1
+    assert turn > 40
 
 
 async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:

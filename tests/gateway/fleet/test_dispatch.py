@@ -3,20 +3,33 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 from echo_worker import STALL, ask, serving, until
+from fronts import DESCRIPTION
+from prometheus_client import CollectorRegistry
 
-from saccade.errors import ModelNotFound, SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt, media_runs
+from saccade.errors import InvalidValue, ModelNotFound, QueueFull, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, Dispatcher, DispatchLimits, Placement, Prompt, media_runs
+from saccade.gateway.fleet.routing_metrics import DispatchCollector
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.routing.breaker import CLOSED, FAILURES
+from saccade.routing.index import BlockIndex
+from saccade.routing.lookup import Overlap, Target
+from saccade.routing.policy import Policy, WorkInFlight
+from saccade.routing.router import Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
 
@@ -43,7 +56,7 @@ async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[Fleet]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
-    with dispatcher.place(model, Prompt(request.token_ids)) as placement:
+    async with dispatcher.place(model, Prompt(request.token_ids)) as placement:
         return [token async for delta in dispatcher.stream(placement, request) for token in delta.token_ids]
 
 
@@ -135,10 +148,10 @@ async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sen
     (a,) = folders(tmp_path, "a")
     async with fleet_of(a, released=released) as fleet:
         dispatcher = Dispatcher(fleet)
-        with contextlib.ExitStack() as held:
+        async with contextlib.AsyncExitStack() as held:
             async with serving(a, shm_namespace=shared_memory.namespace()):
                 await until(lambda: fleet.ready)
-                placement = held.enter_context(dispatcher.place("echo", Prompt([1])))
+                placement = await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
             await until(lambda: not fleet.ready)
             with pytest.raises(WorkerUnavailable):
                 async with contextlib.aclosing(dispatcher.stream(placement, ask("r", [1], "slot", "slot"))) as deltas:
@@ -181,6 +194,8 @@ async def test_pixels_travel_inline_to_another_machine_or_user(tmp_path: Path, p
 
 class Asking:
     """A worker that asks for the pixels of its third picture before it answers."""
+
+    url = "asking"
 
     def __init__(self, description: Description | None) -> None:
         self.description = description
@@ -230,6 +245,206 @@ async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_
         with pytest.raises(WorkerFailed):
             await request
         assert dispatcher.num_requests == 0
+
+
+class Scripted:
+    """A worker that is ready, and answers by what is next in *script*: an error to raise, a token to send."""
+
+    exactness = Exactness("NONE", "a script says nothing of caches")
+    load: Load | None = None
+
+    def __init__(self, url: str, max_num_seqs: int = 1) -> None:
+        self.url = url
+        self.description = msgspec.structs.replace(DESCRIPTION, model="echo", max_num_seqs=max_num_seqs)
+        self.ready = True
+        self.script: list[Exception | int] = []
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        return False
+
+    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            yield TokenDelta(request.request_id, [step])
+        yield TokenDelta(request.request_id, [0], FinishReason.STOP)
+
+
+def scripted(
+    *urls: str, policy: Policy = "round_robin", limits: DispatchLimits = DEFAULT_LIMITS, max_num_seqs: int = 1
+):
+    """Scripted workers by url, the router, and a dispatcher to them."""
+    fleet = Fleet((), lambda _: None)
+    workers = {url: Scripted(url, max_num_seqs) for url in urls}
+    for worker in workers.values():
+        fleet.add(worker)  # type: ignore[arg-type]
+    router = Router(policy, BlockIndex(1 << 20), Random(0))
+    return workers, router, Dispatcher(fleet, router, limits=limits)
+
+
+async def test_a_worker_that_keeps_failing_is_passed_over_until_a_trial_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    workers, router, dispatcher = scripted("a", "b")
+    workers["a"].script = [WorkerFailed("its engine is broken")]
+    for number in range(2 * FAILURES):
+        with contextlib.suppress(WorkerFailed):
+            await answer(dispatcher, ask(f"r{number}", [1]))
+    assert "worker a gets no requests for 1 s: 3 requests in a row" in caplog.text
+    report = router.breakers.report("a", time.monotonic())
+    assert (report.state, "its engine is broken" in report.reason) == ("open", True)
+    chosen = []
+    for _ in range(4):
+        async with dispatcher.place("echo", Prompt([1])) as placement:
+            chosen.append(placement.worker.url)
+    assert set(chosen) == {"b"}
+    workers["a"].script = []
+    await until(lambda: router.breakers.allows("a", time.monotonic()))
+    for number in range(2):
+        await answer(dispatcher, ask(f"trial{number}", [1]))
+    assert router.breakers.report("a", time.monotonic()) == CLOSED
+
+
+async def test_a_breaker_never_takes_the_last_worker_away() -> None:
+    workers, router, dispatcher = scripted("a")
+    workers["a"].script = [WorkerUnavailable("away")]
+    for number in range(FAILURES):
+        with pytest.raises(WorkerUnavailable):
+            await answer(dispatcher, ask(f"r{number}", [1]))
+    assert not router.breakers.allows("a", time.monotonic())
+    async with dispatcher.place("echo", Prompt([1])) as placement:
+        assert placement.worker.url == "a"
+
+
+@pytest.mark.parametrize(
+    "script", [[InvalidValue("wrong")], [1, WorkerFailed("after the first token")], [QueueFull("full")]]
+)
+async def test_what_is_not_the_workers_failure_before_the_first_token_opens_nothing(
+    script: list[Exception | int],
+) -> None:
+    workers, router, dispatcher = scripted("a", "b")
+    workers["a"].script = workers["b"].script = script
+    for number in range(3 * FAILURES):
+        with pytest.raises(SaccadeError):
+            await answer(dispatcher, ask(f"r{number}", [1]))
+    assert all(router.breakers.report(url, 0.0) == CLOSED for url in workers)
+
+
+async def test_pixels_that_the_gateway_could_not_supply_are_not_the_workers_failure() -> None:
+    workers, router, dispatcher = scripted("a")
+
+    async def supply(_: Sequence[int]) -> tuple[MediaPixels, ...]:
+        raise WorkerUnavailable("preparing it again took too long")
+
+    asking = Asking(workers["a"].description)
+    for number in range(FAILURES):
+        placement = Placement(asking, "uint8")  # type: ignore[arg-type]
+        with pytest.raises(WorkerUnavailable):
+            await anext(dispatcher.stream(placement, ask(f"r{number}", [1]), supply))
+    assert router.breakers.report("asking", 0.0) == CLOSED
+
+
+async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
+    _, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0), max_num_seqs=2)
+    async with contextlib.AsyncExitStack() as held:
+        places = [await held.enter_async_context(dispatcher.place("echo", Prompt([1]), {"b"})) for _ in range(2)]
+        places += [await held.enter_async_context(dispatcher.place("echo", Prompt([1]))) for _ in range(2)]
+        assert [place.worker.url for place in places] == ["a", "a", "b", "b"]
+        waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
+        await until(lambda: dispatcher.queue.num_waiting)
+        registry = CollectorRegistry()
+        registry.register(DispatchCollector(dispatcher))
+        assert registry.get_sample_value("saccade_router_queue_pending_requests") == 1
+    assert await waiting == [0]
+    assert dispatcher.num_requests == 0
+    with pytest.raises(WorkerUnavailable, match="No other worker"):
+        async with dispatcher.place("echo", Prompt([1]), {"a", "b"}):
+            pass
+
+
+async def test_where_all_are_full_a_request_waits_or_is_refused() -> None:
+    limits = DispatchLimits(worker_queue=1, max_waiting=1, wait_seconds=0.05)
+    _, _, dispatcher = scripted("a", limits=limits)
+    async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
+        waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
+        await until(lambda: dispatcher.queue.num_waiting)
+        with pytest.raises(QueueFull, match="1 requests are waiting"):
+            await answer(dispatcher, ask("s", [1]))
+        with pytest.raises(QueueFull, match="became free"):
+            await waiting
+    assert dispatcher.queue.num_waiting == dispatcher.num_requests == 0
+
+
+async def test_a_worker_that_comes_is_given_to_those_who_wait() -> None:
+    limits = DispatchLimits(worker_queue=0, max_waiting=1)
+    workers, _, dispatcher = scripted("a", "b", limits=limits)
+    workers["b"].ready = False
+    async with dispatcher.place("echo", Prompt([1])):
+        waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
+        await until(lambda: dispatcher.queue.num_waiting)
+        workers["b"].ready = True
+        dispatcher.queue.changed()
+        assert await waiting == [0]
+
+
+@pytest.mark.parametrize(
+    "leaves", ["while it is placed", "before the first token", "after it", "at the end", "by an error"]
+)
+async def test_whatever_ends_a_request_its_booking_is_taken_back(leaves: str) -> None:
+    workers, router, dispatcher = scripted("a", "b", policy="cost")
+    prompt = Prompt(list(range(64)))
+    if leaves == "by an error":
+        workers["a"].script = workers["b"].script = [ZeroDivisionError()]
+    with contextlib.suppress(ZeroDivisionError, asyncio.CancelledError):
+        async with dispatcher.place("echo", prompt) as placement:
+            assert router.work[placement.worker.url].num_requests == 1
+            if leaves == "while it is placed":
+                raise asyncio.CancelledError
+            stream = dispatcher.stream(placement, ask("r", list(prompt.token_ids)))
+            async with contextlib.aclosing(stream) as deltas:
+                if leaves != "before the first token":
+                    async for _ in deltas:
+                        if leaves == "after it":
+                            break
+    assert all(work == WorkInFlight() for work in router.work.values())
+    has_begun = leaves in ("after it", "at the end")
+    assert any(router.assumptions.held(url, time.monotonic()) for url in workers) == has_begun
+
+
+async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> None:
+    class Slow:
+        """Answers when a worker has gone."""
+
+        async def overlaps(self, targets: Sequence[Target], keys: object) -> dict[str, Overlap]:
+            await asyncio.sleep(0)
+            workers["a"].ready = False
+            return {"a": Overlap(3, is_exact=True), "b": Overlap(0, is_exact=True)}
+
+    workers, router, _ = scripted("a", "b")
+    fleet = Fleet((), lambda _: None)
+    for worker in workers.values():
+        fleet.add(worker)  # type: ignore[arg-type]
+    matched: list[tuple[str, int, int]] = []
+    dispatcher = Dispatcher(fleet, router, lambda *match: matched.append(match), lookup=Slow())
+    async with dispatcher.place("echo", Prompt(list(range(64)))) as placement:
+        assert placement.worker.url == "b"
+    workers["a"].ready = workers["b"].ready = True
+    preview = await dispatcher.preview("echo", Prompt(list(range(64))))
+    assert [candidate.name for candidate in preview.candidates] == ["b"]
+    assert (preview.chosen.name, preview.policy, preview.model.name) == ("b", "round_robin", "echo")
+    workers["b"].ready = False
+    with pytest.raises(WorkerUnavailable):
+        await dispatcher.preview("echo", Prompt([1]))
+
+
+async def test_draining_workers_get_nothing_and_the_load_of_others_counts() -> None:
+    workers, _, dispatcher = scripted("a", "b", policy="least_load")
+    workers["a"].load = Load(num_waiting=4)
+    chosen = set()
+    for _ in range(8):
+        async with dispatcher.place("echo", Prompt([1])) as placement:
+            chosen.add(placement.worker.url)
+    assert chosen == {"b"}
 
 
 def test_runs_of_a_picture_in_pieces_go_on_where_the_last_one_ended() -> None:

@@ -3,17 +3,26 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.kv_events import KvEvents
 from saccade.routing.index import Partition
 from saccade.routing.router import Router
 from saccade.transport.backoff import Backoff
 
 FULL_SECONDS = 60.0
 """Until a worker whose blocks did not fit the index is asked again."""
+
+EVENTS_PER_TURN = 1024
+"""That all feeds together tell the index between two pauses; to decode and to learn them takes about a millisecond."""
+
+PAUSE_SECONDS = 0.001
 
 ALONE = "a fleet of one worker needs no reports"
 STARTING = "its snapshot has not arrived yet"
@@ -24,18 +33,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Feed:
-    """How far the gateway knows one worker. *reason* says why it does not know all; "" while it does."""
+    """How far the gateway knows one worker. *reason* says why it does not know all; "" while it does.
+
+    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
+    dropped because their parents are not held.
+    """
 
     reason: str
     num_events: int = 0
     num_snapshots: int = 0
+    num_lost: int = 0
+    num_orphans: int = 0
 
 
 class CacheListener:
     """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
 
-    One message, of at most about a thousand events, is worked on in a turn of the event loop; then others have theirs.
     A fleet of one is not listened to. A feed that is lost is asked for again, and until then its worker is not known.
+    However much the workers report, requests have half of the event loop: after EVENTS_PER_TURN events all feeds pause
+    for PAUSE_SECONDS, and no more than one message is worked on in a turn of the loop.
     """
 
     def __init__(self, fleet: Fleet, router: Router) -> None:
@@ -43,6 +59,8 @@ class CacheListener:
         self._fleet = fleet
         self._feeds: dict[str, Feed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+        self._num_since_pause = 0
         fleet.on_change(self._listen)
 
     def feed(self, worker: Worker) -> Feed:
@@ -61,8 +79,10 @@ class CacheListener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _listen(self) -> None:
-        """Begin to listen to workers that have become ready."""
+        """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
         for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
+            if not worker.ready:
+                self.router.expect_nothing(worker.url)
             running = self._tasks.get(worker.url)
             if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
                 self._tasks[worker.url] = asyncio.create_task(
@@ -77,6 +97,8 @@ class CacheListener:
             while worker.ready:
                 backoff.started()
                 wait_seconds = await self._follow_once(worker, feed)
+                for _ in iter(self.router.index.sweep, False):
+                    await asyncio.sleep(0)
                 await asyncio.sleep(wait_seconds or backoff.after_failure())
         finally:
             # A connection that is closed cancels this task, too.
@@ -88,11 +110,12 @@ class CacheListener:
             await self._follow(worker, feed)
             return FULL_SECONDS
         except WorkerUnavailable as error:
+            feed.num_lost += 1
             self._note(worker.url, feed, error.message)
             return 0.0
         finally:
             self.router.index.forget(worker.url)
-            self.router.predictions.forget(worker.url)
+            self.router.expect_nothing(worker.url)
 
     async def _follow(self, worker: Worker, feed: Feed) -> None:
         """Tell the index what the worker reports; return where the index is full."""
@@ -105,14 +128,28 @@ class CacheListener:
         index.begin(worker.url, partition, resumes_at_states=said.resumes_at_states)
         async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
             async for message in messages:
-                if not index.take(worker.url, message):
-                    self._note(worker.url, feed, f"the index is full: its limit is {index.max_bytes} bytes")
-                    return
-                feed.num_events += len(message.events)
-                if index.is_exact(worker.url) and feed.reason:
-                    feed.num_snapshots += 1
-                    self._note(worker.url, feed, "")
-                await asyncio.sleep(0)
+                for piece in _pieces(message):
+                    if not await self._learn(worker, feed, piece):
+                        self._note(worker.url, feed, f"the index is full: its limit is {index.max_bytes} bytes")
+                        return
+
+    async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> bool:
+        """Tell the index one message, when it is this worker's turn; return False where the index is full."""
+        async with self._turn:
+            num_orphans = self.router.index.take(worker.url, message)
+            if num_orphans is None:
+                return False
+            feed.num_events += len(message.events)
+            feed.num_orphans += num_orphans
+            if self.router.index.is_exact(worker.url) and feed.reason:
+                feed.num_snapshots += 1
+                self._note(worker.url, feed, "")
+            self._num_since_pause += len(message.events)
+            pauses = self._num_since_pause >= EVENTS_PER_TURN
+            if pauses:
+                self._num_since_pause = 0
+            await asyncio.sleep(PAUSE_SECONDS if pauses else 0)
+        return True
 
     def _note(self, url: str, feed: Feed, reason: str) -> None:
         """Note why a worker is not known, and log it where it has changed."""
@@ -123,3 +160,14 @@ class CacheListener:
             else:
                 level = logging.INFO if reason == AWAY else logging.WARNING
                 logger.log(level, "routing: worker %s is NONE: %s", url, reason)
+
+
+def _pieces(message: KvEvents) -> Iterator[KvEvents]:
+    """Yield *message* in pieces of EVENTS_PER_TURN events; only the last piece of a snapshot's last message is last."""
+    if len(message.events) <= EVENTS_PER_TURN:
+        yield message
+        return
+    for start in range(0, len(message.events), EVENTS_PER_TURN):
+        stop = start + EVENTS_PER_TURN
+        is_last = message.last and stop >= len(message.events)
+        yield msgspec.structs.replace(message, events=message.events[start:stop], last=is_last)

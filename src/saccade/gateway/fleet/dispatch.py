@@ -2,27 +2,35 @@
 
 import asyncio
 import contextlib
-import functools
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TypeVar
 
 import msgspec
 
-from saccade.errors import InternalError
-from saccade.gateway.fleet.prefill_decode import Leg, Split, first_workers, others, partners
+from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet, Model
-from saccade.identity.blocks import MediaRun, block_key, block_keys, root_key
+from saccade.gateway.limits.place_queue import PlaceQueue
+from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
+from saccade.routing.policy import Candidate
+from saccade.routing.prompt_keys import PromptKeys
 from saccade.routing.router import Booking, Option, RoutedPicture, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", MediaItem, MediaPixels)
 
@@ -39,7 +47,7 @@ class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. *max_tokens* and
-    *num_samples* of the answer tell whether a second worker is needed for it.
+    *num_samples* of the answer tell whether a decode worker goes on behind a prefill worker.
     """
 
     token_ids: Sequence[int]
@@ -54,18 +62,67 @@ class Prompt:
 class Placement:
     """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels.
 
-    A *split* request goes to a decode worker too; the pixels of all its pictures may be asked for until its end.
+    With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
     """
 
     worker: Worker
     pixel_dtype: str
-    booking: Booking | None = None
-    split: Split | None = None
+    leg: Leg | None = None
+    pair: Pair | None = None
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The worker, or both of the pair."""
+        return (self.worker,) if self.pair is None else self.pair.workers
+
+    @property
+    def failed_worker(self) -> Worker:
+        """The worker that did not answer."""
+        return self.worker if self.pair is None else self.pair.failed_worker
 
     def first_token(self) -> None:
-        """Note that the worker has computed the prompt."""
-        if self.booking is not None and self.worker.description is not None:
-            self.booking.first_token(self.worker.description.block_size)
+        """Note that the prompt is computed."""
+        if self.leg is not None:
+            self.leg.first_token()
+        if self.pair is not None:
+            self.pair.decode.first_token()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Where *prompt* would go now: *candidates* are the workers as the router weighs them, *chosen* is one of them."""
+
+    model: Model
+    policy: str
+    prompt: Prompt
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+
+@dataclass(frozen=True)
+class DispatchLimits:
+    """A worker gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
+
+    Where no worker may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
+    fails before the first token is sent again at most *max_retries* times.
+    """
+
+    worker_queue: int = 64
+    max_waiting: int = 256
+    wait_seconds: float = 30.0
+    max_retries: int = 1
+
+
+DEFAULT_LIMITS = DispatchLimits()
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A prompt as the router sees it, the workers that it may go to, and what these hold of it."""
+
+    options: Sequence[Option]
+    prompt: RoutedPrompt
+    overlaps: Mapping[str, Overlap]
 
 
 def _ignore(_: str, __: int, ___: int) -> None:
@@ -73,65 +130,86 @@ def _ignore(_: str, __: int, ___: int) -> None:
 
 
 class Dispatcher:
-    """Sends requests to the workers of *fleet*, each to the one that *router* chooses.
+    """Sends requests to the workers of *fleet*, each to the one that *router* chooses, by what *lookup* finds.
 
     *on_matched* is called with the model, the tokens of a prompt that its worker is known to hold, and all its tokens.
+    *num_retried* counts by model the requests that were sent to another worker.
     """
 
     def __init__(
-        self, fleet: Fleet, router: Router | None = None, on_matched: Callable[[str, int, int], None] = _ignore
+        self,
+        fleet: Fleet,
+        router: Router | None = None,
+        on_matched: Callable[[str, int, int], None] = _ignore,
+        limits: DispatchLimits = DEFAULT_LIMITS,
+        lookup: Lookup | None = None,
     ) -> None:
+        self.limits = limits
+        self.num_retried: Counter[str] = Counter()
+        self.queue = PlaceQueue(limits.max_waiting, limits.wait_seconds)
         self._fleet = fleet
         self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
+        self._lookup = lookup or LocalLookup(self._router.index)
         self._on_matched = on_matched
+        self._keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
+        fleet.on_change(self.queue.changed)
 
     @property
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
 
-    @contextlib.contextmanager
-    def place(self, model: str, prompt: Prompt) -> Iterator[Placement]:
-        """Choose a worker for a prompt; it counts as that worker's until the block ends.
+    def can_retry(self, model: str, failed: Set[str]) -> bool:
+        """Whether a request for *model* that was at the workers *failed* may go to another one. Raises as place()."""
+        others = [worker for worker in self._fleet.model(model).workers if worker.url not in failed]
+        return bool(others) and len(failed) <= self.limits.max_retries
 
-        Raises ModelNotFound and WorkerUnavailable.
-        """
+    async def preview(self, model: str, prompt: Prompt) -> Preview:
+        """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
         serving = self._fleet.model(model)
-        with contextlib.ExitStack() as booked:
-            first = self._book(serving, first_workers(serving.workers), prompt, booked)
-            if first.booking.matched_tokens is not None:
-                self._on_matched(serving.name, first.booking.matched_tokens, len(prompt.token_ids))
-            described = first.worker.description
-            split = self._split(serving, first, prompt, booked)
-            yield Placement(first.worker, described.pixel_dtype if described else "uint8", first.booking, split)
+        query = await self._look_up(serving, serving.workers, prompt)
+        candidates, chosen = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Preview(serving, self._router.policy, prompt, tuple(candidates), chosen)
 
-    def _book(self, serving: Model, workers: Sequence[Worker], prompt: Prompt, booked: contextlib.ExitStack) -> Leg:
-        """Choose one of *workers*, of which there is at least one, and book the prompt there until *booked* ends."""
-        options = [_option(worker, serving, prompt.salt) for worker in workers]
-        booking = self._router.book(options, _routed(prompt, options), time.monotonic())
-        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking)
+    @contextlib.asynccontextmanager
+    async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
+        """Choose a worker for a prompt, none of *excluded*; it counts as that worker's until the block ends.
+
+        Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable and
+        QueueFull.
+        """
+        name = self._fleet.model(model).name
+        async with self.queue.turn(name, lambda: sum(map(self._num_free, self._usable(model, excluded)))):
+            serving = self._fleet.model(model)
+            workers = [worker for worker in self._usable(model, excluded) if self._num_free(worker)]
+            query = await self._look_up(serving, workers, prompt)
+            booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+        with contextlib.ExitStack() as booked:
+            leg = self._leg(booking, workers, booked)
+            if booking.matched_tokens is not None:
+                self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
+            pair = await self._pair(serving, leg, prompt, excluded, booked)
+            said = leg.worker.description
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair)
+
+    def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
+        """Return what *booking* stands for; it ends with *booked*, or before."""
+        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.queue.changed)
         booked.callback(leg.end)
         return leg
 
-    def _split(self, serving: Model, first: Leg, prompt: Prompt, booked: contextlib.ExitStack) -> Split | None:
-        """Return the pair of *first* and a decode worker for *prompt*; None if one worker serves it alone."""
-
-        def partner(leg: Leg, workers: Sequence[Worker], avoided: str = "") -> Leg | None:
-            found = partners(leg.worker, workers, prompt.max_tokens, prompt.num_samples)
-            return self._book(serving, others(found, avoided), prompt, booked) if found else None
-
-        def choose(avoided: str) -> tuple[Leg, Leg] | None:
-            workers = self._fleet.model(serving.name).workers
-            able = [one for one in workers if partners(one, workers, prompt.max_tokens, prompt.num_samples)]
-            if not able:
-                return None
-            prefill = self._book(serving, others(able, avoided), prompt, booked)
-            decode = partner(prefill, workers, avoided)
-            return None if decode is None else (prefill, decode)
-
-        decode = partner(first, serving.workers)
-        return None if decode is None else Split(first, decode, choose, self._fleet.release)
+    async def _pair(
+        self, serving: Model, first: Leg, prompt: Prompt, excluded: Set[str], booked: contextlib.ExitStack
+    ) -> Pair | None:
+        """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
+        workers = [worker for worker in serving.workers if worker.url not in excluded]
+        found = partners(first.worker, workers, prompt.max_tokens, prompt.num_samples)
+        if not found:
+            return None
+        query = await self._look_up(serving, found, prompt)
+        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Pair(first, self._leg(booking, found, booked), self._fleet.release)
 
     async def stream(
         self,
@@ -144,35 +222,99 @@ class Dispatcher:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *on_delta* is called with every delta, unless the request is split.
+        *on_delta* is called with every delta.
         *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
         """
         on_begin()
-        if placement.split is not None and supply is not None:
-            split = placement.split.stream(request, supply, self._reachable_request)
-            async with contextlib.aclosing(split) as deltas:
-                async for delta in deltas:
-                    yield delta
-            return
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
+        supplied = _Supplied(supply)
         if supply is None:
             generation = worker.generate(reachable)
+        elif placement.pair is not None:
+            generation = placement.pair.generate(reachable, lambda leg: partial(self._supply, leg, supplied))
         else:
-            generation = worker.generate(reachable, functools.partial(self._supply, worker, supply))
-        async with contextlib.aclosing(generation) as deltas:
-            async for delta in deltas:
-                placement.first_token()
-                on_delta()
-                yield delta
+            generation = worker.generate(reachable, partial(self._supply, worker, supplied))
+        has_begun = False
+        try:
+            async with contextlib.aclosing(generation) as deltas:
+                async for delta in deltas:
+                    if not has_begun:
+                        has_begun = True
+                        self._begun(placement)
+                    on_delta()
+                    yield delta
+        except (WorkerFailed, WorkerUnavailable) as error:
+            if not has_begun and not supplied.has_failed:
+                self._failed(placement.failed_worker, error)
+            raise
 
-    async def _supply(self, worker: Worker, supply: Supply, media: Sequence[int]) -> tuple[MediaPixels, ...]:
-        return await self._reachable(worker, await supply(media))
+    def _begun(self, placement: Placement) -> None:
+        placement.first_token()
+        for worker in placement.workers:
+            if self._router.breakers.succeeded(worker.url):
+                logger.info("routing: worker %s answers again and gets requests", worker.url)
 
-    async def _reachable_request(self, worker: Worker, request: EngineRequest) -> EngineRequest:
-        return msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
+    def _failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
+        """Note that a request failed at *worker* before its first token."""
+        now, breakers = time.monotonic(), self._router.breakers
+        if breakers.failed(worker.url, error.reason, now):
+            report = breakers.report(worker.url, now)
+            logger.warning(
+                "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
+            )
+
+    def _usable(self, model: str, excluded: Set[str]) -> list[Worker]:
+        """Return the workers that may get a request for *model* first, if they have room.
+
+        A breaker never takes the last worker away. Raises ModelNotFound and WorkerUnavailable.
+        """
+        workers = [worker for worker in self._fleet.model(model).workers if worker.url not in excluded]
+        if not workers:
+            raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        now = time.monotonic()
+        return first_workers([worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers)
+
+    def _num_free(self, worker: Worker) -> int:
+        """Return how many more requests *worker* may get."""
+        computes = worker.description.max_num_seqs if worker.description else 1
+        return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
+
+    async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
+        """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
+        options = [_option(worker, model, prompt.salt) for worker in workers]
+        routed = self._routed(prompt, options)
+        overlaps: Mapping[str, Overlap] = {}
+        if len(options) > 1:
+            overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
+            ready = {worker.url for worker in workers if worker.ready}
+            options = [option for option in options if option.name in ready]
+            if not options:
+                raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
+        return _Query(options, routed, overlaps)
+
+    def _routed(self, prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
+        """Return what the router looks at. Keys are computed only where there is a choice."""
+        num_tokens = len(prompt.token_ids)
+        if len(options) == 1:
+            return RoutedPrompt(num_tokens)
+        # The last token is always computed, so its block is not reused.
+        token_ids = prompt.token_ids[: num_tokens - 1]
+        keys = {
+            partition: self._keys.of(
+                root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
+            )
+            for partition in {option.partition for option in options}
+        }
+        pictures = tuple(
+            RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
+        )
+        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
+
+    async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return await self._reachable(worker, await supplied(media))
 
     async def _reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media* with pixels inline where the worker does not see our shared memory."""
@@ -188,6 +330,24 @@ class Dispatcher:
             ) from error
         finally:
             self._fleet.release(slots)
+
+
+class _Supplied:
+    """Pixels that a worker asks for, from *supply*. *has_failed*: there were none, which is not the worker's fault."""
+
+    def __init__(self, supply: Supply | None) -> None:
+        self.has_failed = False
+        self._supply = supply
+
+    async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        """Return the pixels of *media*, by index. Raises what *supply* raises."""
+        if self._supply is None:
+            raise InternalError("The worker asked for pixels that it was not sent a picture for.")
+        try:
+            return await self._supply(media)
+        except BaseException:
+            self.has_failed = True
+            raise
 
 
 def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
@@ -208,23 +368,9 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         partition=Partition(said.fingerprint, said.block_size),
         resumes_at_states=said.resumes_at_states,
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
+        reports=worker.exactness.level != "NONE",
+        num_waiting=worker.load.num_waiting if worker.load is not None else 0,
     )
-
-
-def _routed(prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
-    """Return what the router looks at. Keys are computed only where there is a choice."""
-    num_tokens = len(prompt.token_ids)
-    if len(options) == 1:
-        return RoutedPrompt(num_tokens)
-    keys: dict[int, list[bytes]] = {}
-    for _, (fingerprint, block_size), *_ in options:
-        if block_size not in keys:
-            root = root_key(fingerprint, prompt.salt)
-            keys[block_size] = block_keys(root, prompt.token_ids[: num_tokens - 1], prompt.runs, block_size)
-    pictures = tuple(
-        RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
-    )
-    return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
 
 
 def _affinity(prompt: Prompt) -> bytes:

@@ -1,5 +1,6 @@
 """What the router knows and how well it chooses, as metrics."""
 
+import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -7,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.dispatch import Dispatcher
 from saccade.gateway.fleet.workers import Fleet
 
 _SHARES = tuple(step / 20 for step in range(21))
@@ -56,6 +58,20 @@ class RoutingCollector(Collector):
         snapshots = CounterMetricFamily(
             "saccade_router_snapshots", "Whole snapshots of the worker's caches.", labels=("worker",)
         )
+        orphans = CounterMetricFamily(
+            "saccade_router_orphans",
+            "Reported blocks that were dropped: their parents are not held.",
+            labels=("worker",),
+        )
+        lost = CounterMetricFamily(
+            "saccade_router_lost_feeds", "Feeds of cache events that had a gap or ended.", labels=("worker",)
+        )
+        closed = GaugeMetricFamily(
+            "saccade_router_breaker_closed",
+            "1 while the worker gets requests, 0 while it gets trials only because requests to it failed.",
+            labels=("worker",),
+        )
+        now = time.monotonic()
         for worker in self._fleet.clients:
             feed = self._listener.feed(worker)
             exact.add_metric((worker.url, feed.reason), float(not feed.reason))
@@ -64,6 +80,30 @@ class RoutingCollector(Collector):
             prefill.add_metric((worker.url,), router.work[worker.url].prefill_tokens)
             events.add_metric((worker.url,), feed.num_events)
             snapshots.add_metric((worker.url,), feed.num_snapshots)
+            orphans.add_metric((worker.url,), feed.num_orphans)
+            lost.add_metric((worker.url,), feed.num_lost)
+            closed.add_metric((worker.url,), float(router.breakers.report(worker.url, now).state == "closed"))
         index = GaugeMetricFamily("saccade_router_index_bytes", "Estimated memory of the router's index.")
         index.add_metric((), router.index.num_bytes)
-        yield from (exact, blocks, requests, prefill, events, snapshots, index)
+        yield from (exact, blocks, requests, prefill, events, snapshots, orphans, lost, closed, index)
+
+
+class DispatchCollector(Collector):
+    """Turns what the dispatcher counts into samples whenever the metrics are read."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def collect(self) -> Iterable[Metric]:
+        waiting = GaugeMetricFamily(
+            "saccade_router_queue_pending_requests", "Requests that wait because every worker has all it may have."
+        )
+        waiting.add_metric((), self._dispatcher.queue.num_waiting)
+        retried = CounterMetricFamily(
+            "saccade_router_retried_requests",
+            "Requests that were sent to another worker, because the first failed before the first token.",
+            labels=("model_name",),
+        )
+        for model, count in self._dispatcher.num_retried.items():
+            retried.add_metric((model,), count)
+        yield from (waiting, retried)

@@ -180,7 +180,8 @@ def _item(picture: Picture, spans: tuple[Span, ...], pixels: PreparedPicture | N
 class PixelResend:
     """The encoded pictures that a request sent by their hash, while its worker may ask for their pixels.
 
-    *memory* counts the encoded pictures, *admission* the pixels, until *held* ends.
+    *memory* counts the encoded pictures, *admission* the pixels, until *held* ends. With *keeps_all* the others are
+    counted too: the caller keeps them until the worker answers, for another worker.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class PixelResend:
         admission: Admission,
         held: contextlib.AsyncExitStack,
         memory: Reservation,
+        keeps_all: bool = False,
     ) -> None:
         self._preparer = preparer
         self._family = family
@@ -201,7 +203,7 @@ class PixelResend:
         self._admission = admission
         self._held = held
         self._memory = memory
-        memory.keep(self._media.num_encoded_bytes)
+        memory.keep((media if keeps_all else self._media).num_encoded_bytes)
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return where the pixels of *media*, by index, are; each holds one reference to its slot.

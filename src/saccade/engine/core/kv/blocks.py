@@ -21,10 +21,12 @@ class _Content(msgspec.Struct, frozen=True, gc=False):
     parent: bytes
     token_ids: bytes = b""
     media: tuple[MediaPlace, ...] = ()
+    is_first: bool = False
 
     def stored(self, key: bytes) -> BlockStored:
         """Return the event for the stored block."""
-        return BlockStored(key, self.parent, array("i", self.token_ids).tolist(), list(self.media))
+        token_ids = array("i", self.token_ids).tolist()
+        return BlockStored(key, self.parent, token_ids, list(self.media), self.is_first)
 
 
 class PagedBlocks:
@@ -138,11 +140,12 @@ class PagedBlocks:
     def _content(self, sequence: Sequence, index: int) -> _Content:
         parent = sequence.parent_key(index)
         if not self._keep_contents:
-            return _Content(parent)
+            return _Content(parent, is_first=index == 0)
         start, stop = index * self.block_size, (index + 1) * self.block_size
         runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
         places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
-        return _Content(parent, array("i", sequence.token_ids[start:stop]).tobytes(), places)
+        token_ids = array("i", sequence.token_ids[start:stop]).tobytes()
+        return _Content(parent, token_ids, places, is_first=index == 0)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -1,0 +1,196 @@
+"""A request on its way to a worker: placed, its pixels prepared, sent; and to another worker where the first fails."""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
+from saccade.gateway.fleet.worker import Answering
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.pictures.collect import Picture
+from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
+from saccade.gateway.prompt.draft import Draft
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.media import MediaItem
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.telemetry import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A request as it stands before the choice of a worker: *prompt* is what the choice looks at."""
+
+    draft: Draft
+    sampling: SamplingParams
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """*num_samples* answers to a drafted request for a model, which workers know as *request_id*."""
+
+    request_id: str
+    num_samples: int
+    served: ServedModel
+    drafted: Drafted
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What a delivery needs of the gateway."""
+
+    admission: Admission
+    pixels: PixelPreparer
+    dispatcher: Dispatcher
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A request at one worker, ready to be sent; *unsent* gives back its slots if it is not."""
+
+    placement: Placement
+    request: EngineRequest
+    resend: PixelResend
+    unsent: contextlib.ExitStack
+
+
+class Delivery:
+    """Sends a request to a worker, and relays its deltas.
+
+    Until the first of them, the encoded *pictures* are kept where another worker could be tried: pixels are prepared
+    anew for each. *memory* counts them. Call prepare() before deltas(), and close() at the end, whatever was raised.
+    """
+
+    def __init__(
+        self, sender: Sender, request: AnswerRequest, pictures: tuple[Picture, ...], memory: Reservation
+    ) -> None:
+        self._sender = sender
+        self._request = request
+        self._served = request.served
+        self._drafted = request.drafted
+        self._pictures = pictures
+        self._memory = memory
+        self._has_begun = False
+        self._failed: frozenset[str] = frozenset()
+        self._held = contextlib.AsyncExitStack()
+        self._attempt: _Attempt | None = None
+
+    async def prepare(self) -> Answering:
+        """Choose a worker or a pair, return it, and prepare pixels for it; nothing is sent yet. Raises SaccadeError."""
+        sender, drafted = self._sender, self._drafted
+        with sender.metrics.stage("route"):
+            place = sender.dispatcher.place(self._served.name, drafted.prompt, self._failed)
+            placement = await self._held.enter_async_context(place)
+        can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
+        is_held = partial(placement.worker.holds, drafted.prompt.salt)
+        media = PromptPictures(self._pictures, drafted.draft.spans)
+        if not can_retry:
+            self._pictures = ()
+        media = media.on_wire(self._served.layout, placement.pixel_dtype, is_held)
+        items = await self._pixels(media)
+        unsent = self._held.enter_context(contextlib.ExitStack())
+        unsent.callback(sender.pixels.release, items)
+        await self._take_turn(media)
+        # The worker may ask for pictures that were sent by their hash; it has the pixels of the others. The decode
+        # worker of a pair has the pixels of none.
+        resend = PixelResend(
+            sender.pixels,
+            self._served.family,
+            media if placement.pair is None else media.all_by_hash(),
+            drafted.prompt.salt,
+            admission=sender.admission,
+            held=self._held,
+            memory=self._memory,
+            keeps_all=can_retry,
+        )
+        request = EngineRequest(
+            request_id=self._request.request_id,
+            token_ids=drafted.draft.token_ids,
+            sampling=drafted.sampling,
+            media=items,
+            salt=drafted.prompt.salt,
+            num_samples=self._request.num_samples,
+        )
+        self._attempt = _Attempt(placement, request, resend, unsent)
+        return placement.pair or placement.worker
+
+    async def close(self) -> None:
+        """End what is prepared or sent: its place and its pixels."""
+        self._attempt = None
+        held, self._held = self._held, contextlib.AsyncExitStack()
+        await held.aclose()
+
+    async def deltas(self, on_worker: Callable[[Answering], object]) -> AsyncGenerator[TokenDelta, None]:
+        """Send the request and yield its deltas; *on_worker* is told of a worker that takes the place of another.
+
+        Raises what Dispatcher.stream() does: of the last worker, where another was tried.
+        """
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream()) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except (WorkerFailed, WorkerUnavailable) as error:
+                worker = await self._move(error)
+                if worker is None:
+                    raise
+                on_worker(worker)
+
+    def _stream(self) -> AsyncGenerator[TokenDelta, None]:
+        if self._attempt is None:
+            raise RuntimeError("prepare() comes before deltas()")
+        attempt = self._attempt
+        return self._sender.dispatcher.stream(
+            attempt.placement,
+            attempt.request,
+            attempt.resend,
+            on_begin=attempt.unsent.pop_all,
+            on_delta=lambda: self._begun(attempt),
+        )
+
+    def _begun(self, attempt: _Attempt) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._pictures = ()
+            if attempt.placement.pair is None:
+                attempt.resend.forget()
+
+    async def _move(self, error: WorkerFailed | WorkerUnavailable) -> Answering | None:
+        """Prepare the request for another worker and return that; None where *error* stands."""
+        attempt, model = self._attempt, self._served.name
+        if attempt is None or self._has_begun:
+            return None
+        failed = attempt.placement.failed_worker.url
+        self._failed |= {failed}
+        if not self._sender.dispatcher.can_retry(model, self._failed):
+            return None
+        await self.close()
+        try:
+            worker = await self.prepare()
+        except SaccadeError as another:
+            logger.info(
+                "request %s: worker %s failed, and no other took it: %s", self._request.request_id, failed, another
+            )
+            return None
+        self._sender.dispatcher.num_retried[model] += 1
+        logger.warning("request %s: worker %s failed: %s", self._request.request_id, failed, error.reason)
+        return worker
+
+    async def _pixels(self, media: PromptPictures) -> tuple[MediaItem, ...]:
+        await self._held.enter_async_context(self._sender.admission.pixels(media.num_pixel_bytes))
+        return await self._sender.pixels.prepare(self._served.family, media, self._drafted.prompt.salt)
+
+    async def _take_turn(self, media: PromptPictures) -> None:
+        """Take turns with requests that waited for the same picture: they go on at the same moment."""
+        if media.pictures:
+            async with self._sender.admission.turn(media.num_encoded_bytes):
+                pass

@@ -1,0 +1,57 @@
+"""How much of a prompt each worker is known to hold: asked before the choice, and apart from it.
+
+An index may live in another process, so asking may wait. Choosing and booking (saccade.routing.router) must not: they
+get the answer as a value.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from saccade.routing.index import BlockIndex, Partition
+
+
+class Overlap(NamedTuple):
+    """How many leading blocks of a prompt a worker has reported to hold; *is_exact*: all that it holds is known."""
+
+    num_blocks: int = 0
+    is_exact: bool = False
+
+
+UNKNOWN = Overlap()
+"""Of a worker that reports nothing."""
+
+
+class Target(NamedTuple):
+    """A worker to look up, and what its keys mean."""
+
+    name: str
+    partition: Partition
+
+
+class Lookup(Protocol):
+    """Finds what workers hold of a prompt."""
+
+    async def overlaps(
+        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+    ) -> Mapping[str, Overlap]:
+        """Return by name what *targets* hold of a prompt with these block keys, by what they mean.
+
+        A target that is missing is not known. Does not raise: where the index is out of reach, none is known.
+        """
+
+
+class LocalLookup:
+    """Looks up in an index of this process; never waits."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
+
+    async def overlaps(
+        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+    ) -> Mapping[str, Overlap]:
+        """Return by name what *targets* hold."""
+        index = self._index
+        return {
+            name: Overlap(index.overlap(name, partition, keys.get(partition, ())), index.is_exact(name))
+            for name, partition in targets
+        }

@@ -1,0 +1,56 @@
+"""Block keys of prompts, remembered by segments: a chat that goes on, or is asked again, is hashed in part only."""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from saccade.byte_lru import ByteLru
+from saccade.identity.blocks import MediaRun, block_keys, runs_within
+
+SEGMENT_BLOCKS = 256
+BYTES_PER_KEY = 72
+"""Of a remembered key: 49 bytes of object, in a size class of 64, and its place in a list."""
+
+MAX_BYTES = 32 << 20
+"""About 450,000 keys: 7 million tokens in blocks of 16."""
+
+
+class _Segment(NamedTuple):
+    """All that the keys of a segment depend on; *tokens* is a digest of the token ids."""
+
+    parent: bytes
+    block_size: int
+    tokens: bytes
+    runs: tuple[MediaRun, ...]
+
+
+class PromptKeys:
+    """Computes the keys that saccade.identity.blocks defines, and remembers *max_bytes* of them.
+
+    The keys of a prompt of 128k tokens take several milliseconds to compute, and less than one to find again.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._segments: ByteLru[_Segment, list[bytes]] = ByteLru(max_bytes)
+
+    def of(self, root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
+        """Return what block_keys() does."""
+        packed = array("q", token_ids)
+        size = SEGMENT_BLOCKS * block_size
+        keys: list[bytes] = []
+        for start in range(0, len(packed), size):
+            within = runs_within(runs, start, start + size)
+            keys += self._segment(keys[-1] if keys else root, packed[start : start + size], within, block_size)
+        return keys
+
+    def _segment(
+        self, parent: bytes, token_ids: "array[int]", runs: tuple[MediaRun, ...], block_size: int
+    ) -> list[bytes]:
+        segment = _Segment(parent, block_size, blake3(token_ids.tobytes()).digest(), runs)
+        keys = self._segments.get(segment)
+        if keys is None:
+            keys = block_keys(parent, token_ids, runs, block_size)
+            self._segments.put(segment, keys, len(keys) * BYTES_PER_KEY)
+        return keys

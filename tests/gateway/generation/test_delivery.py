@@ -1,0 +1,88 @@
+"""A request whose worker fails before the first token is sent to another one, over a real gateway."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import scripted
+from chats import data_url, picture
+from waiting import wait_until
+
+from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dispatch import DispatchLimits
+from saccade.protocol.output import TokenDelta
+
+CONTENT = [{"type": "image_url", "image_url": {"url": data_url(picture(64, 96, 1))}}, {"type": "text", "text": "?"}]
+
+
+@contextmanager
+def gateway_of(
+    folder: Path, num_workers: int = 2, max_retries: int = 1
+) -> Iterator[tuple[scripted.Gateway, list[scripted.ScriptedWorker]]]:
+    """A gateway and its workers, which get requests in turn and answer two tokens."""
+    config = GatewayConfig(
+        routing_policy="round_robin", dispatch=DispatchLimits(max_retries=max_retries), picture_cache_bytes=0
+    )
+    with scripted.running(folder, config) as gateway:
+        gateway.answer_two_tokens()
+        first = gateway.worker
+        others = [
+            replace(first, url=f"grpc://scripted:{number}", requests=[], pixels=[], script=list(first.script))
+            for number in range(2, num_workers + 1)
+        ]
+        for other in others:
+            gateway.loop.call_soon_threadsafe(gateway.fleet.add, other)
+        wait_until(lambda: len(gateway.fleet.clients) == num_workers)
+        yield gateway, [first, *others]
+
+
+def booked(gateway: scripted.Gateway) -> int:
+    return sum(work.num_requests for work in gateway.application.listener.router.work.values())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("failure", [WorkerFailed("it died"), WorkerUnavailable("it is away")])
+def test_another_worker_answers_with_the_same_picture(tiny_qwen3_vl: Path, stream: bool, failure: Exception) -> None:
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        first.script = [failure]
+        answer = gateway.chat(CONTENT, stream=stream)
+        assert answer.status == 200
+        assert [len(worker.requests) for worker in (first, second)] == [1, 1]
+        assert first.pixels == second.pixels != []
+        assert first.requests[0].token_ids == second.requests[0].token_ids
+        assert gateway.metric("saccade_router_retried_requests_total", model_name="tiny") == 1
+        wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ([TokenDelta("r", [300]), WorkerFailed("it died")], 500),
+        ([InvalidValue("the client's fault", "messages")], 400),
+        ([QueueFull("1024 requests are waiting at this worker already; try again shortly.")], 429),
+    ],
+)
+def test_other_failures_and_later_ones_are_the_answer(
+    tiny_qwen3_vl: Path, script: list[scripted.Step], status: int
+) -> None:
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        first.script = script
+        assert gateway.chat(CONTENT).status == status
+        assert (len(first.requests), second.requests) == (1, [])
+        wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)
+
+
+@pytest.mark.parametrize(("max_retries", "asked"), [(0, [1, 0, 0]), (1, [1, 1, 0]), (2, [1, 1, 1]), (9, [1, 1, 1])])
+def test_retries_are_bounded_and_each_worker_is_asked_once(
+    tiny_qwen3_vl: Path, max_retries: int, asked: list[int]
+) -> None:
+    with gateway_of(tiny_qwen3_vl, 3, max_retries) as (gateway, workers):
+        for worker in workers:
+            worker.script = [WorkerFailed("it died")]
+        answer = gateway.chat(CONTENT)
+        assert (answer.status, answer.json["error"]["code"]) == (500, "worker_failed")
+        assert sorted((len(worker.requests) for worker in workers), reverse=True) == asked
+        wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)

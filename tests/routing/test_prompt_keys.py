@@ -1,0 +1,40 @@
+"""Remembered keys are those that are computed anew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.identity.blocks import MediaRun, block_keys, root_key
+from saccade.routing.prompt_keys import BYTES_PER_KEY, SEGMENT_BLOCKS, PromptKeys
+
+ROOT = root_key(b"model", b"")
+SEGMENT = 2 * SEGMENT_BLOCKS
+
+
+@given(
+    length=st.integers(0, 3 * SEGMENT),
+    pictures=st.lists(st.tuples(st.integers(0, SEGMENT), st.integers(1, 2 * SEGMENT)), max_size=3),
+    changed=st.integers(0, 3 * SEGMENT),
+)
+def test_keys_by_segments_are_the_keys(length: int, pictures: list[tuple[int, int]], changed: int) -> None:  # F3
+    keys = PromptKeys()
+    token_ids = [number % 7 for number in range(length)]
+    runs, start = [], 0
+    for number, (gap, size) in enumerate(pictures):
+        runs.append(MediaRun(start + gap, size, bytes([number]) * 32, offset=number))
+        start += gap + size
+    other_runs = [run._replace(content_hash=b"x" * 32) for run in runs]
+    for ids in (token_ids, [*token_ids[:changed], 9, *token_ids[changed + 1 :]]):
+        for pictured in (runs, other_runs, []):
+            for block_size in (2, 3):
+                for _ in range(2):
+                    assert keys.of(ROOT, ids, pictured, block_size) == block_keys(ROOT, ids, pictured, block_size)
+
+
+def test_what_was_seen_is_remembered_up_to_a_limit() -> None:
+    keys = PromptKeys(2 * SEGMENT_BLOCKS * BYTES_PER_KEY)
+    prompt = list(range(SEGMENT))
+    first = keys.of(ROOT, prompt, (), 2)
+    assert keys.of(ROOT, [*prompt, 1, 2], (), 2)[0] is first[0]
+    for number in range(2):
+        keys.of(ROOT, [number, *prompt], (), 2)
+    assert keys.of(ROOT, prompt, (), 2)[0] is not first[0]
