@@ -15,7 +15,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor import kv_copies
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
-from saccade.gateway.fleet.prefill_decode import legs_of, without_pixels
+from saccade.gateway.fleet.prefill_decode import legs_of
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, MediaPixels, Pixels
@@ -193,7 +193,8 @@ def test_prefill_leg_without_pixels_asks_for_them(
     pair: Pair, tiny_qwen3_vl: Path, alone: Callable[[EngineRequest], list[int]]
 ) -> None:
     asked = engines.request(tiny_qwen3_vl, PARTS)
-    pair.submit(without_pixels(asked))
+    media = tuple(msgspec.structs.replace(item, inline=None) for item in asked.media)
+    pair.submit(msgspec.structs.replace(asked, media=media))
     frame = pair.prefill.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]
     pair.prefill.supply(0, Pixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))

@@ -298,9 +298,11 @@ def spoiling(target: str, position: int) -> Iterator[str]:
 
         def relay() -> None:
             ours, _ = server.accept()
-            theirs = socket.create_connection((host, int(port)))
-            threading.Thread(target=_copy, args=(ours, theirs, -1), daemon=True).start()
-            _copy(theirs, ours, position)
+            with ours, socket.create_connection((host, int(port))) as theirs:
+                back = threading.Thread(target=_copy, args=(ours, theirs, -1), daemon=True)
+                back.start()
+                _copy(theirs, ours, position)
+                back.join(10)
 
         thread = threading.Thread(target=relay, daemon=True)
         thread.start()
