@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance soak faults siege clean
+.PHONY: install demo serve test check format conformance peers soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -35,6 +35,10 @@ format: $(VENV)/.installed-dev
 
 conformance: $(VENV)/.installed-dev
 	scripts/test -m conformance $(ARGS)
+
+# Installs real vLLM and real SMG beside Saccade, 4 GB in .cache/peers, and runs the tests that need them.
+peers: $(VENV)/.installed-dev
+	scripts/peers $(ARGS)
 
 # Half an hour of mixed load: make soak ARGS="--minutes 2" for a trial.
 soak: $(VENV)/.installed-dev

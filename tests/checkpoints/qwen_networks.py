@@ -5,6 +5,7 @@ Sizes differ, so that no two dimensions agree by chance.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -132,8 +133,11 @@ def _released(name: str, key: str, tensor: torch.Tensor) -> tuple[str, torch.Ten
     return key, tensor
 
 
-def write(folder: Path, name: str) -> Path:
-    """Write the tiny release *name* into *folder* and return it: float32, under 3 MB."""
+def write(folder: Path, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Write the tiny release *name* into *folder* and return it: float32, under 3 MB.
+
+    *changes* replace keys of config.json, and of its vision_config.
+    """
     import_torchvision()
     import transformers
 
@@ -142,6 +146,7 @@ def write(folder: Path, name: str) -> Path:
     ids = qwen.write_tokenizer(folder, release, byte_level(release.pattern))
     names = {"architectures": [release.architecture], "model_type": name, **qwen.picture_ids(ids)}
     config = {**names, **CONFIGS[name](ids), "torch_dtype": "float32"}
+    config |= {**changes, "vision_config": {**config["vision_config"], **changes.get("vision_config", {})}}
     write_json(folder, "config.json", config)
     qwen.write_generation_config(folder, ids)
     size = {"size": {"shortest_edge": 4096, "longest_edge": 1048576}} if "size" in release.processor else {}

@@ -1,10 +1,16 @@
 """The index of what workers hold."""
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from saccade.identity.blocks import block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
-from saccade.routing.index import BYTES_PER_KEY, SWEPT_KEYS, BlockIndex, Partition
+from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
+from saccade.routing.key_masks import SWEPT_KEYS
 
 HERE = Partition(b"f", 4)
 ROOT = root_key(b"f", b"salt")
@@ -24,12 +30,16 @@ def index_of(*events: KvEvent, worker: str = "a", hybrid: bool = False, max_byte
     return index
 
 
+def overlap(index: BlockIndex, keys: Sequence[bytes], worker: str = "a") -> int:
+    return index.overlaps(HERE, keys)[worker]
+
+
 def test_overlap_is_the_longest_held_prefix() -> None:
     index = index_of(*stored(0, 1, 2, 5))
-    assert index.overlap("a", HERE, KEYS) == 3
-    assert index.overlap("a", HERE, KEYS[:2]) == 2
-    assert index.overlap("a", HERE, block_keys(root_key(b"f", b"other"), range(40), (), 4)) == 0  # another tenant
-    assert index.overlap("b", HERE, KEYS) == 0
+    assert index.overlaps(HERE, KEYS) == {"a": 3}
+    assert overlap(index, KEYS[:2]) == 2
+    assert overlap(index, block_keys(root_key(b"f", b"other"), range(40), (), 4)) == 0  # another tenant
+    assert overlap(index, []) == 0
 
 
 def test_an_orphan_is_dropped_and_counted() -> None:  # E5
@@ -37,32 +47,37 @@ def test_an_orphan_is_dropped_and_counted() -> None:  # E5
     index.begin("a", HERE, resumes_at_states=False)
     assert index.take("a", KvEvents(3, stored(1, 2, 0, 1), snapshot=True)) == 2
     assert index.num_blocks("a") == 2
-    assert index.overlap("a", HERE, KEYS) == 2
-    assert index.overlap("a", HERE, KEYS[2:]) == 0
+    assert overlap(index, KEYS) == 2
+    assert overlap(index, KEYS[2:]) == 0
     assert index.take("a", KvEvents(4, stored(2))) == 0
-    assert index.overlap("a", HERE, KEYS) == 3
+    assert overlap(index, KEYS) == 3
 
 
 def test_children_of_a_block_that_left_match_again_when_it_is_back() -> None:
     index = index_of(*stored(0, 1, 2))
     index.take("a", KvEvents(4, [BlockRemoved(KEYS[0])]))
-    assert index.overlap("a", HERE, KEYS) == 0
+    assert overlap(index, KEYS) == 0
     index.take("a", KvEvents(5, stored(0)))
-    assert index.overlap("a", HERE, KEYS) == 3
+    assert overlap(index, KEYS) == 3
 
 
 @pytest.mark.parametrize("other", [Partition(b"g", 4), Partition(b"f", 16)])
 def test_partitions_share_nothing(other: Partition) -> None:
-    assert index_of(*stored(0, 1)).overlap("a", other, KEYS) == 0
+    index = index_of(*stored(0, 1))
+    index.begin("b", other, resumes_at_states=False)
+    assert index.overlaps(other, KEYS) == {"b": 0}
+    index.take("b", KvEvents(1, stored(0), snapshot=True))
+    assert index.overlaps(other, KEYS) == {"b": 1}
+    assert index.overlaps(HERE, KEYS) == {"a": 2}
 
 
 def test_increments_change_what_is_held() -> None:
     index = index_of(*stored(0, 1, 2, 3))
     index.take("a", KvEvents(4, [BlockRemoved(KEYS[2]), *stored(4)]))
-    assert index.overlap("a", HERE, KEYS) == 2
+    assert overlap(index, KEYS) == 2
     assert index.num_blocks("a") == 4
     index.take("a", KvEvents(5, [*stored(2, 2), BlockRemoved(b"unknown")]))
-    assert index.overlap("a", HERE, KEYS) == 5
+    assert overlap(index, KEYS) == 5
     assert index.num_bytes == 5 * BYTES_PER_KEY
 
 
@@ -74,14 +89,16 @@ def test_a_worker_is_exact_after_the_last_piece_of_its_snapshot() -> None:
     assert not index.is_exact("a")
     index.take("a", KvEvents(7, stored(1), snapshot=True))
     assert index.is_exact("a")
-    assert index.overlap("a", HERE, KEYS) == 2
+    assert overlap(index, KEYS) == 2
 
 
 def test_a_restart_clears() -> None:
     index = index_of(*stored(0, 1))
     index.begin("a", HERE, resumes_at_states=False)
     assert not index.is_exact("a")
-    assert index.overlap("a", HERE, KEYS) == index.num_bytes == 0
+    assert overlap(index, KEYS) == index.num_blocks("a") == 0
+    index.take("a", KvEvents(0, stored(0), snapshot=True))
+    assert overlap(index, KEYS) == 1
     index.forget("a")
     index.forget("a")
     assert index.num_blocks("a") == index.num_states("a") == 0
@@ -89,29 +106,80 @@ def test_a_restart_clears() -> None:
 
 def test_a_hybrid_resumes_only_at_states() -> None:
     index = index_of(*stored(0, 1, 2, 3), StateStored(KEYS[1]), StateStored(KEYS[5]), hybrid=True)
-    assert index.overlap("a", HERE, KEYS) == 2
+    assert overlap(index, KEYS) == 2
     assert index.num_states("a") == 2
     index.take("a", KvEvents(4, stored(4, 5)))
-    assert index.overlap("a", HERE, KEYS) == 6
-    assert index.overlap("a", HERE, KEYS[:5]) == 2
+    assert overlap(index, KEYS) == 6
+    assert overlap(index, KEYS[:5]) == 2
     index.take("a", KvEvents(5, [StateRemoved(KEYS[1])]))
-    assert index.overlap("a", HERE, KEYS[:5]) == 0
+    assert overlap(index, KEYS[:5]) == 0
 
 
-def test_a_full_index_forgets_the_worker_that_filled_it() -> None:
-    index = index_of(*stored(0, 1), max_bytes=4 * BYTES_PER_KEY)
+def test_a_full_index_forgets_the_worker_that_filled_it_and_shared_keys_count_once() -> None:
+    index = index_of(*stored(0, 1), max_bytes=3 * BYTES_PER_KEY)
     index.begin("b", HERE, resumes_at_states=False)
-    assert index.take("b", KvEvents(1, stored(0, 1), snapshot=True)) == 0
-    assert index.take("b", KvEvents(2, stored(2))) is None
+    assert index.take("b", KvEvents(1, stored(0, 1, 2), snapshot=True)) == 0
+    assert index.num_bytes == 3 * BYTES_PER_KEY
+    assert index.take("b", KvEvents(2, stored(3))) is None
     assert not index.is_exact("b")
+    assert index.take("a", KvEvents(4, stored(0))) == 0  # what b left is still in memory
     assert index.is_exact("a")
+    swept(index)
     assert index.num_bytes == 2 * BYTES_PER_KEY
 
 
-def test_the_memory_of_a_forgotten_worker_is_freed_in_pieces() -> None:
-    keys = [number.to_bytes(16, "big") for number in range(SWEPT_KEYS + 1)]
-    index = index_of(*(BlockStored(key, ROOT, []) for key in keys), StateStored(keys[0]), hybrid=True)
-    assert not index.sweep()
+def swept(index: BlockIndex) -> None:
+    while index.sweep():
+        pass
+
+
+def test_the_memory_of_a_forgotten_worker_is_freed_in_pieces_while_others_change() -> None:
+    num_keys = 3 * SWEPT_KEYS
+    keys = [number.to_bytes(16, "big") for number in range(num_keys)]
+    all_of_them: list[KvEvent] = [BlockStored(key, ROOT, []) for key in keys]
+    index = index_of(*all_of_them, *stored(0, 1), StateStored(KEYS[0]), hybrid=True)
+    index.begin("b", HERE, resumes_at_states=False)
+    index.take("b", KvEvents(1, [*all_of_them[::2], *stored(0, 1, 2)], snapshot=True))
     index.forget("a")
-    assert index.num_bytes == 0
-    assert [index.sweep() for _ in range(4)] == [True, True, False, False]
+    assert index.sweep()
+    index.begin("a", HERE, resumes_at_states=False)
+    assert index.overlaps(HERE, KEYS) == {"b": 3, "a": 0}
+    index.take("a", KvEvents(1, stored(0), snapshot=True))
+    index.take("b", KvEvents(2, [BlockRemoved(KEYS[2]), BlockRemoved(keys[0]), BlockRemoved(keys[-2])]))
+    assert index.overlaps(HERE, KEYS) == {"b": 2, "a": 1}
+    assert index.overlaps(HERE, keys[2:3]) == {"b": 1, "a": 0}
+    swept(index)
+    assert index.overlaps(HERE, KEYS) == {"b": 2, "a": 1}
+    assert index.num_blocks("b") == num_keys // 2
+    assert index.num_bytes == (num_keys // 2 - 2 + 2) * BYTES_PER_KEY
+    assert not index.sweep()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from(["store", "remove", "restart", "sweep"]), st.integers(0, 9)),
+        max_size=80,
+    )
+)
+def test_it_holds_what_a_set_for_each_worker_would(steps: list[tuple[str, str, int]]) -> None:
+    """Whatever is stored, removed, restarted and swept in between."""
+    index = BlockIndex(1 << 20)
+    held: dict[str, set[int]] = {}
+    for worker, step, number in steps:
+        if step == "sweep":
+            index.sweep()
+        elif step == "restart" or worker not in held:
+            index.begin(worker, HERE, resumes_at_states=False)
+            held[worker] = set()
+        elif step == "store":
+            is_orphan = bool(number) and number - 1 not in held[worker]
+            assert index.take(worker, KvEvents(1, stored(number))) == is_orphan
+            held[worker] |= set() if is_orphan else {number}
+        else:
+            index.take(worker, KvEvents(1, [BlockRemoved(KEYS[number])]))
+            held[worker].discard(number)
+        expected = {name: len(list(takewhile(numbers.__contains__, range(10)))) for name, numbers in held.items()}
+        assert index.overlaps(HERE, KEYS) == expected
+        assert {name: index.num_blocks(name) for name in held} == {name: len(keys) for name, keys in held.items()}
+    swept(index)
+    assert index.num_bytes == len(set().union(*held.values())) * BYTES_PER_KEY

@@ -42,7 +42,7 @@ def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: f
 def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> dict[str, Overlap]:
     index = router.index
     return {
-        name: Overlap(index.overlap(name, partition, prompt.keys.get(partition, ())), index.is_exact(name))
+        name: Overlap(index.overlaps(partition, prompt.keys.get(partition, ())).get(name, 0), index.is_exact(name))
         for name, partition, *_ in options
     }
 

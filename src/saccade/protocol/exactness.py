@@ -4,14 +4,17 @@ from typing import Literal
 
 import msgspec
 
+Level = Literal["EXACT", "DEGRADED", "TEXT_PREFIX", "NONE"]
+
 
 class Exactness(msgspec.Struct, frozen=True):
     """EXACT: every block of a prompt; TEXT_PREFIX: blocks before the first picture; NONE: nothing.
 
-    *reason* tells why it is not EXACT.
+    DEGRADED: what is reported is identified exactly, but is not all that the worker holds, or not all that decides
+    what it can reuse. *reason* tells why the level is not EXACT.
     """
 
-    level: Literal["EXACT", "TEXT_PREFIX", "NONE"]
+    level: Level
     reason: str = ""
 
 

@@ -5,17 +5,14 @@ from the root on. The match ends before a block that is not held, whatever is he
 parent is not held is an orphan: no prompt can reach it, so it is counted and dropped.
 """
 
-from collections.abc import Container, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
+from saccade.routing.key_masks import KeyMasks
 
-BYTES_PER_KEY = 136
-"""Memory of one key of one worker: 49 bytes of object, in a size class of 64, and up to 72 of the set."""
-
-SWEPT_KEYS = 4096
-"""Keys of forgotten workers that are freed in one go, which takes less than a millisecond."""
+BYTES_PER_KEY = 160
+"""Memory of one key: 49 bytes of object, in a size class of 64, and up to 96 of a dict that has just grown."""
 
 
 class Partition(NamedTuple):
@@ -25,94 +22,89 @@ class Partition(NamedTuple):
     block_size: int
 
 
-class _Holdings:
-    """What one worker holds. *states* is None unless prompts can resume only at the keys in it."""
+class _Worker:
+    """What is known of one worker, whose keys have *bit*. Where *resumes_at_states*, prompts resume only at states."""
 
-    def __init__(self, partition: Partition, resumes_at_states: bool) -> None:
+    def __init__(self, partition: Partition, bit: int, resumes_at_states: bool) -> None:
         self.partition = partition
-        self.blocks: set[bytes] = set()
-        self.states: set[bytes] | None = set() if resumes_at_states else None
+        self.bit = bit
+        self.resumes_at_states = resumes_at_states
+        self.num_blocks = 0
+        self.num_states = 0
         self.is_whole = False
-
-    @property
-    def num_keys(self) -> int:
-        return len(self.blocks) + len(self.states or ())
-
-    def learn(self, events: Iterable[KvEvent]) -> int:
-        """Change what is held by *events*; return how many orphans were among them."""
-        blocks, states, num_orphans = self.blocks, self.states, 0
-        for event in events:
-            # isinstance, because this loop sees every event of every worker, and class patterns take far longer.
-            if isinstance(event, BlockStored):
-                if event.is_first or event.parent in blocks:
-                    blocks.add(event.key)
-                else:
-                    num_orphans += 1
-            elif isinstance(event, BlockRemoved):
-                blocks.discard(event.key)
-            elif states is not None and isinstance(event, StateStored):
-                states.add(event.key)
-            elif states is not None and isinstance(event, StateRemoved):
-                states.discard(event.key)
-        return num_orphans
-
-    def overlap(self, keys: Sequence[bytes]) -> int:
-        """Return how many of *keys*, from the root on, a prompt could resume after."""
-        num_held = num_leading(keys, self.blocks)
-        return num_held if self.states is None else last_of(keys[:num_held], self.states)
 
 
 class BlockIndex:
-    """The blocks of every worker, by the worker's name. The keys of all workers take at most about *max_bytes*."""
+    """The blocks of every worker, by the worker's name. All keys together take at most about *max_bytes*.
+
+    A key that several workers hold counts once.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._workers: dict[str, _Holdings] = {}
-        self._forgotten: list[set[bytes]] = []
-        self._num_keys = 0
+        self._workers: dict[str, _Worker] = {}
+        self._blocks = KeyMasks()
+        self._states = KeyMasks()
 
     @property
     def num_bytes(self) -> int:
         """Estimated memory of all keys."""
-        return self._num_keys * BYTES_PER_KEY
+        return (len(self._blocks) + len(self._states)) * BYTES_PER_KEY
+
+    @property
+    def _forgotten_bits(self) -> int:
+        """Bits of workers that are forgotten, and not swept yet."""
+        return self._blocks.bits_in_use | self._states.bits_in_use
 
     def begin(self, worker: str, partition: Partition, *, resumes_at_states: bool) -> None:
         """Forget what *worker* holds; its next message begins a snapshot."""
         self.forget(worker)
-        self._workers[worker] = _Holdings(partition, resumes_at_states)
+        used = self._forgotten_bits
+        for other in self._workers.values():
+            used |= other.bit
+        # The lowest bit that is not used.
+        self._workers[worker] = _Worker(partition, ~used & (used + 1), resumes_at_states)
 
     def forget(self, worker: str) -> None:
         """Remove *worker*: what it holds is not known any more. sweep() frees the memory."""
-        if (holdings := self._workers.pop(worker, None)) is not None:
-            self._num_keys -= holdings.num_keys
-            self._forgotten += [keys for keys in (holdings.blocks, holdings.states) if keys]
+        if (known := self._workers.pop(worker, None)) is not None:
+            self._blocks.give_up(known.bit)
+            self._states.give_up(known.bit)
 
     def sweep(self) -> bool:
-        """Free some keys of forgotten workers; return whether there are more.
-
-        To free a million keys at once would hold up the event loop for a tenth of a second.
-        """
-        if self._forgotten:
-            keys = self._forgotten[-1]
-            for _ in range(min(SWEPT_KEYS, len(keys))):
-                keys.pop()
-            if not keys:
-                self._forgotten.pop()
-        return bool(self._forgotten)
+        """Free some of the memory of forgotten workers; return whether there is more to do."""
+        return self._blocks.sweep() | self._states.sweep()
 
     def take(self, worker: str, message: KvEvents) -> int | None:
         """Learn from the next message of *worker*, which must have begun.
 
         Return how many orphans it had, None where the index is full: then the worker is forgotten.
         """
-        holdings = self._workers[worker]
-        before = holdings.num_keys
-        num_orphans = holdings.learn(message.events)
-        holdings.is_whole = holdings.is_whole or (message.snapshot and message.last)
-        self._num_keys += holdings.num_keys - before
-        if self.num_bytes > self.max_bytes:
+        known = self._workers[worker]
+        num_orphans = self._learn(known, message.events)
+        known.is_whole = known.is_whole or (message.snapshot and message.last)
+        # What is yet to be swept does not count against the workers that are left.
+        if self.num_bytes > self.max_bytes and not self._forgotten_bits:
             self.forget(worker)
             return None
+        return num_orphans
+
+    def _learn(self, known: _Worker, events: Iterable[KvEvent]) -> int:
+        """Change what one worker holds; return how many orphans were among *events*."""
+        blocks, bit, num_orphans = self._blocks, known.bit, 0
+        for event in events:
+            # isinstance, because this loop sees every event of every worker, and class patterns take far longer.
+            if isinstance(event, BlockStored):
+                if event.is_first or blocks.get(event.parent) & bit:
+                    known.num_blocks += blocks.add(event.key, bit)
+                else:
+                    num_orphans += 1
+            elif isinstance(event, BlockRemoved):
+                known.num_blocks -= blocks.discard(event.key, bit)
+            elif known.resumes_at_states and isinstance(event, StateStored):
+                known.num_states += self._states.add(event.key, bit)
+            elif known.resumes_at_states and isinstance(event, StateRemoved):
+                known.num_states -= self._states.discard(event.key, bit)
         return num_orphans
 
     def is_exact(self, worker: str) -> bool:
@@ -121,28 +113,45 @@ class BlockIndex:
 
     def num_blocks(self, worker: str) -> int:
         """Return how many blocks *worker* is known to hold."""
-        return len(self._workers[worker].blocks) if worker in self._workers else 0
+        return self._workers[worker].num_blocks if worker in self._workers else 0
 
     def num_states(self, worker: str) -> int:
         """Return at how many boundaries *worker* is known to hold recurrent states."""
-        return len(self._workers[worker].states or ()) if worker in self._workers else 0
+        return self._workers[worker].num_states if worker in self._workers else 0
 
-    def overlap(self, worker: str, partition: Partition, keys: Sequence[bytes]) -> int:
-        """Return how many of *keys*, from the root on, a prompt could resume after at *worker*.
+    def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> Mapping[str, int]:
+        """Return how many of *keys*, from the root on, a prompt could resume after, for each worker of *partition*."""
+        workers = {name: known for name, known in self._workers.items() if known.partition == partition}
+        lengths = _leading(self._blocks, sum(known.bit for known in workers.values()), keys)
+        return {
+            name: self._last_state(known.bit, keys, lengths[known.bit])
+            if known.resumes_at_states
+            else lengths[known.bit]
+            for name, known in workers.items()
+        }
 
-        Returns 0 for a worker that is not known, or of another partition.
-        """
-        holdings = self._workers.get(worker)
-        if holdings is None or holdings.partition != partition:
-            return 0
-        return holdings.overlap(keys)
+    def _last_state(self, bit: int, keys: Sequence[bytes], num_held: int) -> int:
+        """Return the length of the longest prefix of the *num_held* first keys that has a state behind it."""
+        states = self._states
+        return next((count for count in range(num_held, 0, -1) if states.get(keys[count - 1]) & bit), 0)
 
 
-def num_leading(keys: Sequence[bytes], held: Container[bytes]) -> int:
-    """Return how many of *keys*, from the first on, are in *held*."""
-    return len(list(takewhile(held.__contains__, keys)))
+def _leading(held: KeyMasks, workers: int, keys: Sequence[bytes]) -> dict[int, int]:
+    """Return by bit how many of *keys*, from the first on, each of *workers* holds."""
+    lengths: dict[int, int] = {}
+    for count, mask in enumerate(held.of(keys)):
+        if mask & workers != workers:
+            ended = workers & ~mask
+            lengths |= dict.fromkeys(_bits(ended), count)
+            workers ^= ended
+            if not workers:
+                return lengths
+    return lengths | dict.fromkeys(_bits(workers), len(keys))
 
 
-def last_of(keys: Sequence[bytes], held: Container[bytes]) -> int:
-    """Return the length of the longest prefix of *keys* whose last key is in *held*."""
-    return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in held), 0)
+def _bits(mask: int) -> Iterable[int]:
+    """Yield the bits that are set in *mask*."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

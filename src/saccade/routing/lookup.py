@@ -51,7 +51,7 @@ class LocalLookup:
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold."""
         index = self._index
+        found = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
         return {
-            name: Overlap(index.overlap(name, partition, keys.get(partition, ())), index.is_exact(name))
-            for name, partition in targets
+            name: Overlap(found.get(partition, {}).get(name, 0), index.is_exact(name)) for name, partition in targets
         }

@@ -7,11 +7,12 @@ the workers hold of the prompt is looked up before (saccade.routing.lookup); not
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from random import Random
 from typing import NamedTuple
 
 from saccade.routing.breaker import Breakers
-from saccade.routing.index import BlockIndex, Partition, last_of, num_leading
+from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import UNKNOWN, Overlap
 from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
 from saccade.routing.predictions import Predictions
@@ -197,8 +198,8 @@ def _num_held(option: Option, keys: Sequence[bytes], num_reported: int, expected
     if not expected:
         return num_reported
     if option.resumes_at_states:
-        return last_of(keys, expected)
-    return num_reported + num_leading(keys[num_reported:], expected)
+        return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in expected), 0)
+    return num_reported + sum(1 for _ in takewhile(expected.__contains__, keys[num_reported:]))
 
 
 def _expected(option: Option, prompt: RoutedPrompt, chosen: Candidate) -> list[bytes]:

@@ -81,9 +81,9 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         fronts[0].say(4, KEYS[0], snapshot=True, last=False)
         fronts[0].say(4, KEYS[1], snapshot=True)
         fronts[0].say(5, KEYS[2])
-        await until(lambda: index.overlap(a.url, PARTITION, KEYS) == 3)
+        await until(lambda: index.overlaps(PARTITION, KEYS).get(a.url) == 3)
         assert listener.feed(a).reason == ""
-        assert index.overlap(b.url, PARTITION, KEYS) == 0
+        assert index.overlaps(PARTITION, KEYS).get(b.url) == 0
         assert f"worker {a.url} is EXACT" in caplog.text
         report = worker_report(a, listener)
         assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
@@ -117,7 +117,7 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
         assert listener.feed(a).reason
         assert index.num_blocks(a.url) == 0
         front.say(0, KEYS[0], snapshot=True)
-        await until(lambda: index.overlap(a.url, PARTITION, KEYS) == 1)
+        await until(lambda: index.overlaps(PARTITION, KEYS).get(a.url) == 1)
         assert listener.feed(a).reason == ""
         assert (listener.feed(a).num_snapshots, listener.feed(a).num_lost) == (2, 1)
 
@@ -189,7 +189,7 @@ async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
         await until(lambda: not listener.feed(a).reason)
         fronts[1].say(1, *KEYS, snapshot=True)
         await until(lambda: "full" in listener.feed(b).reason)
-        assert listener.router.index.overlap(a.url, PARTITION, KEYS) == 1
+        assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1
 
 
 async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """What a gateway knows of a worker, for its operator."""
 
-from typing import Literal
-
 import msgspec
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Level
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +39,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None
     ready: bool
     draining: bool
-    exactness: Literal["EXACT", "TEXT_PREFIX", "NONE"]
+    exactness: Level
     reason: str
     holdings: Holdings
     booked: Booked

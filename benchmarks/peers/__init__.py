@@ -1,0 +1,1 @@
+"""Routing over real vLLM workers: Saccade's gateway beside SMG."""

@@ -1,0 +1,220 @@
+"""Two real vLLM workers behind Saccade's gateway and behind SMG: where repeated pictures land, and what that saves.
+
+python -m benchmarks.peers --vllm VENV --smg SMG [--pictures 24] [--asks 4] [--clients 4] [--out FILE]
+
+Every picture is asked about several times, each time with another question, in a seeded order. The prompts of all
+pictures need 1.5 times the blocks of one worker's cache, and less than those of both. Each system begins with empty
+caches.
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.measured import ROOT, answers, commit, end_with_what_was_started, free_ports, machine, process
+
+sys.path.append(str(ROOT / "tests"))
+
+from chats import picture
+from checkpoints import write_qwen3_vl
+from vllm_server import BLOCK_SIZE, VllmServer, vllm
+
+MODEL = "tiny-vlm"
+SIDE = 448
+PICTURE_TOKENS = (SIDE // 32) ** 2
+BLOCKS_PER_PROMPT = -(-(PICTURE_TOKENS + 40) // BLOCK_SIZE)
+READY_SECONDS = 180.0
+SETTLE_SECONDS = 0.5
+SEED = 18
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: *number* counts the requests about this picture."""
+
+    seed: int
+    number: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Answered:
+    """*ttft_s* is the time to the first event with text, *cached* counts prompt tokens that the worker held."""
+
+    ask: Ask
+    ttft_s: float
+    prompt_tokens: int
+    cached: int
+
+
+def asks(num_pictures: int, num_asks: int) -> list[Ask]:
+    """Return all requests in their order: every picture before it is asked about again, the rest shuffled."""
+    order = [(seed, number) for seed in range(num_pictures) for number in range(num_asks)]
+    random.Random(SEED).shuffle(order)
+    counts = dict.fromkeys(range(num_pictures), 0)
+    found = []
+    for seed, _ in order:
+        found.append(Ask(seed, counts[seed], _body(seed, counts[seed])))
+        counts[seed] += 1
+    return found
+
+
+def _body(seed: int, number: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Question {number}?"}]
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
+    return json.dumps({**chat, "stream": True, "stream_options": {"include_usage": True}}).encode()
+
+
+async def ask(session: aiohttp.ClientSession, url: str, asked: Ask) -> Answered:
+    """Send one request and read its stream."""
+    began, first, usage = time.perf_counter(), 0.0, {}
+    headers = {"content-type": "application/json"}
+    async with session.post(f"{url}/v1/chat/completions", data=asked.body, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            if not first and any(_has_begun(choice) for choice in event["choices"]):
+                first = time.perf_counter()
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Answered(asked, first - began, usage["prompt_tokens"], cached)
+
+
+def _has_begun(choice: dict[str, Any]) -> bool:
+    return bool(choice["delta"].get("content") or choice.get("finish_reason"))
+
+
+async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answered]:
+    """Answer all requests, *num_clients* at a time; those about one picture follow one another."""
+    found: list[Answered] = []
+    locks = {each.seed: asyncio.Lock() for each in all_asks}
+    waiting = iter(all_asks)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20) as session:
+
+        async def client() -> None:
+            for each in waiting:
+                async with locks[each.seed]:
+                    found.append(await ask(session, url, each))
+
+        await asyncio.gather(*(client() for _ in range(num_clients)))
+    return found
+
+
+def row(system: str, found: Sequence[Answered]) -> dict[str, Any]:
+    """Return the figures of one run. A repeat lands on the holder where its whole picture was cached."""
+    first, repeats = [a for a in found if not a.ask.number], [a for a in found if a.ask.number]
+    whole = PICTURE_TOKENS // BLOCK_SIZE * BLOCK_SIZE
+    return {
+        "system": system,
+        "repeats on the holder": round(statistics.mean(a.cached >= whole for a in repeats), 3),
+        "full hits on new pictures": sum(a.cached >= whole for a in first),
+        "cached tokens": round(sum(a.cached for a in found) / sum(a.prompt_tokens for a in found), 3),
+        "TTFT mean ms": round(1000 * statistics.mean(a.ttft_s for a in found), 1),
+        "TTFT mean of repeats ms": round(1000 * statistics.mean(a.ttft_s for a in repeats), 1),
+    }
+
+
+@contextlib.contextmanager
+def gateway(command: Sequence[str], port: int, log: Path) -> Iterator[str]:
+    """Start a gateway and yield its URL when it answers."""
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + READY_SECONDS
+    with log.open("ab") as output, process(command, output.fileno(), {}) as started:
+        while not answers(url):
+            if started.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} did not become ready:\n{log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield url
+
+
+def systems(workers: Sequence[VllmServer], folder: Path, smg: Path | None, port: int) -> dict[str, list[str]]:
+    """Return the commands of the gateways, by name."""
+    ours = [str(Path(sys.executable).with_name("saccade")), "gateway", "--log-level", "WARNING", "--port", str(port)]
+    ours += ["--model", f"{MODEL}={folder}"]
+    for worker in workers:
+        ours += ["--worker-url", f"vllm://127.0.0.1:{worker.port}"]
+    found = {"saccade": ours, "saccade, round robin": [*ours, "--routing-policy", "round_robin"]}
+    if smg is not None:
+        (metrics_port,) = free_ports(1)
+        found["smg, cache_aware"] = [
+            *(str(smg), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "warn"),
+            *("--worker-urls", *(worker.url for worker in workers)),
+        ]
+    return found
+
+
+def main() -> None:
+    """Measure every system and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="an environment with vLLM, as `make peers` makes")
+    parser.add_argument("--smg", type=Path, help="the smg program")
+    parser.add_argument("--pictures", type=int, default=24)
+    parser.add_argument("--asks", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="a file for the table, which is printed anyway")
+    chosen = parser.parse_args()
+    end_with_what_was_started()
+    os.environ["SACCADE_VLLM_VENV"] = str(chosen.vllm)
+    # A block of vLLM's is never used.
+    num_blocks = 1 + round(chosen.pictures * BLOCKS_PER_PROMPT / 1.5)
+    all_asks = asks(chosen.pictures, chosen.asks)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = write_qwen3_vl(scratch / MODEL)
+        workers = []
+        for name in "ab":
+            (scratch / name).mkdir()
+            workers.append(stack.enter_context(vllm(folder, scratch / name, num_blocks=num_blocks, name=MODEL)))
+        (port,) = free_ports(1)
+        for system, command in systems(workers, folder, chosen.smg, port).items():
+            with gateway(command, port, scratch / "gateway.log") as url:
+                for worker in workers:
+                    worker.call("/reset_prefix_cache", method="POST")
+                time.sleep(SETTLE_SECONDS)
+                rows.append(row(system, asyncio.run(run(url, all_asks, chosen.clients))))
+            print(rows[-1], flush=True)
+    table = markdown(rows, chosen, num_blocks)
+    print(table)
+    if chosen.out is not None:
+        chosen.out.write_text(table)
+
+
+def markdown(rows: Sequence[dict[str, Any]], chosen: argparse.Namespace, num_blocks: int) -> str:
+    """Return the page of results."""
+    lines = ["# Two real vLLM workers: Saccade beside SMG", "", f"Machine: {machine()}  ", f"Commit: {commit()}  "]
+    lines += [f"Command: python -m benchmarks.peers {' '.join(sys.argv[1:])}  ", ""]
+    lines += [
+        f"vLLM 0.32.0 for CPUs, a tiny Qwen3-VL, {num_blocks - 1} blocks of {BLOCK_SIZE} tokens a worker;",
+        f"{chosen.pictures} pictures of {PICTURE_TOKENS} tokens, {chosen.asks} questions about each, {chosen.clients}",
+        "clients. All prompts need 1.5 times one worker's blocks.",
+        "",
+        "| " + " | ".join(rows[0]) + " |",
+        "|---" * len(rows[0]) + "|",
+    ]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, each.values())) + " |" for each in rows), ""])
+
+
+if __name__ == "__main__":
+    main()

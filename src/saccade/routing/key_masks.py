@@ -1,0 +1,84 @@
+"""Which workers hold a key, as the bits of a number: one pass over a prompt's keys finds every worker's overlap."""
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+
+SWEPT_KEYS = 2048
+"""Keys that are looked through in one go for those of workers that left, which takes about a millisecond."""
+
+
+class KeyMasks:
+    """A set of keys for each worker; a worker is a bit, such as 1 << 3.
+
+    To take all keys of one worker away would hold up the event loop for a second where there are millions. So its bit
+    is given up, and sweep() moves the keys over to another dict, piece by piece, without the bits that were given up.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[bytes, int] = {}
+        self._unswept: dict[bytes, int] = {}
+        self._given_up = 0
+        self._swept = 0
+
+    def __len__(self) -> int:
+        return len(self._masks) + len(self._unswept)
+
+    @property
+    def bits_in_use(self) -> int:
+        """Bits that were given up, and that a key may still have."""
+        return self._given_up | self._swept
+
+    def get(self, key: bytes) -> int:
+        """Return the workers that hold *key*."""
+        return self._masks.get(key, 0) | self._unswept.get(key, 0)
+
+    def of(self, keys: Iterable[bytes]) -> Iterator[int]:
+        """Yield the workers that hold each of *keys*."""
+        return map(self.get, keys) if self._unswept else map(self._masks.get, keys, repeat(0))
+
+    def add(self, key: bytes, bit: int) -> bool:
+        """Add *key* for one worker; return whether it is new there."""
+        held = self._pulled(key) if self._unswept else self._masks.get(key, 0)
+        if held & bit:
+            return False
+        # A key of one worker shares the number with all others.
+        self._masks[key] = held | bit if held else bit
+        return True
+
+    def discard(self, key: bytes, bit: int) -> bool:
+        """Take *key* from one worker; return whether the worker had it."""
+        held = self._pulled(key) if self._unswept else self._masks.get(key, 0)
+        if not held & bit:
+            return False
+        if held == bit:
+            del self._masks[key]
+        else:
+            self._masks[key] = held ^ bit
+        return True
+
+    def give_up(self, bit: int) -> None:
+        """Forget all keys of one worker. Its bit must not be used again while it is in bits_in_use."""
+        self._given_up |= bit
+
+    def sweep(self) -> bool:
+        """Free some keys of workers that were given up; return whether there is more to do."""
+        if not self._unswept:
+            self._swept, self._given_up = self._given_up, 0
+            if not self._swept:
+                return False
+            self._masks, self._unswept = {}, self._masks
+        unswept, kept = self._unswept, ~self._swept
+        for _ in range(min(SWEPT_KEYS, len(unswept))):
+            key, held = unswept.popitem()
+            if held & kept:
+                self._masks[key] = held & kept
+        if not unswept:
+            self._unswept, self._swept = {}, 0
+        return bool(unswept or self._given_up)
+
+    def _pulled(self, key: bytes) -> int:
+        """Return the workers that hold *key*, which is swept now."""
+        held = self._unswept.pop(key, 0) & ~self._swept
+        if held:
+            self._masks[key] = held
+        return self._masks.get(key, 0)

@@ -1,0 +1,233 @@
+"""Batches of cache events as vLLM and SGLang publish them over ZeroMQ: subscribe, replay, fill gaps.
+
+An engine numbers its batches from 0 in each process and keeps the latest of them for replay (`buffer_steps`, 10,000 by
+default); it sends no snapshot.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import zmq
+import zmq.asyncio
+from zmq import Event
+from zmq.utils.monitor import recv_monitor_message
+
+from saccade.errors import WorkerUnavailable
+
+CONNECT_SECONDS = 5.0
+REPLAY_SECONDS = 30.0
+"""How long the first batch of a replay may take."""
+
+QUIET_SECONDS = 2.0
+"""How long the next one may take; where it does not come, a part of the replay was dropped."""
+
+IDLE_SECONDS = 5.0
+"""After so long without a batch the engine is asked whether one was lost."""
+
+HEARTBEAT_SECONDS = 5.0
+MAX_BATCH_BYTES = 64 << 20
+MAX_QUEUED_BATCHES = 10_000
+BEFORE_HANDSHAKE = (Event.CONNECT_DELAYED, Event.CONNECTED)
+REPLAY_ENDS = b"\xff" * 8
+
+NO_REPLAY = "it has no `replay_endpoint`, so blocks that it stored before the gateway listened are not known"
+REPLAY_BEGINS_LATE = "its replay buffer begins with batch {first}, so blocks that it stored before are not known"
+RESTARTED = "The worker's cache events begin anew."
+LOST = "The worker's cache events from batch {first} on were lost."
+UNREADABLE_BATCH = "The worker's cache events are not of a form that is known."
+
+
+@dataclass(frozen=True)
+class EventSource:
+    """Where one engine (a data-parallel rank of a worker) publishes: ZeroMQ endpoints to connect to, and the topic."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+class _Batch(NamedTuple):
+    """A batch as it was sent: *payload* is one msgpack value."""
+
+    number: int
+    payload: bytes
+
+
+class PublishedBatches:
+    """The batches of one engine, each once and in order: first replayed(), then published().
+
+    *on_missing* is called with the reason why batches before the first one are not known, "" where there are none.
+    Use it as a context manager; entering connects, and raises WorkerUnavailable where nobody answers.
+    """
+
+    def __init__(self, source: EventSource, on_missing: Callable[[str], None]) -> None:
+        self._sockets = _Sockets(source)
+        self._on_missing = on_missing
+        self._next: int | None = None
+
+    async def __aenter__(self) -> "PublishedBatches":
+        try:
+            await self._sockets.subscribe()
+        except BaseException:
+            self._sockets.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._sockets.close()
+
+    async def replayed(self) -> AsyncGenerator[bytes, None]:
+        """Yield what was published before, as far as the engine still has it. Raises as published() does."""
+        if not self._sockets.can_replay:
+            self._on_missing(NO_REPLAY)
+            return
+        async with contextlib.aclosing(self._caught_up(0)) as batches:
+            async for batch in batches:
+                if self._next is None and batch.number:
+                    self._on_missing(REPLAY_BEGINS_LATE.format(first=batch.number))
+                self._next = batch.number + 1
+                yield batch.payload
+        self._next = self._next or 0
+
+    async def published(self) -> AsyncGenerator[bytes, None]:
+        """Yield what is published from now on. Raises WorkerUnavailable where a batch is lost for good."""
+        last = -1
+        while True:
+            batch = await self._sockets.next_batch(IDLE_SECONDS if self._sockets.can_replay else math.inf)
+            if batch is not None and batch.number <= last:
+                raise WorkerUnavailable(RESTARTED)
+            last = last if batch is None else batch.number
+            if self._next is None and batch is not None:
+                self._next = batch.number
+                self._on_missing(NO_REPLAY if batch.number else "")
+            if batch is None or batch.number > (self._next or 0):
+                async with contextlib.aclosing(self._filled(batch)) as payloads:
+                    async for payload in payloads:
+                        yield payload
+            if batch is not None and batch.number == self._next:
+                self._next += 1
+                yield batch.payload
+
+    async def _filled(self, until: _Batch | None) -> AsyncGenerator[bytes, None]:
+        """Yield the batches before *until*, or those that were lost unnoticed. Raises WorkerUnavailable for a gap."""
+        first = self._next or 0
+        if self._sockets.can_replay:
+            async with contextlib.aclosing(self._caught_up(first)) as batches:
+                async for batch in batches:
+                    if batch.number != self._next:
+                        raise WorkerUnavailable(LOST.format(first=self._next))
+                    self._next += 1
+                    yield batch.payload
+        if until is not None and until.number > (self._next or 0):
+            raise WorkerUnavailable(LOST.format(first=self._next))
+
+    async def _caught_up(self, first: int) -> AsyncGenerator[_Batch, None]:
+        """Yield the batches from *first* on that the worker still has; only the first may have a later number.
+
+        A publisher drops what a subscriber does not take fast enough, so a replay may have gaps: ask for the rest.
+        """
+        wanted, has_begun = first, False
+        while True:
+            asked = wanted
+            async with contextlib.aclosing(self._sockets.replay(asked)) as replay:
+                async for batch in replay:
+                    if batch is None:
+                        return
+                    if has_begun and batch.number > wanted:
+                        break
+                    if batch.number >= wanted:
+                        wanted, has_begun = batch.number + 1, True
+                        yield batch
+            if wanted == asked:
+                raise WorkerUnavailable(LOST.format(first=asked))
+
+
+class _Sockets:
+    """The connections to one publisher. A connection that is lost is not made again: it may be another process's."""
+
+    def __init__(self, source: EventSource) -> None:
+        self.can_replay = source.replay_endpoint is not None
+        self._source = source
+        self._context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self._subscription = self._socket(zmq.SUB)
+        self._monitor = self._subscription.get_monitor_socket()
+        self._poller = zmq.asyncio.Poller()
+        self._poller.register(self._subscription, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._subscription.disable_monitor()
+        self._context.destroy(linger=0)
+
+    async def subscribe(self) -> None:
+        """Connect to the publisher. Raises WorkerUnavailable where none answers."""
+        endpoint = self._source.endpoint
+        self._subscription.reconnect_ivl = -1
+        self._subscription.subscribe(self._source.topic.encode())
+        unanswered = (
+            f"No publisher of cache events answers at {endpoint}; `endpoint` of vLLM's --kv-events-config must contain "
+            "`*`, as in tcp://*:5557."
+        )
+        try:
+            self._subscription.connect(endpoint)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                event: int = Event.CONNECT_DELAYED
+                while event in BEFORE_HANDSHAKE:
+                    event = (await recv_monitor_message(self._monitor))["event"]
+        except (zmq.ZMQError, TimeoutError) as error:
+            raise WorkerUnavailable(unanswered) from error
+        if event != Event.HANDSHAKE_SUCCEEDED:
+            raise WorkerUnavailable(unanswered)
+
+    async def next_batch(self, seconds: float) -> _Batch | None:
+        """Return the next batch that is published, or None where none is for *seconds*.
+
+        Raises WorkerUnavailable where the connection is lost.
+        """
+        await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
+        ready = dict(await self._poller.poll(None if seconds == math.inf else round(1000 * seconds)))
+        if self._monitor in ready:  # after the handshake the connection has one more event, its end
+            raise WorkerUnavailable("The worker's feed of cache events ended.")
+        return _batch(await self._subscription.recv_multipart()) if ready else None
+
+    async def replay(self, first: int) -> AsyncGenerator[_Batch | None, None]:
+        """Yield the batches from number *first* on that the worker still has, and then None where it said so."""
+        with contextlib.closing(self._socket(zmq.DEALER)) as dealer:
+            dealer.linger = 0
+            try:
+                dealer.connect(self._source.replay_endpoint or "")
+                await dealer.send_multipart([b"", first.to_bytes(8, "big")])
+                seconds = REPLAY_SECONDS
+                while True:
+                    async with asyncio.timeout(seconds):
+                        frames = await dealer.recv_multipart()
+                    seconds = QUIET_SECONDS
+                    await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
+                    # Older releases send no topic here, so the frames are counted from the end.
+                    if frames[-2:-1] == [REPLAY_ENDS]:
+                        yield None
+                        return
+                    yield _batch(frames)
+            except (zmq.ZMQError, TimeoutError):
+                return
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket: zmq.asyncio.Socket = self._context.socket(kind)
+        socket.maxmsgsize = MAX_BATCH_BYTES
+        socket.rcvhwm = MAX_QUEUED_BATCHES
+        # A name that resolves to both families is asked for IPv4, since tcp://* listens on IPv4 only.
+        socket.ipv6 = "[" in self._source.endpoint
+        socket.heartbeat_ivl = round(1000 * HEARTBEAT_SECONDS)
+        socket.heartbeat_timeout = round(3000 * HEARTBEAT_SECONDS)
+        return socket
+
+
+def _batch(frames: list[bytes]) -> _Batch:
+    if len(frames) < 2 or len(frames[-2]) != 8:
+        raise WorkerUnavailable(UNREADABLE_BATCH)
+    return _Batch(int.from_bytes(frames[-2], "big"), frames[-1])

@@ -1,0 +1,118 @@
+"""The cache events of vLLM as they are sent over ZeroMQ: batches of events, in all four encodings that releases had.
+
+A batch is a msgpack array or map, and so is each of its events. Fields that are not named here are ignored.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+Hash = int | bytes
+"""vLLM's own name of a block: the low 64 bits of its hash, or all 32 bytes, as the worker was started."""
+
+
+class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
+    """Blocks became reusable, each the parent of the next; *parent_block_hash* is None where the first has none.
+
+    *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of the LoRA adapter's
+    name, of [identifier of a picture, its start relative to the block's], of the cache salt (first block of a prompt
+    only) and of a digest of prompt embeddings, in this order; each of them only where there is one.
+    """
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+
+
+class Removed(msgspec.Struct, frozen=True, tag="BlockRemoved"):
+    """Blocks left the cache."""
+
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class Cleared(msgspec.Struct, frozen=True, tag="AllBlocksCleared"):
+    """All blocks left the cache."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """An event of a type that is not known here."""
+
+    type: str
+
+
+class _UnknownArray(Unknown, frozen=True, array_like=True):
+    """Its array, of which only the first value is read."""
+
+
+class _StoredArray(Stored, frozen=True, array_like=True, tag="BlockStored"):
+    """The form of releases up to 0.23: the tag, then the fields in their order, of which older releases have fewer."""
+
+
+class _RemovedArray(Removed, frozen=True, array_like=True, tag="BlockRemoved"):
+    """The same form."""
+
+
+class _ClearedArray(Cleared, frozen=True, array_like=True, tag="AllBlocksCleared"):
+    """The same form, the tag alone."""
+
+
+class _BatchArray(msgspec.Struct, frozen=True, array_like=True):
+    """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at an endpoint of its own."""
+
+    ts: float
+    events: list[msgspec.Raw]
+
+
+class _BatchMap(msgspec.Struct, frozen=True):
+    """The form of a few releases between others."""
+
+    events: list[msgspec.Raw]
+
+
+KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+Event = Stored | Removed | Cleared | Unknown
+
+
+class BatchDecoder:
+    """Decodes batches. Its methods raise msgspec.DecodeError or RecursionError for bytes that are none."""
+
+    def __init__(self) -> None:
+        self._batch_array = msgspec.msgpack.Decoder(_BatchArray)
+        self._batch_map = msgspec.msgpack.Decoder(_BatchMap)
+        self._event_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+        self._event_map = msgspec.msgpack.Decoder(Stored | Removed | Cleared)
+        self._kind_array = msgspec.msgpack.Decoder(_UnknownArray)
+        self._kind_map = msgspec.msgpack.Decoder(Unknown)
+
+    def events(self, payload: bytes) -> Iterator[Event]:
+        """Yield the events of a batch, each decoded when its turn comes."""
+        batch = (self._batch_map if _is_map(payload) else self._batch_array).decode(payload)
+        for event in batch.events:
+            yield self._event(bytes(event))
+
+    def _event(self, encoded: bytes) -> Event:
+        try:
+            event: Event = (self._event_map if _is_map(encoded) else self._event_array).decode(encoded)
+            return event
+        except msgspec.ValidationError:
+            kind = (self._kind_map if _is_map(encoded) else self._kind_array).decode(encoded).type
+            if kind in KNOWN:
+                raise
+            return Unknown(kind)
+
+
+def _is_map(encoded: bytes) -> bool:
+    return encoded[:1] in (b"\xde", b"\xdf") or b"\x80" <= encoded[:1] <= b"\x8f"
