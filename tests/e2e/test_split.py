@@ -17,6 +17,9 @@ from waiting import wait_until
 
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "8", "--dtype", "float32", "--served-model-name", "tiny")
 SEEDS = (0, 1, 2, 3)
+START_SECONDS = 240
+"""Of two workers and a gateway at once."""
+
 NOT_SERVED = {"worker_failed", "worker_unavailable"}
 
 
@@ -38,7 +41,7 @@ class Split:
         return next(process for process in found if "saccade.engine" in process.cmdline())
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: self.server.metric("saccade_worker_ready") == 2, seconds=90)
+        wait_until(lambda: self.server.metric("saccade_worker_ready") == 2, seconds=START_SECONDS)
 
     def wait_until_idle(self) -> None:
         """Nothing of any request is left at either worker; pixels may stay in the gateway's cache."""
@@ -89,7 +92,7 @@ def split_of(
         port = free_port()
         flags = (*(f"--worker-url={url}" for url in urls.values()), "--port", str(port), "--decode-processes", "1")
         server = Server(port, running.enter_context(program("gateway", *flags)))
-        server.wait_until_ready()
+        server.wait_until_ready(START_SECONDS)
         split = Split(server, workers, urls)
         split.wait_until_ready()
         yield split
@@ -107,7 +110,7 @@ def alone(tiny_server: Server) -> Callable[..., list[str]]:
     return lambda *arguments, **options: ask(tiny_server, *arguments, **options)
 
 
-def test_answers_equal_one_workers(split: Split, alone: Callable[..., list[str]]) -> None:
+def test_answers_equal_one_workers(alone: Callable[..., list[str]], split: Split) -> None:
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(lambda seed: ask(split.server, seed), SEEDS * 2))
     assert told == [alone(seed) for seed in SEEDS] * 2

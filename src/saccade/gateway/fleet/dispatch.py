@@ -266,7 +266,7 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _usable(self, model: str, excluded: Set[str]) -> list[Worker]:
+    def _usable(self, model: str, excluded: Set[str]) -> Sequence[Worker]:
         """Return the workers that may get a request for *model* first, if they have room.
 
         A breaker never takes the last worker away. Raises ModelNotFound and WorkerUnavailable.

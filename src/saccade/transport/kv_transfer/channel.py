@@ -66,7 +66,7 @@ class Channel(Generic[Outgoing, Incoming]):
     ) -> None:
         self._reader, self._writer = streams
         self._sent, self._received = counters
-        self._decoder = decoder
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = decoder
         self._max_content_bytes = max_content_bytes
 
     async def send(self, message: Outgoing, content: bytes = b"") -> None:
