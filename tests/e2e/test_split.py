@@ -55,13 +55,13 @@ class Split:
         assert not slots([one for worker in self.workers.values() for one in worker.children(recursive=True)])
 
 
-def ask(server: Server, seed: int, max_tokens: int = 24, **options: object) -> list[str]:
-    """Ask about a picture, or with *seed* 0 a text; return the texts of all choices."""
-    shown = (picture(96, 96, seed),) if seed else ()
+def ask(server: Server, number: int, max_tokens: int = 24, **options: object) -> list[str]:
+    """Ask about a picture, or with *number* 0 a text; return the texts of all choices."""
+    shown = (picture(96, 96, number),) if number else ()
     with server.client(timeout=90) as client:
         answer = client.chat.completions.create(
             model=server.name,
-            messages=openai_messages(*shown, f"What is it? {seed}"),
+            messages=openai_messages(*shown, f"What is it? {number}"),
             max_tokens=max_tokens,
             **{"temperature": 0, "extra_body": {"ignore_eos": True}, **options},
         )
