@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 SHARED = "ip link set lo up && echo ready && exec sleep 600"
 OWN = f"mount -t tmpfs none /dev/shm && {SHARED}"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+NAMES = ("host-one", "host-two")
 
 
 @contextlib.contextmanager
@@ -19,24 +20,10 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
             running.enter_context(_held((*inside, "unshare", "--mount", "--net", "sh", "-c", OWN))) for _ in range(2)
         )
         # nsenter and unshare become the command that they run, so these are the processes in the namespaces.
-        link = (
-            "ip",
-            "link",
-            "add",
-            "a",
-            "netns",
-            str(first),
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "b",
-            "netns",
-            str(second),
-        )
-        subprocess.run((*inside, *link), check=True)
+        ends = [("name", name, "netns", str(pid)) for name, pid in zip(NAMES, (first, second), strict=True)]
+        subprocess.run((*inside, "ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]), check=True)
         hosts = tuple(enter(pid, "--user", "--net", "--mount", "--preserve-credentials") for pid in (first, second))
-        for host, name, address in zip(hosts, "ab", ADDRESSES, strict=True):
+        for host, name, address in zip(hosts, NAMES, ADDRESSES, strict=True):
             subprocess.run((*host, "ip", "addr", "add", f"{address}/24", "dev", name), check=True)
             subprocess.run((*host, "ip", "link", "set", name, "up"), check=True)
         yield hosts[0], hosts[1]

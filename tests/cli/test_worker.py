@@ -50,6 +50,10 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
         (["--allowed-uids", "7"], "--uds"),
         (["--worker-token-file", "/nowhere"], "--worker-token-file"),
         (["--tls-cert", "/nowhere"], "--tls-key"),
+        (["--role", "prefill", "--kv-transfer-bind", "0.0.0.0:7"], "--kv-transfer-bind"),
+        (["--role", "prefill", "--kv-transfer-bind", "[::]:7"], "--kv-transfer-bind"),
+        (["--role", "prefill", "--kv-transfer-bind", "7"], "--kv-transfer-bind"),
+        (["--role", "decode", "--kv-transfer-bind", "127.0.0.1:7"], "--kv-transfer-bind"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_the_model_is_loaded(

@@ -163,6 +163,27 @@ def _told(engine: Engine, outcome: engines.Outcome) -> bool:
     return "a" in outcome.answers
 
 
+def test_engine_that_waits_for_transfers_does_not_spin(tiny_qwen3_vl: Path) -> None:
+    engine = engines.engine(tiny_qwen3_vl, role="prefill", kv_transfer_bind="127.0.0.1:0", max_num_seqs=1)
+    try:
+        for name in "ab":
+            engine.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], name), "")[0])
+        while engine.has_work:
+            engine.step()
+        assert (len(engine.scheduler.sending), len(engine.scheduler.waiting)) == (1, 1)
+        engine.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], "c"), "")[0])
+        while engine.has_work:
+            engine.step()
+        engine.abort(0, "a")
+        while engine.has_work:
+            engine.step()
+        assert [sequence.request_id for sequence in engine.scheduler.sending] == ["b"]
+        engine.hangup(0)
+        assert engine.load().num_running == 0
+    finally:
+        engine.close()
+
+
 def test_prompts_wait_for_room_at_the_decode_engine(
     pair: Pair, tiny_qwen3_vl: Path, alone: Callable[[EngineRequest], list[int]]
 ) -> None:
@@ -270,5 +291,5 @@ def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(StartupError, match=r"role|kv_transfer"):
+    with pytest.raises(StartupError, match=r"role|--kv-transfer"):
         EngineConfig("folder", "m", **settings).check()

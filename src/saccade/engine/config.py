@@ -116,16 +116,19 @@ class EngineConfig:
             raise StartupError(f"role must be one of {', '.join(get_args(Role))}, not {self.role!r}.")
         if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
             raise StartupError(
-                "kv_transfer_bind, where decode workers connect, is for the role prefill, and needed there."
+                f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "
+                "and needed there."
             )
         if self.role == "both":
             return
         if self.tensor_parallel_size > 1:
             raise StartupError(
-                f"The role {self.role} needs a tensor_parallel_size of 1: the KV state of several ranks is not "
+                f"--role {self.role} needs a --tensor-parallel-size of 1: the KV state of several ranks is not "
                 "transferred yet."
             )
         if self.record_steps is not None:
-            raise StartupError(f"record_steps does not work with the role {self.role}; record a worker of role both.")
+            raise StartupError(
+                f"--record-steps does not work with --role {self.role}; record a worker that serves alone."
+            )
         if self.kv_transfer_seconds <= 0:
-            raise StartupError(f"kv_transfer_seconds must be over 0, not {self.kv_transfer_seconds}.")
+            raise StartupError(f"--kv-transfer-timeout must be over 0, not {self.kv_transfer_seconds}.")
