@@ -8,8 +8,8 @@ import argparse
 import asyncio
 import gc
 import itertools
-import resource
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any
@@ -171,28 +171,36 @@ def frames(seed: int, events_per_message: int, num_live: int) -> Iterator[bytes]
         yield encoder.encode(KvEvents(number, events, snapshot=number == 0))
 
 
-def ingest_row(num_blocks: int) -> None:
-    """Print how many events a second are decoded and learnt, and the memory of what is held then."""
-    decoder, index = msgspec.msgpack.Decoder(KvEvents), BlockIndex(1 << 40)
-    index.begin("w", PARTITION, resumes_at_states=False)
-    messages = list(itertools.islice(frames(1, EVENTS_PER_MESSAGE, 1 << 40), num_blocks // EVENTS_PER_MESSAGE))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def learn(index: BlockIndex, messages: Sequence[bytes]) -> float:
+    """Have *index* learn encoded messages; return the thousands of events a second of CPU time."""
+    decoder, num_events = msgspec.msgpack.Decoder(KvEvents), 0
     begun_at = time.thread_time()
     for message in messages:
-        index.take("w", decoder.decode(message))
-    seconds = time.thread_time() - begun_at
-    num_held = index.num_blocks("w")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    print(f"stored blocks decoded and learnt: {num_held / seconds / 1e3:.0f} thousand/s")
-    print(f"memory: {grown / num_held:.0f} bytes a block of a worker; {grown / num_held / 1.048576:.0f} MiB a million")
-    removals = [
-        msgspec.msgpack.encode(KvEvents(0, [BlockRemoved(event.key) for event in decoder.decode(message).events]))  # type: ignore[union-attr]
-        for message in messages
-    ]
-    begun_at = time.thread_time()
-    for message in removals:
-        index.take("w", decoder.decode(message))
-    print(f"removed blocks: {num_held / (time.thread_time() - begun_at) / 1e3:.0f} thousand/s", flush=True)
+        events = decoder.decode(message)
+        index.take("w", events)
+        num_events += len(events.events)
+    return num_events / (time.thread_time() - begun_at) / 1e3
+
+
+def ingest_rows(num_blocks: int) -> None:
+    """Print how many events a second are decoded and learnt, and the memory of what is held then."""
+    messages = list(itertools.islice(frames(1, EVENTS_PER_MESSAGE, 1 << 40), num_blocks // EVENTS_PER_MESSAGE))
+    index = BlockIndex(1 << 40)
+    index.begin("w", PARTITION, resumes_at_states=False)
+    print(f"stored blocks, decoded and learnt: {learn(index, messages):.0f} thousand/s")
+    decoder = msgspec.msgpack.Decoder(KvEvents)
+    removals = []
+    for message in messages:
+        removed: list[KvEvent] = [
+            BlockRemoved(event.key) for event in decoder.decode(message).events if isinstance(event, BlockStored)
+        ]
+        removals.append(msgspec.msgpack.encode(KvEvents(1, removed)))
+    print(f"removed blocks: {learn(index, removals):.0f} thousand/s")
+    tracemalloc.start()
+    learn(index, messages)
+    num_bytes = tracemalloc.get_traced_memory()[0] / index.num_blocks("w")
+    tracemalloc.stop()
+    print(f"memory: {num_bytes:.0f} bytes a block, {num_bytes / 1.048576:.0f} MiB a million", flush=True)
 
 
 async def with_feeds(workers: Sequence[Feed], block: Callable[[Dispatcher], Coroutine[Any, Any, None]]) -> int:
@@ -251,7 +259,7 @@ async def main() -> None:
     arguments = parser.parse_args()
     print(machine())
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    ingest_row(arguments.blocks)
+    ingest_rows(arguments.blocks)
     print("| tokens | prompt | choice p50 ms | p99 ms |\n|---|---|---|---|")
     await choice_rows(8192, 200)
     await choice_rows(131_072, 40)

@@ -142,12 +142,13 @@ def main() -> None:
             lines.append(row(f"{roles[0]} + {roles[1]}", asyncio.run(load(url, options.seconds))))
         print(lines[-1], flush=True)
     load_average = os.getloadavg()[0]
+    asking = f"{CHATS} clients stream answers of {CHAT_TOKENS} tokens to short texts"
     head = [
         "# Prefill and decode on separate workers",
         "",
-        f"Two workers of the bundled model, float32, one thread each, {options.seconds:.0f} s of mixed load.",
-        f"{CHATS} clients stream answers of {CHAT_TOKENS} tokens to short texts, one asks about new pictures of {SIDE} x {SIDE} behind",
-        f"{LONG_WORDS} words. The model is tiny: its steps take less time than the gateway's and the wire's part.",
+        f"Two workers of the bundled model, float32, one thread each, {options.seconds:.0f} s of mixed load: {asking},",
+        f"one client asks about new pictures of {SIDE} x {SIDE} behind {LONG_WORDS} words. The model is tiny: its steps",
+        "take less time than the gateway's and the wire's part.",
         "",
         f"Machine: {machine()}; load average at the end {load_average:.0f}  ",
         f"Commit: {commit()}  ",

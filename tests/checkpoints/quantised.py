@@ -28,7 +28,7 @@ def quantise(
     save_file(tensors, quantised / "model.safetensors")
     save_file(values, plain / "model.safetensors")
     section = {**reference.config, reference.ignore: list(ignore)}
-    if name == "nvfp4":
+    if reference.in_own_file:
         (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
     else:
         config = json.loads((quantised / "config.json").read_text())

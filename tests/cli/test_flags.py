@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from saccade.cli.flags import EngineFlags, ImageLimit, MediaFlags, ServerFlags
+from saccade.cli.gateway import RoutingFlags
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dispatch import DispatchLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
@@ -42,7 +45,8 @@ def value(written: str, kind: type) -> object:
 @pytest.mark.parametrize(
     ("section", "flags", "others"),
     [
-        ("Server", ServerFlags, {"worker-url", "routing-policy", "model"}),
+        ("Server", ServerFlags, {"worker-url", "model"}),
+        ("Routing", RoutingFlags, set()),
         ("Pictures", MediaFlags, set()),
         ("Engine", EngineFlags, set()),
     ],
@@ -56,3 +60,14 @@ def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others
             assert page[name], name  # words say what holds instead
         else:
             assert value(page[name], type(default)) == default, name
+
+
+def test_routing_flags_set_the_gateway() -> None:
+    assert RoutingFlags().applied(GatewayConfig()) == GatewayConfig()
+    flags = RoutingFlags("cost", 0.5, False, 2, 3, 4, 5.0)
+    assert flags.applied(GatewayConfig()) == GatewayConfig(
+        routing_policy="cost",
+        routing_temperature=0.5,
+        assumes_holdings=False,
+        dispatch=DispatchLimits(worker_queue=3, max_waiting=4, wait_seconds=5.0, max_retries=2),
+    )

@@ -187,6 +187,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         mm_encoder_cuda_graph=not EngineFlags().mm_encoder_cuda_graph,
         threads=17,
         tensor_parallel_size=2,
+        attention_tensor_parallel_size=1,
         mm_encoder_tp_mode="weights",
         engine_silence=18.5,
         trust_remote_code=True,
@@ -207,6 +208,12 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["--mm-encoder-attn-backend", "--mm-attention-backend"])
 def test_vision_backend_has_the_names_of_vllm_and_sglang(name: str) -> None:
     assert parse("MODEL", name, "amx")["engine"] == EngineFlags(mm_encoder_attn_backend="amx")
+
+
+def test_size_of_attention_has_the_name_of_sglang() -> None:
+    assert parse("MODEL", "-tp", "4", "--attn-tp-size", "2")["engine"] == EngineFlags(
+        tensor_parallel_size=4, attention_tensor_parallel_size=2
+    )
 
 
 def test_steps_are_recorded_in_the_folder_that_the_flag_names_here(

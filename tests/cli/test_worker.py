@@ -54,6 +54,9 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
         (["--role", "prefill", "--kv-transfer-bind", "[::]:7"], "--kv-transfer-bind"),
         (["--role", "prefill", "--kv-transfer-bind", "7"], "--kv-transfer-bind"),
         (["--role", "decode", "--kv-transfer-bind", "127.0.0.1:7"], "--kv-transfer-bind"),
+        (["--serve-tokenspeed", "50051"], "HOST:PORT"),
+        (["--serve-tokenspeed", "0.0.0.0:50051"], "--serve-tokenspeed-to-anyone"),
+        (["--serve-tokenspeed-to-anyone"], "--serve-tokenspeed HOST:PORT"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_the_model_is_loaded(

@@ -1,11 +1,17 @@
-"""The two sides of every comparison, made once."""
+"""The two sides of every comparison, made once: of a release's files, and of whole tiny checkpoints."""
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from checkpoints import NETWORKS
+from references.networks import ORACLES, Oracle
 from subjects import SUBJECTS, Sides
+
+from saccade.cli.bundled import bundled
+
+BUNDLED = "bundled"
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +24,21 @@ def sides(checkpoint: Callable[[str], Path]) -> Callable[[str], Sides]:
         return Sides.of(subjects[name], checkpoint(name))
 
     return both
+
+
+@pytest.fixture(scope="module", params=[*NETWORKS, BUNDLED])
+def checkpoint_name(request: pytest.FixtureRequest) -> str:
+    """Checkpoints with random weights, and the trained one that ships, a Qwen3-VL with tied embeddings."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_name: str, network_folder: Callable[[str], Path]) -> Path:
+    """The checkpoint's folder."""
+    return bundled("model") if checkpoint_name == BUNDLED else network_folder(checkpoint_name)
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint_name: str, folder: Path) -> Oracle:
+    """The reference with the checkpoint's weights."""
+    return ORACLES["qwen3_vl" if checkpoint_name == BUNDLED else checkpoint_name](folder)

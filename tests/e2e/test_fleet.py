@@ -1,149 +1,130 @@
-"""A gateway over two real workers knows where every picture is: repeats land on the worker that holds them."""
+"""A gateway over two real workers knows where every picture is: repeats land on the worker that holds them.
 
-import contextlib
+The program `python -m benchmarks.fleet` holds the same gate over four workers and every family; this is a small one.
+"""
+
 import json
-import random
-import re
-import time
-import urllib.request
+import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import openai_messages, picture
-from PIL import Image
-from server import Server, free_port, program
+from server import free_port
 
-NUM_PICTURES = 6
-REPEATS = 2
-HIT_RATE = "saccade_router_kv_hit_rate"
+from benchmarks.fleet import gate
+from benchmarks.fleet.load import ask_all, chats, photos
+from benchmarks.fleet.plan import Plan, repeats_found
+from benchmarks.fleet.running import ADMIN_KEY, Gateway, gateway, workers
+from saccade.cli.main import run
 
-
-@dataclass(frozen=True)
-class Fleet:
-    """A gateway over two workers, and its admin port."""
-
-    server: Server
-    admin_port: int
-
-    def workers(self) -> list[Any]:
-        """What GET /workers says."""
-        headers = {"authorization": "Bearer operator"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}/workers", headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return list(json.load(response)["workers"])
-
-    def wait_until_exact(self) -> None:
-        deadline = time.monotonic() + 30
-        while [worker["exactness"] for worker in self.workers()] != ["EXACT", "EXACT"]:
-            assert time.monotonic() < deadline, self.workers()
-            time.sleep(0.05)
-
-    def wait_until_idle(self) -> None:
-        """Wait until every answer's events have arrived: the known blocks stand still."""
-        seen, known = None, self.workers()
-        while known != seen or any(worker["booked"]["requests"] for worker in known):
-            time.sleep(0.3)
-            seen, known = known, self.workers()
-
-    def rates(self) -> tuple[float, float]:
-        """Count and sum of the hit rates."""
-        if HIT_RATE not in re.findall(r"^(\w+?)_count", self.server.metrics(), re.MULTILINE):
-            return 0.0, 0.0
-        return self.server.metric(f"{HIT_RATE}_count"), self.server.metric(f"{HIT_RATE}_sum")
+PLAN = Plan(num_pictures=10, num_asks=3, num_clients=4, size=(128, 96))
+ONE_CLIENT = Plan(num_pictures=10, num_asks=3, num_clients=1, size=(128, 96))
+BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def worker_urls(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where logs and pictures go."""
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest.fixture(scope="module")
+def worker_urls(tiny_qwen3_vl: Path, folder: Path) -> Iterator[list[str]]:
     """Two workers of one model."""
-    folder = tmp_path_factory.mktemp("fleet")
-    urls = [f"unix:{folder}/{name}/w.sock" for name in "ab"]
-    with contextlib.ExitStack() as running:
-        for url in urls:
-            flags = ("--uds", url.removeprefix("unix:"), "--max-model-len", "1024", "--dtype", "float32")
-            running.enter_context(program("worker", str(tiny_qwen3_vl), *flags))
+    with workers(tiny_qwen3_vl, 2, folder, ("--max-model-len", "1024")) as urls:
         yield urls
 
 
-@contextlib.contextmanager
-def fleet_of(urls: list[str], policy: str) -> Iterator[Fleet]:
-    port, admin_port = free_port(), free_port()
-    flags = ("--port", str(port), "--decode-processes", "1", "--admin-port", str(admin_port), "--admin-key", "operator")
-    with program("gateway", *(f"--worker-url={url}" for url in urls), *flags, "--routing-policy", policy) as process:
-        server = Server(port, process)
-        server.wait_until_ready()
-        fleet = Fleet(server, admin_port)
-        fleet.wait_until_exact()
-        yield fleet
+@pytest.fixture(scope="module")
+def bodies(folder: Path) -> list[dict[str, Any]]:
+    """A chat about each picture of the plan, and one about a picture that the plan does not ask about."""
+    return chats(photos(folder, PLAN))
 
 
-def ask(fleet: Fleet, shown: Image.Image) -> tuple[int, int]:
-    """Ask about a picture; return how many tokens of the prompt were cached, and its length."""
-    with fleet.server.client() as client:
-        answer = client.chat.completions.create(
-            model=fleet.server.name, messages=openai_messages(shown, "What is it?"), max_tokens=2, temperature=0
-        )
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.usage.prompt_tokens
+@pytest.fixture
+def by_cost(worker_urls: list[str], folder: Path) -> Iterator[Gateway]:
+    """A gateway that chooses by what workers hold; their caches are empty."""
+    with gateway(worker_urls, "auto", folder / "by_cost.log") as running:
+        running.reset()
+        yield running
 
 
-def ask_first(fleet: Fleet, seed: int) -> list[Image.Image]:
-    """Ask once about new pictures, and return them."""
-    shown = [picture(96, 96, seed + number) for number in range(NUM_PICTURES)]
-    for each in shown:
-        ask(fleet, each)
-    return shown
+def test_repeats_land_on_the_holder(by_cost: Gateway, bodies: list[dict[str, Any]]) -> None:  # E5, E6, E7
+    outcome = gate.measure(by_cost, PLAN, bodies)
+    assert gate.failures(outcome) == []
+    assert outcome.num_repeats == 20
+    assert all(worker["reason"] == worker["excluded"] == "" for worker in by_cost.workers())
+    # The text before the picture fills at least one block, which both pictures share.
+    unseen = by_cost.route(bodies[-1])
+    (picture,) = unseen["pictures"]
+    assert picture["start"] >= BLOCK
+    assert max(one["overlap_blocks"] for one in unseen["candidates"]) == picture["start"] // BLOCK
+    assert gate.overlap_failures(by_cost, bodies[0], bodies[-1]) == []
 
 
-def ask_again(fleet: Fleet, shown: list[Image.Image]) -> tuple[list[int], list[tuple[int, int, float]]]:
-    """Ask about pictures again in a shuffle.
-
-    Return the pictures' numbers, and of each ask what ask() returns and its hit rate.
-    """
-    fleet.wait_until_idle()
-    again = [*range(NUM_PICTURES)] * REPEATS
-    random.Random(0).shuffle(again)
-    found = []
-    for number in again:
-        count, total = fleet.rates()
-        cached, length = ask(fleet, shown[number])
-        new_count, new_total = fleet.rates()
-        assert new_count == count + 1
-        found.append((cached, length, new_total - total))
-    return again, found
+def test_round_robin_finds_what_its_turns_give(
+    worker_urls: list[str], folder: Path, bodies: list[dict[str, Any]]
+) -> None:  # E6
+    """The control: one client's repeats are cached exactly where their turns fall on a worker that has seen them."""
+    with gateway(worker_urls, "round_robin", folder / "round_robin.log") as running:
+        running.reset()
+        outcome = gate.measure(running, ONE_CLIENT, bodies)
+    found = repeats_found([*ONE_CLIENT.first, *ONE_CLIENT.repeats], ONE_CLIENT.num_pictures, 2)
+    expected = statistics.mean(outcome.best_rate if one else outcome.unseen_rate for one in found)
+    assert 0 < sum(found) < len(found)
+    assert gate.not_measured(outcome) == []
+    assert outcome.rate == pytest.approx(outcome.cached_rate)
+    assert outcome.rate == pytest.approx(expected)
+    assert gate.failures(outcome)
 
 
-def best(length: int) -> int:
-    """The most tokens of a prompt that can be cached: the last one is always computed."""
-    return (length - 1) // 16 * 16
+def test_keys_that_are_not_the_workers_fail_the_gate(
+    worker_urls: list[str], folder: Path, bodies: list[dict[str, Any]]
+) -> None:  # E6
+    with gateway(worker_urls, "auto", folder / "broken.log", broken=True) as running:
+        running.reset()
+        outcome = gate.measure(running, PLAN, bodies)
+    assert outcome.rate == 0
+    assert gate.broken_failures(outcome) == []
+    assert len(gate.failures(outcome)) == 3
 
 
-def test_repeats_land_on_the_holder(worker_urls: list[str]) -> None:  # E6
-    with fleet_of(worker_urls, "round_robin") as other:
-        shown = ask_first(other, seed=100)  # each worker gets half of them
-    with fleet_of(worker_urls, "auto") as fleet:
-        _, found = ask_again(fleet, shown)
-        for cached, length, rate in found:
-            assert cached == best(length)
-            assert rate == pytest.approx(cached / length)
-        workers = fleet.workers()
-        assert [worker["reason"] for worker in workers] == ["", ""]
-        assert all(worker["ready"] and worker["holdings"]["blocks"] >= NUM_PICTURES / 2 for worker in workers)
-        assert fleet.server.metric("saccade_router_exact") == 2
+def test_where_a_chat_would_go_is_shown_and_nothing_is_booked(
+    by_cost: Gateway, bodies: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask_all(by_cost.url, bodies, [0, 0], 1)
+    by_cost.wait_until_idle()
+    before = by_cost.hit_rates()
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps(bodies[0]))
+    command = ["inspect", str(chat), "--gateway", by_cost.admin_url, "--admin-key", ADMIN_KEY]
+    assert run([*command, "--json"]) == 0
+    route = json.loads(capsys.readouterr().out)
+    chosen, other = sorted(route["candidates"], key=lambda one: not one["chosen"])
+    assert chosen["worker"] == route["worker"]
+    assert chosen["overlap_blocks"] == chosen["num_blocks"] == (route["prompt_tokens"] - 1) // BLOCK
+    assert chosen["cost"]["total"] < other["cost"]["total"]
+    assert other["cost"]["prompt_tokens"] > chosen["cost"]["prompt_tokens"]
+    assert run(command) == 0
+    shown = capsys.readouterr().out
+    assert f"{chosen['num_blocks']} of {chosen['num_blocks']}" in shown
+    assert "the least cost" in shown
+    # The next real request goes there, and the looks have left nothing behind.
+    (asked,) = ask_all(by_cost.url, bodies, [0], 1)
+    assert asked.cached_tokens == chosen["overlap_tokens"]
+    assert by_cost.hit_rates().count == before.count + 1
+    by_cost.wait_until_idle()
+    assert [worker["booked"]["requests"] for worker in by_cost.workers()] == [0, 0]
 
 
-def test_round_robin_finds_what_its_turns_give(worker_urls: list[str]) -> None:  # E6
-    """The control: a repeat is cached exactly where its turn falls on a worker that has seen the picture."""
-    with fleet_of(worker_urls, "round_robin") as fleet:
-        again, found = ask_again(fleet, ask_first(fleet, seed=200))
-        seen = {(number, number % 2) for number in range(NUM_PICTURES)}
-        expected = []
-        for turn, number in enumerate(again, NUM_PICTURES):
-            expected.append((number, turn % 2) in seen)
-            seen.add((number, turn % 2))
-        assert [cached == best(length) for cached, length, _ in found] == expected
-        assert [rate for *_, rate in found] == pytest.approx([cached / length for cached, length, _ in found])
-        assert 0 < sum(expected) < len(expected)
+def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text("{}")
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    assert run(["inspect", str(chat), "--gateway", nowhere, "--admin-key", ADMIN_KEY]) == 1
+    assert "--admin-port" in capsys.readouterr().err
+    assert run(["inspect", str(chat), "--gateway", nowhere]) == 1
+    assert "--admin-key" in capsys.readouterr().err
+    assert run(["inspect", str(tmp_path / "none.json"), "--gateway", nowhere, "--admin-key", ADMIN_KEY]) == 1
+    assert "Cannot read" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """A network with quantised weights is the network with the values that they stand for, for every format."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +26,13 @@ def is_quantised(name: str) -> bool:
     return not any(part in name for part in PLAIN)
 
 
-@pytest.fixture(scope="module", params=REFERENCES)
+EVERYDAY = ("int4", "fp8", "nvfp4", "fp8 tensor")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.conformance) for name in REFERENCES],
+)
 def pair(
     request: pytest.FixtureRequest, tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
@@ -73,8 +81,8 @@ def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
         if isinstance(ours, Linear):
             assert torch.equal(ours.dequantised(), theirs.dequantised()), name
             kept += ours.packed is not None
-    # All but the attention of the tower, which rearranges its weights, and what is ignored.
-    assert kept == 4 * 4 + 3 * 3 + 4 * 2 + 1
+    # All but the attention of the tower, which rearranges its weights, and what is ignored. Rank 0 alone has the head.
+    assert kept == 4 * 4 + 3 * 3 + 4 * 2 + (ranks.rank == 0)
 
 
 def test_memory(pair: tuple[Path, Path]) -> None:
@@ -88,6 +96,7 @@ def test_memory(pair: tuple[Path, Path]) -> None:
         assert layer.weight.numel() == 0
         return sum(field.nbytes for part in layer.packed.parts for field in part.fields.values())
 
+    # Of four bytes in float32, one and its scales, or less.
     assert num_bytes(quantised) < 0.27 * num_bytes(plain)
 
 
@@ -113,6 +122,9 @@ DOWN = "layers.0.mlp.down_proj."
         ("fp8", without(DOWN + "weight_scale_inv"), ["lacks 1", DOWN + "weight_scale_inv"]),
         ("fp8", changed(DOWN + "weight", torch.ones(128, 256)), ["same weight", DOWN + "weight"]),
         ("fp8", changed(DOWN + "weight_scale_inv", torch.ones(2, 2)), ["[2, 2]", "[1, 2]"]),
+        ("fp8 tensor", without(DOWN + "weight_scale"), ["lacks 1", DOWN + "weight_scale (F32 or BF16 or F16)"]),
+        ("fp8 tensor", changed(DOWN + "weight_scale", torch.ones(128, 1)), ["[128, 1]", "instead of []"]),
+        ("fp8 rows", changed(DOWN + "weight_scale", torch.ones(1)), ["[1]", "[128, 1]"]),
         ("nvfp4", without(DOWN + "weight_scale_2"), ["lacks 1", DOWN + "weight_scale_2"]),
         ("nvfp4", changed(DOWN + "weight_scale", torch.ones(128, 16)), ["F32", "F8_E4M3"]),
     ],
@@ -136,6 +148,38 @@ def test_wrong_tensors_are_refused(
 def test_ignored_modules_must_be_plain(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     quantised, _ = quantise(tiny_qwen3_vl, "fp8", is_quantised, tmp_path, ["lm_head"])
     with pytest.raises(StartupError, match=r"lm_head\.weight \(model\.safetensors\) is F8_E4M3 instead of"):
+        load(quantised)
+
+
+def test_layers_of_several_formats(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    """MIXED_PRECISION: attention in one format, MLPs in another, what no list names plain."""
+    algorithms = {"self_attn.": ("fp8 tensor", {"quant_algo": "FP8"}), "mlp.": ("nvfp4", REFERENCES["nvfp4"].config)}
+    quantised, plain = (shutil.copytree(tiny_qwen3_vl, tmp_path / kind) for kind in ("quantised", "plain"))
+    values = load_file(tiny_qwen3_vl / "model.safetensors")
+    stored, layers = dict(values), {}
+    for weight in [key for key in values if ".language_model.layers." in key and key.endswith("_proj.weight")]:
+        (reference, algorithm), module = (
+            next(one for part, one in algorithms.items() if part in weight),
+            weight.removesuffix(".weight"),
+        )
+        fields = REFERENCES[reference].write(stored.pop(weight))
+        values[weight] = torch.from_numpy(REFERENCES[reference].read(fields)).contiguous()
+        stored |= {f"{module}.{end}": field for end, field in fields.items()}
+        layers[module] = algorithm
+    save_file(stored, quantised / "model.safetensors")
+    save_file(values, plain / "model.safetensors")
+    section = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None, "quantized_layers": layers}
+    (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
+    ours, theirs = load(quantised), load(plain)
+    formats = set()
+    for (name, layer), other in zip(ours.named_modules(), theirs.modules(), strict=True):
+        if isinstance(layer, Linear):
+            assert torch.equal(layer.dequantised(), other.dequantised()), name
+            formats |= {part.format.name for part in layer.packed.parts} if layer.packed is not None else {"plain"}
+    assert len(formats) == 3
+    del layers["model.language_model.layers.0.mlp.up_proj"]
+    (quantised / "hf_quant_config.json").write_text(json.dumps({"quantization": section}))
+    with pytest.raises(StartupError, match=r"layers\.0\.mlp\.up_proj\.weight .* is U8 instead of"):
         load(quantised)
 
 

@@ -1,8 +1,6 @@
 """Qwen3.5, dense and with experts: tower, names of tensors, configurations, ranks and number formats."""
 
-import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +8,15 @@ import engines
 import pytest
 import torch
 from checkpoints.quantised import quantise
-from references.networks import QwenOracle
+from networks import build, check_qwen_tower, config_of, load
 from safetensors.torch import load_file, save_file
 
 from saccade import models
-from saccade.engine.config import EngineConfig
 from saccade.engine.executor.caches import Caches, CacheSizes
-from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
-from saccade.models.facts import MediaShape, Paged, Recurrent
+from saccade.models.facts import Paged, Recurrent
 from saccade.models.network import Target
-from saccade.nn.backends.torch_sdpa import AttentionBackend, VisionAttentionBackend
+from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.parallel import Ranks
 from saccade.nn.rope import cos_sin
@@ -36,27 +32,6 @@ class Silent(Ranks):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x
-
-
-def load(folder: Path, ranks: Ranks | None = None, dtype: str = "float32") -> Any:
-    config = EngineConfig(str(folder), "tiny", device="cpu", dtype=dtype)
-    return load_model(config, lambda *_: None, ranks or Ranks()).network
-
-
-@pytest.fixture(scope="module")
-def network(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
-    """The loaded network of a tiny checkpoint, by its name."""
-    return cache(lambda name: load(network_folder(name)))
-
-
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
-
-
-def build(config: Any) -> Any:
-    family = models.family_of(config)
-    with torch.device("meta"):
-        return models.load_network(family)(models.load_facts(family, config), config, {})
 
 
 def tensors_for(folder: Path, target: Path) -> dict[str, torch.Tensor]:
@@ -78,20 +53,10 @@ def split_experts(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
 def test_vision_tower_equals_the_reference(
     name: str, network: Callable[[str], Any], network_folder: Callable[[str], Path]
 ) -> None:  # A10
-    oracle = QwenOracle(network_folder(name))
-    items = [engines.photo(network_folder(name), size, seed) for seed, size in enumerate(SIZES)]
-    metadata, counts = network(name).prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    features = network(name).encode(pixels, metadata)
-    doubled = torch.cat([oracle.pixel_values(item) for item in items])
-    grids = torch.tensor([item.grid for item in items])
-    expected = oracle.model.model.get_image_features(doubled, grids, return_dict=True)
-    torch.testing.assert_close(features, torch.cat(tuple(expected.pooler_output)), atol=1e-4, rtol=0)
-    assert counts == [item.spans[0].length for item in items]
+    check_qwen_tower(network(name), network_folder(name), SIZES)
 
 
 def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> None:

@@ -2,22 +2,19 @@
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import engines
 import numpy as np
 import pytest
 import torch
-from references.networks import QwenOracle
+from networks import build, check_qwen_tower, config_of, load
 from safetensors.torch import load_file, save_file
 from vision_backends import RecordingBackend
 
 from saccade import models
-from saccade.engine.config import EngineConfig
-from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
+from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_text import MixtureOfExperts
 from saccade.models.facts import MediaShape
 from saccade.models.network import Target
@@ -29,50 +26,18 @@ SIZES = [(28, 28), (150, 100), (90, 230), (224, 224), (252, 29), (61, 420)]
 """Of these no two have the same grid, and only the fourth consists of whole windows."""
 
 
-def load(folder: Path) -> Any:
-    return load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).network
-
-
-@pytest.fixture(scope="module")
-def network(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
-    """The loaded network of a tiny checkpoint, by its name."""
-    return cache(lambda name: load(network_folder(name)))
-
-
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
-
-
-def build(name: str, config: Any) -> Any:
-    family = models.family_of(config)
-    with torch.device("meta"):
-        return models.load_network(family)(models.load_facts(family, config), config, {})
-
-
 @pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
 def test_vision_tower_equals_the_reference(
     name: str, network: Callable[[str], Any], network_folder: Callable[[str], Path]
 ) -> None:  # A10
-    oracle = QwenOracle(network_folder(name))
-    items = [engines.photo(network_folder(name), size, seed) for seed, size in enumerate(SIZES)]
-    metadata, counts = network(name).prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    features = network(name).encode(pixels, metadata)
-    doubled = torch.cat([oracle.pixel_values(item) for item in items])
-    grids = torch.tensor([item.grid for item in items])
-    expected = oracle.model.model.get_image_features(doubled, grids, return_dict=True)
-    deep = getattr(expected, "deepstack_features", None) or ()
-    parts = [torch.cat(tuple(part)) for part in (expected.pooler_output, *deep)]
-    torch.testing.assert_close(features, torch.cat(parts, 1), atol=1e-4, rtol=0)
-    assert counts == [item.spans[0].length for item in items]
+    check_qwen_tower(network(name), network_folder(name), SIZES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[str], Path]) -> None:
     """C3, [eng] 35: a meta tensor has no content to look at."""
-    network, grids = build(name, config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
+    network, grids = build(config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
     network.finish()
     pixels = torch.empty(152 * network.facts.vision.patch_values, dtype=torch.uint8, device="meta")
     features = network.encode(
@@ -162,7 +127,7 @@ def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]
     text = config["text_config"]
 
     def sparse() -> list[int]:
-        layers = build("qwen3_vl_moe", config).language_model.layers
+        layers = build(config).language_model.layers
         return [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MixtureOfExperts)]
 
     assert sparse() == [0, 2, 3, 4]
@@ -205,7 +170,21 @@ def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[
     nested["text_config"] = {**flat, "rope_parameters": rope}
     original = config_of(network_folder(name))
     assert models.load_facts(name, nested) == models.load_facts(name, original)
-    assert build(name, nested).tied == build(name, original).tied == (name == "qwen2_vl")
+    assert build(nested).loads_head == build(original).loads_head == (name == "qwen2_5_vl")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, False),
+        ({"tie_word_embeddings": True}, True),
+        ({"text_config": {"tie_word_embeddings": True}}, True),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+        ({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}, True),
+    ],
+)
+def test_the_top_level_decides_whether_embeddings_are_tied(config: dict[str, Any], expected: bool) -> None:
+    assert ties_embeddings(config) == expected
 
 
 @pytest.mark.parametrize(
@@ -239,4 +218,4 @@ def test_wrong_config_names_the_key(
         place = place[parent]
     place[last] = value
     with pytest.raises(StartupError, match=words):
-        build(name, config)
+        build(config)

@@ -20,8 +20,12 @@ def layer(num_experts: int = EXPERTS, ranks: Ranks | None = None) -> Experts:
     draw = torch.Generator().manual_seed(0)
     made = Experts(num_experts, HIDDEN, INTERMEDIATE, ranks or Ranks())
     own = slice(made.first, made.first + len(made.gate_up_proj))
-    made.gate_up_proj.data = torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=draw)[own] / HIDDEN**0.5
-    made.down_proj.data = torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=draw)[own] / INTERMEDIATE**0.5
+    gate_up = torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=draw)[own] / HIDDEN**0.5
+    down = torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=draw)[own] / INTERMEDIATE**0.5
+    width = made.down_proj.shape[2]
+    part = slice(made.ranks.rank * width, (made.ranks.rank + 1) * width) if width < INTERMEDIATE else slice(None)
+    made.gate_up_proj.data = gate_up.unflatten(1, (2, -1))[:, :, part].flatten(1, 2)
+    made.down_proj.data = down[:, :, part].contiguous()
     return made
 
 
@@ -79,8 +83,8 @@ def test_cost_grows_with_active_experts(monkeypatch: pytest.MonkeyPatch, num_exp
     assert sorted(rows) == sorted(2 * [7, 1, 8, 8])
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_ranks_share_experts(size: int) -> None:
+@pytest.mark.parametrize(("size", "share"), [(2, (5, 7)), (5, (2, 7)), (7, (10, 1))])
+def test_ranks_share_experts_or_their_width(size: int, share: tuple[int, int]) -> None:
     class Silent(Ranks):
         """A rank whose sum over the ranks is its own part."""
 
@@ -89,15 +93,15 @@ def test_ranks_share_experts(size: int) -> None:
 
     x, ids, weights = routed(20)
     parts = [layer(ranks=Silent(rank, size)) for rank in range(size)]
-    assert all(len(part.gate_up_proj) == EXPERTS // size for part in parts)
+    assert {(len(part.gate_up_proj), part.down_proj.shape[2]) for part in parts} == {share}
     total = torch.stack([part(x, ids, weights) for part in parts]).sum(0)
     torch.testing.assert_close(total, layer()(x, ids, weights), atol=1e-5, rtol=1e-5)
 
 
 def test_ranks_that_cannot_share_are_refused() -> None:
-    with pytest.raises(StartupError, match="10 experts"):
+    with pytest.raises(StartupError, match="7 channels in each expert"):
         Experts(EXPERTS, HIDDEN, INTERMEDIATE, Ranks(0, 4))
-    with pytest.raises(StartupError, match="10 experts"):
+    with pytest.raises(StartupError, match="7 channels in each expert"):
         Experts(EXPERTS, HIDDEN, INTERMEDIATE, Ranks(0, 20))  # copies would be summed twice
 
 

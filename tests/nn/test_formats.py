@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -14,12 +15,26 @@ from torch.nn import functional
 
 from saccade.nn import ops
 from saccade.nn.formats import quantised
-from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.int4_group import Int4Group
 from saccade.nn.formats.nvfp4 import Nvfp4
-from saccade.nn.formats.quantised import Part, QuantisedExperts, QuantisedLinear, QuantisedWeight, Region, WeightFormat
+from saccade.nn.formats.quantised import (
+    WHOLE_ROW,
+    Part,
+    QuantisedExperts,
+    QuantisedLinear,
+    QuantisedWeight,
+    Region,
+    WeightFormat,
+)
 
-FORMATS: dict[str, WeightFormat] = {"int4": Int4Group(32), "fp8": Fp8Block(), "nvfp4": Nvfp4()}
+FORMATS: dict[str, WeightFormat] = {
+    "int4": Int4Group(32),
+    "fp8": Fp8(),
+    "nvfp4": Nvfp4(),
+    "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
+    "fp8 tensor": Fp8(None, "weight_scale"),
+}
 SHAPES = [(7, 96), (150, 320)]
 REGIONS = [Region(0, 150, 0, 320), Region(64, 64, 0, 320), Region(100, 50, 0, 320), Region(0, 150, 160, 160),
            Region(37, 1, 11, 150), Region(127, 2, 127, 2), Region(149, 1, 319, 1)]  # fmt: skip
@@ -73,10 +88,11 @@ def test_every_code(name: str) -> None:
     """All codes of four bits, all of eight but the NaNs; large and small scales, and zero."""
     stored = tensors(name, 16, 512)
     codes = torch.arange(16 * 512) % 256
-    if name == "fp8":
+    if name.startswith("fp8"):
         codes[codes % 128 == 127] = 0
         stored["weight"] = codes.to(torch.uint8).view(16, 512).view(torch.float8_e4m3fn)
-        stored["weight_scale_inv"][0] = torch.tensor([2.0**-20, 3.3, 1e4, 0])
+        scale = stored["weight_scale_inv" if name == "fp8" else "weight_scale"].flatten()
+        scale[:] = torch.tensor([2.0**-20, 3.3, 1e4, 0] * 4)[: len(scale)]
     elif name == "nvfp4":
         stored["weight"] = codes[: 16 * 256].to(torch.uint8).view(16, 256)
         stored["weight_scale"] = (torch.arange(16 * 32) % 127).to(torch.uint8).view(16, 32).view(torch.float8_e4m3fn)
@@ -109,6 +125,42 @@ def test_nvfp4_equals_compressed_tensors() -> None:
     scales, inverse = stored["weight_scale"].float(), torch.tensor(2.0**9)
     expected = dequantize(codes, scales, args=scheme.weights, global_scale=inverse, dtype=torch.float32)
     assert torch.equal(held("nvfp4", stored, Region(0, 48, 0, 128)).dequantised(torch.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", ["tensor", "channel", "block"])
+def test_fp8_equals_compressed_tensors(scheme: str, dtype: torch.dtype) -> None:
+    """Compressed and decompressed by the package that defines the format; its arithmetic is in the scales' dtype."""
+    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)
+    cells = {"tensor": (256, 384), "channel": (1, 384), "block": (128, 128)}
+    rows, columns = cells[scheme]
+    scale = weight.view(256 // rows, rows, 384 // columns, columns).abs().amax((1, 3)) / 448
+    structure = {"block_structure": [128, 128]} if scheme == "block" else {}
+    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy=scheme, **structure)
+    scales = {"weight_scale": scale.reshape(1) if scheme == "tensor" else scale}
+    stored = NaiveQuantizationCompressor.compress(
+        {"weight": weight, **scales}, QuantizationScheme(targets=["Linear"], weights=args)
+    )
+    expected = dequantize(stored["weight"], stored["weight_scale"], args=args)
+    cell = {"tensor": None, "channel": (1, WHOLE_ROW), "block": (128, 128)}[scheme]
+    form, region = Fp8(cell, "weight_scale"), Region(0, 256, 0, 384)
+    fields = {end: stored[end].reshape(field.shape(region)) for end, field in form.fields.items()}
+    assert stored["weight"].dtype == torch.float8_e4m3fn
+    assert torch.equal(QuantisedWeight(form, fields, region).dequantised(dtype), expected)
+
+
+def test_transposed_blocks() -> None:
+    """A weight whose tensors are those of its transpose, with blocks of two lengths."""
+    draw = torch.Generator().manual_seed(0)
+    stored = torch.randn(70, 300, generator=draw).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 3, generator=draw)
+    form = Fp8((32, 128)).transposed()
+    assert form is not None
+    fields = {"weight": stored.t().contiguous(), "weight_scale_inv": scales.t().contiguous()}
+    whole = stored.float() * scales.repeat_interleave(32, 0)[:70].repeat_interleave(128, 1)[:, :300]
+    found = QuantisedWeight(form, fields, Region(0, 300, 0, 70)).dequantised(torch.float32)
+    assert torch.equal(found, whole.t())
+    assert Fp8(None, "weight_scale").transposed() is None
 
 
 def parts(seed: int) -> tuple[list[Part], torch.Tensor]:

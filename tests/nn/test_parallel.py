@@ -100,3 +100,29 @@ def test_alone_nothing_is_exchanged() -> None:
     assert ALONE.all_reduce(x) is x
     assert ALONE.broadcast(x, 0) is x
     assert ALONE.any_of([True, False]) == [True, False]
+
+
+@pytest.mark.parametrize("units", [4, 2, 1])
+@pytest.mark.parametrize(("size", "shared"), [(2, 1), (4, 2), (8, 4), (6, 2)])
+def test_ranks_that_share_attention_hold_the_parts_that_the_loader_reads(size: int, shared: int, units: int) -> None:
+    """B8: The loader cuts by the place among all ranks, attention by that among those who share it."""
+    cut = Sharding((12, 12), 0, (shards_of(units, Ranks(0, shared)),) * 2)
+    every = [Ranks(rank, size).sharing_attention(shared) for rank in range(size)]
+    for ranks in every:
+        assert [*cut.pieces(ranks)] == [*cut.pieces(ranks.attention)]
+        assert ranks.attention.size == shared
+    places = [ranks.attention.rank for ranks in every]
+    assert places == sorted(places)
+    assert [places.count(place) for place in range(shared)] == [size // shared] * shared
+
+
+def test_attention_is_cut_over_all_ranks_unless_fewer_share_it() -> None:
+    ranks = Ranks(1, 4, cuts_encoder=True)
+    assert ranks.sharing_attention(4).attention == ranks.attention == ranks == ranks.encoder
+    shared = ranks.sharing_attention(2)
+    # The encoder is cut as attention is, or not at all.
+    assert shared.encoder is shared.attention
+    assert Ranks(1, 4).sharing_attention(2).encoder == ALONE
+    with pytest.raises(StartupError, match="--attention-tensor-parallel-size is 2, but the model has 3 heads"):
+        shared.attention.divide(3)
+    assert Linear(8, 12, split="inputs", ranks=Ranks(1, 4).sharing_attention(1).attention).summed_over is None

@@ -108,13 +108,41 @@ def read_nvfp4(tensors: Tensors) -> np.ndarray:
     return output
 
 
+def write_fp8_tensor(weight: torch.Tensor) -> Tensors:
+    """One scale, for the whole weight; another for activations, which a reader of weights does not need."""
+    scale = weight.abs().max() / 448
+    return {
+        "weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale.reshape(()),
+        "input_scale": torch.tensor(0.5),
+    }  # fmt: skip
+
+
+def write_fp8_rows(weight: torch.Tensor) -> Tensors:
+    """A scale for each row."""
+    scale = (weight.abs().amax(1, keepdim=True) / 448).to(torch.bfloat16)
+    return {"weight": (weight / scale.float()).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+def read_fp8_scaled(tensors: Tensors) -> np.ndarray:
+    """Return the weight in float32: one scale [] or [1], or one for each row [rows, 1]."""
+    values = E4M3[tensors["weight"].view(torch.uint8).numpy()]
+    scales = tensors["weight_scale"].float().numpy().reshape(-1)
+    for row in range(len(values)):
+        values[row] *= scales[row % len(scales)]
+    return values
+
+
 class Reference(NamedTuple):
-    """How to *write* a weight's tensors and to *read* them; what config.json says, with an *ignore* key."""
+    """How to *write* a weight's tensors and to *read* them; what config.json says, with an *ignore* key.
+
+    With *in_own_file*, hf_quant_config.json says it instead.
+    """
 
     write: Callable[[torch.Tensor], Tensors]
     read: Callable[[Tensors], np.ndarray]
     config: dict[str, object]
     ignore: str
+    in_own_file: bool = False
 
 
 GROUP = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}
@@ -123,10 +151,21 @@ COMPRESSED = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUP}},
 }
+ROWS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+FLOAT = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": ROWS}},
+}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
 REFERENCES = {
     "int4": Reference(write_int4, read_int4, COMPRESSED, "ignore"),
     "fp8": Reference(write_fp8, read_fp8, FP8, "modules_to_not_convert"),
-    "nvfp4": Reference(write_nvfp4, read_nvfp4, {"quant_algo": "NVFP4", "group_size": 16}, "exclude_modules"),
+    "nvfp4": Reference(write_nvfp4, read_nvfp4, NVFP4, "exclude_modules", in_own_file=True),
+    "fp8 rows": Reference(write_fp8_rows, read_fp8_scaled, FLOAT, "ignore"),
+    "fp8 tensor": Reference(
+        write_fp8_tensor, read_fp8_scaled, {"quant_algo": "FP8"}, "exclude_modules", in_own_file=True
+    ),
 }
 """By the name that tests give them."""

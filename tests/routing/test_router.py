@@ -147,7 +147,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     book(router, [B], PROMPT, now=0)
     busy = B._replace(num_waiting=3)
     before = dict(router.work)
-    candidates, chosen = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
+    candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
     assert candidates == [
         Candidate("a", WorkInFlight(1, 161, decode_blocks=11), 113, 100, overlap_tokens=48, held_tokens=48),
         # One of the three that wait is this gateway's own.
@@ -180,10 +180,10 @@ def test_what_was_sent_to_a_worker_that_reports_nothing_is_assumed_to_be_held() 
         assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
         again.first_token(16)
         again.close()
-    candidates, _ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
+    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
     router.expect_nothing(first.worker)
-    candidates, _ = router.preview(SILENT, PROMPT, {}, now=later)
+    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
 
 
@@ -201,7 +201,7 @@ def test_a_prediction_goes_on_where_the_report_ends() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token(16)
     assert set(router.predictions.held("a", now=0)) == set(KEYS[3:])
-    candidates, _ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
+    candidates, *_ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
     assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
 
 

@@ -201,6 +201,8 @@ class EngineFlags:
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = ENGINE.tensor_parallel_size
     "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    attention_tensor_parallel_size: Annotated[Count | None, Parameter(alias="--attn-tp-size")] = None
+    "How many of these processes share the attention and the KV cache, by default all; the others hold copies."
     mm_encoder_tp_mode: Literal["data", "weights"] = "data"
     "How these processes share the vision encoder: data gives each whole pictures, weights cuts its matrices."
     engine_silence: Seconds = 300.0
@@ -252,6 +254,7 @@ def engine_config(model: str, folder: Path, flags: EngineFlags) -> EngineConfig:
         mm_encoder_cuda_graph=flags.mm_encoder_cuda_graph,
         threads=flags.threads,
         tensor_parallel_size=flags.tensor_parallel_size,
+        attention_tensor_parallel_size=flags.attention_tensor_parallel_size,
         mm_encoder_tp_mode=flags.mm_encoder_tp_mode,
         enable_prefix_caching=flags.enable_prefix_caching,
         record_steps=None if flags.record_steps is None else str(flags.record_steps.expanduser().absolute()),

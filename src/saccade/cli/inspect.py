@@ -1,18 +1,22 @@
-"""`saccade inspect`: show a model's input for pictures, computed by the gateway's own code."""
+"""`saccade inspect`: show a model's input for pictures, by the gateway's own code, or where a chat would go."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from saccade.cli.inspect_route import show_route
 from saccade.cli.inspection import Stopwatch, draft_of, resized
-from saccade.engine.executor.weight_files import fingerprint, weight_files
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.fingerprint import model_fingerprint
+from saccade.engine.executor.weight_files import weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.pictures.collect import Picture
 from saccade.gateway.prompt.draft import Draft
@@ -27,21 +31,42 @@ SHOWN_IDS = 12
 UNBOUNDED = 1 << 40
 
 
+@Parameter(name="*", group=Group("Where a chat would go", sort_key=1))
+@dataclass(frozen=True)
+class RouteFlags:
+    """The gateway that is asked."""
+
+    gateway: str | None = None
+    "The admin port of a running gateway, as http://127.0.0.1:PORT."
+    admin_key: str | None = None
+    "A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    api_key: str | None = None
+    "The API key of the tenant that would send the chat; needed where the gateway has API keys."
+    json: Annotated[bool, Parameter(negative="")] = False
+    "Print the gateway's answer as JSON."
+
+
+ROUTE_FLAGS = RouteFlags()
+
+
 def inspect(
     model: str,
-    images: tuple[Path, ...],
+    images: tuple[Path, ...] = (),
     /,
     *,
     question: str = "What is in this picture?",
     out: Path = Path(),
     blocks: Annotated[bool, Parameter(negative="")] = False,
+    route: RouteFlags = ROUTE_FLAGS,
 ) -> None:
     """Show a model's input for pictures: grids, token ids with spans, hashes, block keys, timings.
+
+    With --gateway: show which worker of a running gateway a chat would go to, and why.
 
     Parameters
     ----------
     model
-        A folder in hub layout, or a hub id.
+        A folder in hub layout, or a hub id. With --gateway a chat: the body of a chat completion request, a JSON file.
     images
         Picture files, all in one user message.
     question
@@ -51,6 +76,11 @@ def inspect(
     blocks
         Show the key of every KV block, not only the first and the last.
     """
+    if route.gateway is not None:
+        if images:
+            raise StartupError("With --gateway name one file: `saccade inspect --gateway URL CHAT.json`.")
+        show_route(route.gateway, route.admin_key, route.api_key, Path(model), as_json=route.json)
+        return
     if not images:
         raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
     folder = resolve_model(model, weights=False)
@@ -128,7 +158,10 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
 
 
 def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draft: Draft, all_of_them: bool) -> None:
-    """Print block keys as the engine computes them without an API key: the first and the last, or *all_of_them*."""
+    """Print block keys as an engine with default settings computes them without an API key.
+
+    Only the first and the last, unless *all_of_them* are wanted.
+    """
     runs: list[MediaRun] = []
     for picture, spans in zip(pictures, draft.spans, strict=True):
         offsets = accumulate((span.length for span in spans), initial=0)
@@ -137,11 +170,11 @@ def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draf
             for span, offset in zip(spans, offsets, strict=False)
         ]
     try:
-        weights = weight_files(folder)
+        weight_files(folder)
     except StartupError:
         console.print("block keys depend on the weights, which this folder does not have")
         return
-    root = root_key(fingerprint(read_model_files(folder), weights), b"")
+    root = root_key(model_fingerprint(EngineConfig(str(folder), folder.name), read_model_files(folder)), b"")
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
     console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}", highlight=False)
     table = Table("block", "tokens", "key", box=None)

@@ -49,7 +49,8 @@ def _not_yet(names: str, sentence: str, same: str = "", takes: Literal["nothing"
 
 
 SAME_NAME = "Same name, same meaning."
-ONE_STAGE = "A model is cut with `--tensor-parallel-size`, in no other way."
+ONE_STAGE = "A model is cut with `--tensor-parallel-size` and `--attention-tensor-parallel-size`, in no other way."
+WHOLE_EXPERTS = "Each of `--tensor-parallel-size` processes holds whole experts, if they can share them equally."
 NO_GRAPHS = "Steps run eagerly, except decodes with `--cuda-graphs`; models are not compiled."
 OWN_SCHEDULER = "The scheduler has other settings: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
 NO_TOOLS = "Requests with tools are refused."
@@ -109,6 +110,7 @@ SERVED = (
     _served("--grpc", "`saccade worker MODEL` serves gRPC.", "saccade worker", "nothing"),
 )
 NO_EFFECT = (
+    _no_effect("--enable-expert-parallel -ep", WHOLE_EXPERTS),
     _no_effect("--enforce-eager", NO_GRAPHS),
     _no_effect("--max-seq-len-to-capture --max-cudagraph-capture-size", NO_GRAPHS, "one"),
     _no_effect("--cudagraph-capture-sizes --cuda-graph-sizes", NO_GRAPHS, "many"),
@@ -149,7 +151,6 @@ NO_EFFECT = (
 NOT_YET = (
     _not_yet("--pipeline-parallel-size -pp", ONE_STAGE, "1"),
     _not_yet("--data-parallel-size -dp", "Start one `saccade worker` per copy behind one `saccade gateway`.", "1"),
-    _not_yet("--enable-expert-parallel -ep", ONE_STAGE, takes="nothing"),
     _not_yet("--api-server-count -asc", "A gateway is one process; start more `saccade gateway` beside it.", "1"),
     _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
     _not_yet(

@@ -26,6 +26,7 @@ from saccade.transport.access import Access
 from saccade.transport.credentials import read_authorities, read_identity, read_token
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
+from saccade.worker.tokenspeed.port import TokenSpeedPort
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9000
@@ -56,6 +57,10 @@ class AccessFlags:
     "Require a certificate of this authority from gateways, PEM."
     kv_events_token_ids: Annotated[bool, Parameter(negative="")] = False
     "Include the token ids of blocks, which are the prompts, in the feed of cache events."
+    serve_tokenspeed: str | None = None
+    "Serve SMG gateways too, over TokenSpeed's wire at this HOST:PORT; cache events there need --kv-events-token-ids."
+    serve_tokenspeed_to_anyone: Annotated[bool, Parameter(negative="")] = False
+    "Allow --serve-tokenspeed at an address that other machines can reach, although this wire has no credentials."
 
     def bind(self) -> str:
         """Return `host:port` or `unix:/path`. Raises StartupError."""
@@ -80,6 +85,16 @@ class AccessFlags:
             client_authorities=read_authorities(self.tls_client_ca, "--tls-client-ca"),
             allowed_uids=self.allowed_uids,
         )
+
+    def tokenspeed(self) -> TokenSpeedPort | None:
+        """Return where TokenSpeed's wire is served, None for nowhere. Raises StartupError."""
+        if self.serve_tokenspeed is None:
+            if self.serve_tokenspeed_to_anyone:
+                raise StartupError("--serve-tokenspeed-to-anyone needs --serve-tokenspeed HOST:PORT.")
+            return None
+        port = TokenSpeedPort(self.serve_tokenspeed, self.serve_tokenspeed_to_anyone, self.kv_events_token_ids)
+        port.check()
+        return port
 
 
 ACCESS_FLAGS = AccessFlags()
@@ -144,6 +159,7 @@ def worker(
         warn_of_remote_code(console)
     bind, transfer_bind, checked = access.bind(), split.bind(), access.access()
     checked.check(bind)
+    tokenspeed = access.tokenspeed()
     if summary:  # else the parent prints it
         warn_of_unused_cuda(console)
     folder = resolve_model(model)
@@ -160,7 +176,7 @@ def worker(
     command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
     configure_logging(logging.getLevelNamesMapping()[log_level])
     patience = Patience(silence_seconds=engine.engine_silence)
-    config = WorkerConfig(bind, command, patience, shutdown_timeout, checked)
+    config = WorkerConfig(bind, command, patience, shutdown_timeout, checked, tokenspeed)
     uvloop.run(_serve(config, console, summary))
 
 

@@ -27,6 +27,8 @@ class EngineConfig:
     them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
     the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes compute the network
     together, each with its part of the weights on a device of its own; *threads* is the number of each.
+    *attention_tensor_parallel_size* of them share the decoder's attention and its KV cache, by default all; it divides
+    their number, and the others hold copies.
     *mm_encoder_tp_mode* data has each of them encode whole pictures; weights cuts the vision encoder as well. For a
     model with recurrent layers, snapshots of their states are kept for the prefix cache, taken every
     *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by default as many as
@@ -58,6 +60,7 @@ class EngineConfig:
     mm_encoder_cuda_graph: bool = False
     threads: int | None = None
     tensor_parallel_size: int = 1
+    attention_tensor_parallel_size: int | None = None
     mm_encoder_tp_mode: str = "data"
     enable_prefix_caching: bool = True
     num_state_snapshots: int | None = None
@@ -85,7 +88,7 @@ class EngineConfig:
                 raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
         sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
-        for name in (*counts, *sizes, "tensor_parallel_size"):
+        for name in (*counts, *sizes, "tensor_parallel_size", "attention_tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{name} must be at least 1, not {value}.")
@@ -93,6 +96,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise StartupError(f"{name} must not be negative, not {value}.")
+        if self.tensor_parallel_size % (self.attention_tensor_parallel_size or 1):
+            raise StartupError(
+                f"attention_tensor_parallel_size must divide tensor_parallel_size ({self.tensor_parallel_size}), and "
+                f"{self.attention_tensor_parallel_size} does not."
+            )
         if self.cuda_graphs and self.tensor_parallel_size > 1:
             raise StartupError("cuda_graphs needs a tensor_parallel_size of 1: steps of ranks are not captured.")
         if self.record_pixels and self.record_steps is None:

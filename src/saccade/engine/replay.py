@@ -13,11 +13,11 @@ import msgspec
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
-from saccade.engine.executor.weight_files import fingerprint, weight_files
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.recording import (
     Header,
@@ -184,7 +184,9 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
     folder = Path(config.model_dir)
     if not folder.is_dir():
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
-    if fingerprint(read_model_files(folder), weight_files(folder)) != header.machine.weights:
+    # A replay may change settings that the fingerprint depends on.
+    recorded = dataclasses.replace(header.config, model_dir=config.model_dir)
+    if model_fingerprint(recorded, read_model_files(folder)) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)

@@ -119,9 +119,8 @@ async def administered(
     if listener is None:
         yield
         return
-    server = _AdminServer(
-        _settings(Admin(keys, fleet, app.listener, app.forget_media, app.metrics, log), Connections(ADMIN_CONNECTIONS))
-    )
+    admin = Admin(keys, fleet, app.listener, app.preview, app.forget_media, app.metrics, log)
+    server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:
         yield

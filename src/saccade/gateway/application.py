@@ -1,19 +1,24 @@
 """The gateway as one ASGI application: its parts, put together."""
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
-from saccade.gateway.fleet.routing_metrics import DispatchCollector, HitRates, RoutingCollector
+from saccade.gateway.fleet.route_report import RouteReport, route_report
+from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
+from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.http.access_log import AccessLog
@@ -50,10 +55,12 @@ class Application:
         access_log: AccessLog | None = None,
     ) -> None:
         self.metrics = Metrics()
+        self._keys = Keys(config.api_keys, config.metrics_without_key)
         self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
         self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
+        self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
         router = FleetRouter(
             config.routing_policy,
@@ -63,7 +70,8 @@ class Application:
             assumes=config.assumes_holdings,
         )
         self.listener = CacheListener(fleet, router)
-        dispatcher = Dispatcher(fleet, router, HitRates(self.metrics.registry).observe, config.dispatch)
+        decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
+        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
@@ -79,7 +87,7 @@ class Application:
             proxies=self.proxies,
             strict_parameters=config.strict_parameters,
         )
-        chat = ChatCompletions(
+        self._chat = ChatCompletions(
             admission=self.admission,
             bodies=bodies,
             memory=self.memory,
@@ -98,8 +106,8 @@ class Application:
             strict_parameters=config.strict_parameters,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(chat, endpoints), redirect_slashes=False),
-            Keys(config.api_keys, config.metrics_without_key),
+            Router(routes(self._chat, endpoints), redirect_slashes=False),
+            self._keys,
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
         )
         if config.allowed_origins:
@@ -120,6 +128,17 @@ class Application:
         """Stop listening to workers, close connections and drop cached pictures."""
         await self.listener.close()
         await self.preparation.close()
+
+    async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
+        """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""
+        try:
+            tenant = self._keys.tenant(api_key)
+        except InvalidApiKey as error:
+            raise InvalidValue(
+                "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
+                "x-api-key",
+            ) from error
+        return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
 
     def forget_media(self) -> None:
         """Empty the caches of pictures and of URLs, except for what requests are using."""

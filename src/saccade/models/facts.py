@@ -112,6 +112,10 @@ class ModelFacts(Protocol):
     def max_position_embeddings(self) -> int: ...
 
     @property
+    def rope_factors(self) -> str:
+        """Which of several sets of rotary factors the settings chose; empty for a model that has one."""
+
+    @property
     def placeholder_of(self) -> Mapping[str, int]: ...
 
     @property

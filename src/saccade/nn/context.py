@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from saccade.nn.cache_values import CacheValues
+
 
 class KvCache(NamedTuple):
     """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
@@ -22,10 +24,18 @@ class KvCache(NamedTuple):
     key_scale: float = 1.0
     value_scale: float = 1.0
 
-    def write(self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor) -> None:
-        """Write the keys and values of tokens, in the cache's dtype, to their slots."""
-        self.keys.flatten(0, 1).index_copy_(0, slot_mapping, k_NKD)
-        self.values.flatten(0, 1).index_copy_(0, slot_mapping, v_NKW)
+    @property
+    def by_slot(self) -> tuple[CacheValues, CacheValues]:
+        """Keys and values [slots, K, ...]."""
+        keys = CacheValues(self.keys.flatten(0, 1), self.key_scale)
+        return keys, CacheValues(self.values.flatten(0, 1), self.value_scale)
+
+    def write(
+        self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of tokens to their slots; return them as they will be read."""
+        keys, values = self.by_slot
+        return keys.write(slot_mapping, k_NKD), values.write(slot_mapping, v_NKW)
 
 
 class LatentCache(NamedTuple):

@@ -14,19 +14,26 @@ from saccade.nn.parallel import ALONE, Ranks, Sharding
 
 
 class Experts(Layer):
-    """The experts of one layer, cut over *ranks* by expert. *gate_up_proj* is [E, 2I, H], *down_proj* [E, H, I]."""
+    """The experts of one layer. *gate_up_proj* is [E, 2I, H], *down_proj* [E, H, I].
+
+    Each of *ranks* holds whole experts if they can share them equally, else an equal part of every expert's width I.
+    """
 
     def __init__(self, num_experts: int, hidden: int, intermediate: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        share = ranks.divide(num_experts, "experts")
-        self.first = ranks.rank * share
+        are_whole = num_experts % ranks.size == 0
+        width = intermediate if are_whole else ranks.divide(intermediate, "channels in each expert")
+        share = num_experts // ranks.size if are_whole else num_experts
+        self.first = ranks.rank * share if are_whole else 0
         self.ranks = ranks
-        self.gate_up_proj = nn.Parameter(torch.empty(share, 2 * intermediate, hidden), requires_grad=False)
-        self.down_proj = nn.Parameter(torch.empty(share, hidden, intermediate), requires_grad=False)
-        self.experts = dict.fromkeys(("gate_up_proj", "down_proj"), Sharding((num_experts,), 0, (ranks.size,)))
+        self.gate_up_proj = nn.Parameter(torch.empty(share, 2 * width, hidden), requires_grad=False)
+        self.down_proj = nn.Parameter(torch.empty(share, hidden, width), requires_grad=False)
+        whole = Sharding((num_experts,), 0, (ranks.size if are_whole else 1,))
+        self.experts = {"gate_up_proj": whole, "down_proj": whole}
+        cuts = 1 if are_whole else ranks.size
         self.shardings = {
-            "gate_up_proj": Sharding((intermediate, intermediate)),
-            "down_proj": Sharding((hidden,)),
+            "gate_up_proj": Sharding((intermediate, intermediate), 0, (cuts, cuts)),
+            "down_proj": Sharding((intermediate,), 1, (cuts,)),
         }
         self.quantised: dict[str, QuantisedExperts] = {}
 

@@ -7,7 +7,7 @@ inputs, and the results of a matrix that is cut by its inputs are summed over th
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import environ
 from typing import Literal, NamedTuple
 
@@ -19,21 +19,46 @@ from saccade.errors import StartupError
 Split = Literal["outputs", "inputs"]
 
 
+class Group:
+    """What some processes communicate over; None is all of them. `join` sets *handle*."""
+
+    handle: distributed.ProcessGroup | None = None
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's *rank* among *size* processes, which must have called `join` before any of them communicates.
 
     With *cuts_encoder*, the matrices of the vision encoder are cut too; otherwise each rank holds all of them.
+    *attention_ranks* is None where attention is cut over all ranks. *setting* is the flag that chose the size.
     """
 
     rank: int = 0
     size: int = 1
     cuts_encoder: bool = False
+    attention_ranks: "Ranks | None" = None
+    setting: str = field(default="--tensor-parallel-size", repr=False)
+    group: Group = field(default_factory=Group, repr=False, compare=False)
+
+    def sharing_attention(self, size: int) -> "Ranks":
+        """Return the same ranks, of which every *size* share attention; the others hold copies of their parts.
+
+        Ranks with equal parts are neighbours, as for Sharding. *size* divides the number of ranks.
+        """
+        if size == self.size:
+            return self
+        place = self.rank * size // self.size
+        return replace(self, attention_ranks=Ranks(place, size, setting="--attention-tensor-parallel-size"))
+
+    @property
+    def attention(self) -> "Ranks":
+        """The ranks that the attention of the text decoder, and the delta net in its place, is cut over."""
+        return self.attention_ranks or self
 
     @property
     def encoder(self) -> "Ranks":
         """The ranks that the layers of the vision encoder are cut over."""
-        return self if self.cuts_encoder else ALONE
+        return self.attention if self.cuts_encoder else ALONE
 
     def share(self, count: int, what: str = "heads") -> int:
         """Return how many of *count* units one rank holds; with fewer units than ranks, neighbours hold copies of one.
@@ -55,18 +80,18 @@ class Ranks:
 
     def _cannot_share(self, count: int, what: str) -> StartupError:
         return StartupError(
-            f"--tensor-parallel-size is {self.size}, but the model has {count} {what}, which {self.size} ranks "
+            f"{self.setting} is {self.size}, but the model has {count} {what}, which {self.size} ranks "
             "cannot share equally."
         )
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of *x* over all ranks; may overwrite *x*."""
         if self.size > 1:
-            distributed.all_reduce(x)
+            distributed.all_reduce(x, group=self.group.handle)
         return x
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Overwrite *x* with that of rank *source*, and return it. Shapes and dtypes must be equal on all ranks."""
+        """Overwrite *x* with that of rank *source* of all ranks, and return it. Shapes and dtypes must be equal."""
         if self.size > 1:
             distributed.broadcast(x, source)
         return x
@@ -100,9 +125,21 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
         world_size=ranks.size,
         device_id=device if is_cuda else None,
     )
+    _join_attention(ranks)
     # torch has replaced it by one that writes to stderr.
     sys.excepthook = excepthook
     distributed.barrier(device_ids=[device.index] if is_cuda else None)
+
+
+def _join_attention(ranks: Ranks) -> None:
+    """Connect the ranks that share attention, if they are not all ranks and not one. Every rank makes all groups."""
+    if not 1 < ranks.attention.size < ranks.size:
+        return
+    copies = ranks.size // ranks.attention.size
+    for first in range(copies):
+        group = distributed.new_group([*range(first, ranks.size, copies)])
+        if ranks.rank % copies == first:
+            ranks.attention.group.handle = group
 
 
 def leave() -> None:

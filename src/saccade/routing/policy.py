@@ -88,12 +88,18 @@ class Chooser:
         # Of each worker its last turn, since prefill and decode workers are chosen apart.
         self._turns: dict[str, int] = {}
 
+    def effective(self, *, reported: bool) -> Policy:
+        """Return the policy that decides: auto is cost or least_load."""
+        if self.policy != "auto":
+            return self.policy
+        return "cost" if reported else "least_load"
+
     def choose(self, candidates: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> Candidate:
         """Return one of *candidates*, of which there is at least one. *reported*: it is known what some hold."""
         if len(candidates) == 1:
             return candidates[0]
-        match self.policy:
-            case "cost" | "auto" if self.policy == "cost" or reported:
+        match self.effective(reported=reported):
+            case "cost":
                 return self._by_cost(candidates)
             case "round_robin":
                 chosen = min(candidates, key=lambda each: (self._turns.get(each.name, 0), each.name))

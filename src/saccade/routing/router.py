@@ -67,15 +67,24 @@ class Option(NamedTuple):
     num_waiting: int = 0
 
 
+class Choice(NamedTuple):
+    """*chosen* is one of *candidates*, by *policy*, which is what auto stands for where that is set."""
+
+    candidates: Sequence[Candidate]
+    chosen: Candidate
+    policy: Policy
+
+
 class Booking:
-    """A prompt's place at *worker*, from the choice on until close().
+    """A prompt's place at *worker*, from the *choice* on until close().
 
     *matched_tokens* is what the worker had reported to hold of the prompt when it was chosen; None where it reports
     nothing.
     """
 
-    def __init__(self, router: "Router", worker: str, work: WorkInFlight, undo: Callable[[], None]) -> None:
-        self.worker = worker
+    def __init__(self, router: "Router", choice: Choice, work: WorkInFlight, undo: Callable[[], None]) -> None:
+        self.choice = choice
+        self.worker = choice.chosen.name
         self.matched_tokens: int | None = None
         self._router = router
         self._work = work
@@ -124,13 +133,13 @@ class Router:
 
         *overlaps* is what the workers hold, by name. *now* is a monotonic clock, in seconds.
         """
-        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
-        chosen = self._choose(self._chooser, options, candidates, prompt, overlaps)
+        choice = self._choose(self._chooser, options, prompt, overlaps, now)
+        chosen = choice.chosen
         option = next(option for option in options if option.name == chosen.name)
         work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_waiting=1)
         predictions = self._predictions(option)
         expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
-        booking = Booking(self, option.name, work, lambda: predictions.retract(option.name, expectation))
+        booking = Booking(self, choice, work, lambda: predictions.retract(option.name, expectation))
         if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
@@ -139,10 +148,9 @@ class Router:
 
     def preview(
         self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
-    ) -> tuple[list[Candidate], Candidate]:
-        """Return what book() would look at, and what it would choose; nothing is booked, and no turn is used up."""
-        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
-        return candidates, self._choose(copy.deepcopy(self._chooser), options, candidates, prompt, overlaps)
+    ) -> Choice:
+        """Return the choice that book() would make; nothing is booked, and no turn is used up."""
+        return self._choose(copy.deepcopy(self._chooser), options, prompt, overlaps, now)
 
     def exchange(self, worker: str, old: WorkInFlight, new: WorkInFlight) -> None:
         """Replace *old*, a part of the worker's work, by *new*."""
@@ -163,12 +171,14 @@ class Router:
         self,
         chooser: Chooser,
         options: Sequence[Option],
-        candidates: Sequence[Candidate],
         prompt: RoutedPrompt,
         overlaps: Mapping[str, Overlap],
-    ) -> Candidate:
+        now: float,
+    ) -> Choice:
+        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
         known = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
-        return chooser.choose(candidates, prompt.affinity, reported=known)
+        chosen = chooser.choose(candidates, prompt.affinity, reported=known)
+        return Choice(candidates, chosen, chooser.effective(reported=known))
 
     def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
         """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""

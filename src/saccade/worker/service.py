@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 import msgspec
@@ -31,6 +32,10 @@ from saccade.transport.framing import UNREADABLE, Frames
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.server import WorkerServer
 from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
+from saccade.worker.tokenspeed.port import TokenSpeedPort
+
+if TYPE_CHECKING:
+    from saccade.worker.tokenspeed.server import TokenSpeedServer
 
 SWEEP_AFTER_SECONDS = 1.0
 SHUTTING_DOWN = "The worker is shutting down; send the request again, to another one."
@@ -40,7 +45,8 @@ SHUTTING_DOWN = "The worker is shutting down; send the request again, to another
 class WorkerConfig:
     """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
 
-    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called.
+    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called. *tokenspeed* is the port of
+    TokenSpeed's wire, if that is served too.
     """
 
     bind: str
@@ -48,6 +54,7 @@ class WorkerConfig:
     patience: Patience = PATIENCE
     shutdown_timeout_seconds: float = 30.0
     access: Access = OWNER_ONLY
+    tokenspeed: TokenSpeedPort | None = None
 
 
 class Relay:
@@ -71,12 +78,16 @@ class Relay:
         self._encoder = msgspec.msgpack.Encoder()
         self._commands: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
-    def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused until the engine is ready, and after drain()."""
+    def described(self) -> Description:
+        """Return the engine's description. Raises Refused until the engine is ready, and after drain()."""
         self._check_open()
         if self.description is None or not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
-        return self._encoder.encode(self.description)
+        return self.description
+
+    def describe(self) -> bytes:
+        """Return described(), encoded."""
+        return self._encoder.encode(self.described())
 
     def open(self, frames: Frames | None = None) -> Connection:
         """Return a new connection to *frames*. Raises Refused until the engine is ready, and after drain()."""
@@ -187,12 +198,20 @@ def _too_late(request: EngineRequest) -> StepFrame:
     return StepFrame([TokenDelta(request.request_id, [], FinishReason.ERROR, failure=failure)], slots)
 
 
+def _tokenspeed_server(relay: Relay, port: TokenSpeedPort) -> "TokenSpeedServer":
+    """Return the server of TokenSpeed's wire. Only workers that serve it load what it needs."""
+    from saccade.worker.tokenspeed.server import TokenSpeedServer
+
+    return TokenSpeedServer(relay, relay.described, port)
+
+
 class Worker:
     """One worker: run() serves until stop() is called."""
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
         self.relay = Relay(config, on_progress)
         self.server = WorkerServer(self.relay, config.bind, config.access)
+        self.tokenspeed = _tokenspeed_server(self.relay, config.tokenspeed) if config.tokenspeed is not None else None
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._stopping = asyncio.Event()
 
@@ -212,9 +231,12 @@ class Worker:
     async def run(self) -> None:
         """Serve. Raises StartupError where the address cannot be had or the engine cannot start."""
         await self.server.start()
-        parts = (self.relay.engine.run(), self._tell_health(), self._drain())
-        tasks = [asyncio.ensure_future(part) for part in parts]
+        tasks: list[asyncio.Future[None]] = []
         try:
+            if self.tokenspeed is not None:
+                await self.tokenspeed.start()
+            parts = (self.relay.engine.run(), self._tell_health(), self._drain())
+            tasks += [asyncio.ensure_future(part) for part in parts]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -223,6 +245,8 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self.tokenspeed is not None:
+                await self.tokenspeed.stop()
             await self.server.stop()
 
     async def _drain(self) -> None:

@@ -107,7 +107,8 @@ class Replica:
         assert len(message.events) <= cache_events.EVENTS_PER_MESSAGE
         for event in message.events:
             match event:
-                case BlockStored(key, parent, token_ids, media):
+                case BlockStored(key, parent, token_ids, media, is_first):
+                    assert is_first == (parent in ROOTS)
                     runs = [MediaRun(place.start, place.length, place.content_hash, place.offset) for place in media]
                     assert block_key(parent, token_ids, 0, runs) == key
                     assert parent in self.blocks or parent in ROOTS
@@ -188,7 +189,7 @@ def test_blocks_are_told_by_their_keys_alone_unless_the_operator_wants_more() ->
     assert any(message.snapshot and message.events for message in messages)
     assert any(not message.snapshot for message in messages)
     stored = [event for message in messages for event in message.events]
-    assert all(event == BlockStored(event.key, event.parent, []) for event in stored)
+    assert all(event == BlockStored(event.key, event.parent, [], [], event.parent in ROOTS) for event in stored)
     keys = [*first.block_keys(3, BLOCK), *second.block_keys(3, BLOCK)]
     assert {event.key for event in stored} == set(keys)
     assert {event.parent for event in stored} == {ROOTS[1], *keys} - {keys[2], keys[5]}

@@ -1,6 +1,7 @@
 """A program for one of several ranks: python rank_program.py RANK SIZE RENDEZVOUS; each runs the same cases.
 
-It spreads pictures with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON.
+It spreads pictures with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON. Two of
+four ranks or more share attention.
 """
 
 import json
@@ -59,7 +60,7 @@ class Network:
 
 def main() -> None:
     rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    ranks = Ranks(rank, size)
+    ranks = Ranks(rank, size).sharing_attention(min(size, 2))
     join(ranks, rendezvous, torch.device("cpu"))
     found = {}
     for name, grids in CASES.items():
@@ -69,6 +70,7 @@ def main() -> None:
         features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
         found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
     found["sum"] = ranks.all_reduce(torch.tensor([1.0, rank])).tolist()
+    found["attention"] = ranks.attention.all_reduce(torch.tensor([1.0, rank])).tolist()
     found["from 1"] = ranks.broadcast(torch.tensor([rank, 7]), 1).tolist()
     leave()
     print(json.dumps(found))

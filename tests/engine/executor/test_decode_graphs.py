@@ -4,6 +4,9 @@ The stand-in calls the captured function again at each replay. The network is a 
 interpreter, the one backend whose decodes may be captured.
 """
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import engines
 import pytest
 import torch
 from captures import Again
+from references.formats import FP8
+from safetensors.torch import load_file, save_file
 
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
@@ -25,6 +30,7 @@ from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
+from saccade.nn.backends import Workload, load_backend
 from saccade.protocol.request import SamplingParams
 
 WIDE = (1, 6, 16)
@@ -166,6 +172,28 @@ def test_the_default_capture_is_cudas() -> None:
 def test_graphs_on_a_cpu_are_refused(tiny_qwen3_vl: Path, backend: str) -> None:
     with pytest.raises(StartupError, match=f"needs a GPU and --attention-backend triton, not {backend} on cpu"):
         engines.engine(tiny_qwen3_vl, cuda_graphs=True, attention_backend=backend)
+
+
+def test_experts_that_make_the_host_wait_are_refused_by_name(
+    network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:  # B7
+    """On any device, before CUDA would end the capture with an error of its own."""
+    weight = "gate_up_proj"
+    folder = shutil.copytree(network_folder("qwen3_vl_moe"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(weight)]:
+        num_experts, rows, columns = tensors[name].shape
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(num_experts, -(-rows // 128), -(-columns // 128))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
+    with pytest.raises(StartupError, match="--cuda-graphs does not take experts in a quantised format"):
+        engines.engine(folder, cuda_graphs=True)
+    plain = load_model(EngineConfig(str(network_folder("qwen3_vl_moe")), "tiny", device="cpu"), lambda *_: None)
+    gpu, triton = torch.device("cuda"), load_backend("triton", Workload(torch.device("cpu"), torch.float32))
+    assert "float16" in (decode_graphs.refusal(plain.module, triton, gpu, torch.float16) or "")
+    assert decode_graphs.refusal(plain.module, triton, gpu, torch.bfloat16) is None
 
 
 def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,14 @@ PROGRAM = Path(__file__).parent / "rank_program.py"
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each of two processes found."""
-    rendezvous = tmp_path_factory.mktemp("ranks") / "file"
+    return found_by(2, tmp_path_factory.mktemp("ranks") / "file")
+
+
+def found_by(size: int, rendezvous: Path) -> list[Any]:
+    """What each of *size* processes found."""
     processes = [
-        subprocess.Popen([sys.executable, PROGRAM, str(rank), "2", rendezvous], stdout=subprocess.PIPE)
-        for rank in range(2)
+        subprocess.Popen([sys.executable, PROGRAM, str(rank), str(size), rendezvous], stdout=subprocess.PIPE)
+        for rank in range(size)
     ]
     return [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in processes]
 
@@ -51,7 +55,16 @@ def test_a_failure_is_of_the_pictures_that_were_encoded_with_it(both: list[Any])
 
 def test_sums_and_broadcasts(both: list[Any]) -> None:  # [eng] 38: by number in the group
     assert [one["sum"] for one in both] == [[2.0, 1.0]] * 2
+    assert [one["attention"] for one in both] == [[2.0, 1.0]] * 2
     assert [one["from 1"] for one in both] == [[1, 7]] * 2
+
+
+@pytest.mark.conformance
+def test_sums_of_ranks_that_share_attention(tmp_path: Path) -> None:  # B8, [eng] 38: two groups, one for each copy
+    four = found_by(4, tmp_path / "file")
+    assert [one["sum"] for one in four] == [[4.0, 6.0]] * 4
+    assert [one["attention"] for one in four] == [[2.0, 2.0], [2.0, 4.0]] * 2
+    assert [one["from 1"] for one in four] == [[1, 7]] * 4
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from references.formats import COMPRESSED, FP8, GROUP
+from references.formats import COMPRESSED, FLOAT, FP8, GROUP, ROWS
 
 from saccade.engine.executor.weight_formats import IgnoreList, Quantisation, read_quantisation
 from saccade.errors import StartupError
+from saccade.nn.formats.quantised import WHOLE_ROW
 
 NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
 
@@ -39,12 +40,14 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({}, {"quantization": {**NVFP4, "exclude_modules": ["a.b*"]}}, "NVFP4", "a.bc"),
         ({"quantization_config": {**NVFP4, "quant_method": "modelopt", "ignore": ["a"]}}, None, "NVFP4", "a.b"),
         ({"quantization_config": FP8}, {"quantization": NVFP4}, "fp8", None),
+        ({}, {"quantization": {"quant_algo": "FP8", "exclude_modules": ["a.b*"]}}, "scale for each tensor", "a.bc"),
+        ({"quantization_config": {**FLOAT, "ignore": ["lm_head"]}}, None, "scale for each row", "lm_head"),
     ],
 )
 def test_places(tmp_path: Path, config: dict[str, Any], own_file: object, name: str, ignored: str | None) -> None:
     found = read(tmp_path, config, own_file)
     assert found is not None
-    assert name in found.format.name
+    assert name in found.formats
     assert ignored is None or ignored in found.ignored
     assert "model.other" not in found.ignored
 
@@ -54,6 +57,42 @@ def without(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "config_groups": {"g": {"weights": {**GROUP, **changes}}},
         **{k: v for k, v in config.items() if k != "config_groups"},
     }
+
+
+def rows(**changes: Any) -> dict[str, Any]:
+    return {**FLOAT, "config_groups": {"g": {"weights": {**ROWS, **changes}}}}
+
+
+def mixed(layers: dict[str, Any]) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell"),
+    [
+        ({"strategy": "tensor"}, None),
+        ({"strategy": "channel"}, (1, WHOLE_ROW)),
+        ({"strategy": "block", "block_structure": [64, 128]}, (64, 128)),
+    ],
+)
+def test_strategies_of_floats(tmp_path: Path, changes: dict[str, Any], cell: object) -> None:
+    found = read(tmp_path, {"quantization_config": rows(**changes)})
+    assert found is not None
+    assert found.format is not None
+    assert found.format.fields["weight_scale"].cell == cell
+
+
+def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
+    """By their names, by those of what contains them, with or without the first parts."""
+    layers = {"model.layers.0.self_attn": {"quant_algo": "FP8"}, "layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}}
+    found = read(tmp_path, {"quantization_config": {**mixed(layers), "ignore": ["lm_head"]}})
+    assert found is not None
+    names = [
+        f"model.layers.{name}" for name in ("0.self_attn.q_proj", "0.mlp.up_proj", "0.mlp.down_proj", "1.mlp.up_proj")
+    ]
+    kinds = [None if (form := found.format_of(name)) is None else form.name for name in names]
+    assert kinds == ["fp8 (e4m3 with a scale for each tensor)", "modelopt NVFP4", None, None]
+    assert found.formats == "fp8 (e4m3 with a scale for each tensor), modelopt NVFP4"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +111,21 @@ def without(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"quant_method": "fp8"}, ["weight_block_size None"]),
         ({**FP8, "fmt": "e5m2"}, ["fmt 'e5m2'"]),
         ({**FP8, "activation_scheme": "static"}, ["activation_scheme 'static'"]),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, ["quant_algo 'FP8'", "NVFP4"]),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
+            ["quant_algo 'W4A16_AWQ'", "NVFP4, FP8, MIXED_PRECISION"],
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, ["`quantized_layers`"]),
+        (mixed({"a": {"quant_algo": "FP8"}, "b.c": {"quant_algo": "W4A8_AWQ"}}), ["b.c", "quant_algo 'W4A8_AWQ'"]),
+        (mixed({"a": {"quant_algo": "NVFP4", "group_size": 32}}), ["a: group_size 32"]),
+        (rows(strategy="group"), ["weights.strategy 'group'", "tensor, channel, block"]),
+        (rows(strategy="block"), ["weights.block_structure None"]),
+        (rows(num_bits=4), ["num_bits 4"]),
+        (rows(symmetric=False), ["symmetric False"]),
+        (
+            {**FLOAT, "config_groups": {"a": {"weights": ROWS}, "b": {"weights": {**ROWS, "strategy": "tensor"}}}},
+            ["one `strategy`"],
+        ),
         ({"quant_method": "modelopt", **NVFP4, "group_size": 32}, ["group_size 32"]),
     ],
 )

@@ -14,14 +14,21 @@ from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
 from saccade.errors import StartupError
 from saccade.models.network import Target
 from saccade.nn.experts import Experts
-from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.int4_group import Int4Group
 from saccade.nn.formats.nvfp4 import Nvfp4
+from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
 from saccade.nn.parallel import ALONE, Ranks
 
 Tensors = dict[str, torch.Tensor]
 EXPERTS, HIDDEN, INTERMEDIATE = 6, 64, 96
-FORMATS = {"int4": Int4Group(32), "fp8": Fp8Block(), "nvfp4": Nvfp4()}
+FORMATS: dict[str, WeightFormat] = {
+    "int4": Int4Group(32),
+    "fp8": Fp8(),
+    "nvfp4": Nvfp4(),
+    "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
+    "fp8 tensor": Fp8(None, "weight_scale"),
+}
 ONE = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -72,12 +79,17 @@ def quantised(plain: Tensors, name: str) -> tuple[Tensors, Tensors]:
 
 
 def load(
-    folder: Path, tensors: Tensors, name: str | None = None, ranks: Ranks = ALONE, transposed: bool = False
+    folder: Path,
+    tensors: Tensors,
+    form: str | WeightFormat | None = None,
+    ranks: Ranks = ALONE,
+    transposed: bool = False,
 ) -> Experts:
     save_file({"number": torch.tensor([3.0]), "mtp.unused": torch.ones(2), **tensors}, folder / "model.safetensors")
     with torch.device("meta"):
         network = Toy(ranks, transposed)
-    quantisation = None if name is None else Quantisation(FORMATS[name], IgnoreList(), "config.json")
+    known = FORMATS[form] if isinstance(form, str) else form
+    quantisation = None if known is None else Quantisation(known, IgnoreList(), "config.json")
     fill_from(network, folder / "model.safetensors", quantisation=quantisation, ranks=ranks)
     assert network.number == 3
     experts = network.mlp["experts"]
@@ -85,7 +97,21 @@ def load(
     return experts
 
 
-@pytest.mark.parametrize("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)], ids=str)
+def own_part(weights: dict[str, torch.Tensor], name: str, ranks: Ranks) -> torch.Tensor:
+    """What a rank holds of the weights of all experts: whole experts, or of each an equal share of its width."""
+    weight = weights[name]
+    if EXPERTS % ranks.size == 0:
+        return weight.chunk(ranks.size)[ranks.rank]
+    if name == "down_proj":
+        return weight.chunk(ranks.size, 2)[ranks.rank]
+    return torch.cat([part.chunk(ranks.size, 1)[ranks.rank] for part in weight.chunk(2, 1)], 1)
+
+
+RANKS = [ALONE, Ranks(0, 2), Ranks(1, 2), Ranks(3, 4)]
+"""Two ranks share the experts, four share the width of each."""
+
+
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
 @pytest.mark.parametrize("layout", ["fused", "transposed", "one by one"])
 def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, ranks: Ranks) -> None:
     fused = {f"mlp.experts.{name}": weight for name, weight in weights.items()}
@@ -95,22 +121,25 @@ def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, 
         "one by one": one_by_one(weights),
     }[layout]
     experts = load(tmp_path, tensors, ranks=ranks, transposed=layout == "transposed")
-    own = slice(experts.first, experts.first + EXPERTS // ranks.size)
-    assert torch.equal(experts.gate_up_proj, weights["gate_up_proj"][own])
-    assert torch.equal(experts.down_proj, weights["down_proj"][own])
+    assert torch.equal(experts.gate_up_proj, own_part(weights, "gate_up_proj", ranks))
+    assert torch.equal(experts.down_proj, own_part(weights, "down_proj", ranks))
 
 
-@pytest.mark.parametrize("ranks", [ALONE, Ranks(1, 2)], ids=str)
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats(tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ranks: Ranks) -> None:
     stored, values = quantised(one_by_one(weights), name)
     experts = load(tmp_path, stored, name, ranks)
     assert experts.gate_up_proj.numel() == experts.down_proj.numel() == 0
-    for index in range(EXPERTS // ranks.size):
-        own = [values[f"mlp.experts.{experts.first + index}.{matrix}_proj.weight"] for matrix in ("gate", "up", "down")]
-        assert torch.equal(experts.quantised["gate_up_proj"][index], torch.cat(own[:2]))
-        assert torch.equal(experts.quantised["down_proj"][index], own[2])
-    assert len(experts.quantised["down_proj"]) == EXPERTS // ranks.size
+    every = range(EXPERTS)
+    gates, ups, downs = (
+        [values[f"mlp.experts.{number}.{matrix}_proj.weight"] for number in every] for matrix in ("gate", "up", "down")
+    )
+    stacked = {"gate_up_proj": torch.cat((torch.stack(gates), torch.stack(ups)), 1), "down_proj": torch.stack(downs)}
+    for matrix, held in experts.quantised.items():
+        found = torch.stack([held[index] for index in range(len(held))])
+        assert torch.equal(found, own_part(stacked, matrix, ranks)), matrix
+    assert experts.quantised.keys() == stacked.keys()
 
 
 def test_result(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -141,7 +170,62 @@ def test_faults(tmp_path: Path, weights: dict[str, torch.Tensor], change: object
     assert all(word in error.value.message for word in words), error.value.message
 
 
-def test_fused_experts_are_not_taken_quantised(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
-    tensors = {f"mlp.experts.{name}": weight.to(torch.float8_e4m3fn) for name, weight in weights.items()}
-    with pytest.raises(StartupError, match=r"mlp\.experts\.down_proj .* is F8_E4M3 instead of"):
-        load(tmp_path, tensors, "fp8")
+def joined(weights: dict[str, torch.Tensor], transposed: bool) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    """All experts in one tensor, with scales of BLOCKS, and what they stand for, as the network stacks it."""
+    stored, values = {}, {}
+    for name, weight in weights.items():
+        own = (weight.transpose(1, 2) if transposed else weight).contiguous().to(torch.float8_e4m3fn)
+        rows, columns = (-(-size // block) for size, block in zip(own.shape[1:], BLOCKS, strict=True))
+        scales = torch.rand(EXPERTS, rows, columns, generator=torch.Generator().manual_seed(len(name))) + 0.5
+        stored |= {f"mlp.experts.{name}": own, f"mlp.experts.{name}_scale_inv": scales}
+        spread = scales.repeat_interleave(BLOCKS[0], 1).repeat_interleave(BLOCKS[1], 2)
+        whole = own.float() * spread[:, : own.shape[1], : own.shape[2]]
+        values[name] = whole.transpose(1, 2) if transposed else whole
+    return stored, values
+
+
+BLOCKS = (40, 28)
+"""They divide neither the experts' widths nor a rank's part of them."""
+
+
+@pytest.mark.parametrize("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_quantised_experts_in_one_tensor(
+    tmp_path: Path, weights: dict[str, torch.Tensor], transposed: bool, ranks: Ranks
+) -> None:
+    stored, values = joined(weights, transposed)
+    experts = load(tmp_path, stored, Fp8(BLOCKS), ranks, transposed)
+    assert experts.gate_up_proj.numel() == experts.down_proj.numel() == 0
+    for name in weights:
+        held = experts.quantised[name]
+        assert torch.equal(torch.stack([held[index] for index in range(len(held))]), own_part(values, name, ranks))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("mlp.experts.down_proj_scale_inv"), ["lacks 1", "mlp.experts.down_proj_scale_inv (F32"]),
+        (lambda t: t.pop("mlp.experts.gate_up_proj"), ["lacks 1", "mlp.experts.gate_up_proj (F8_E4M3)"]),
+        (lambda t: t.update({"mlp.experts.down_proj_scale_inv": torch.ones(EXPERTS, 1, 1)}), ["[6, 1, 1]", "[6, 3, 3]"]),
+        (lambda t: t.update({"mlp.experts.down_proj": torch.ones(EXPERTS, HIDDEN, INTERMEDIATE)}), ["[6, 64, 96]"]),
+    ],
+)  # fmt: skip
+def test_faults_of_experts_in_one_tensor(
+    tmp_path: Path, weights: dict[str, torch.Tensor], change: object, words: list[str]
+) -> None:
+    stored, _ = joined(weights, True)
+    change(stored)  # type: ignore[operator]
+    with pytest.raises(StartupError) as error:
+        load(tmp_path, stored, Fp8(BLOCKS), transposed=True)
+    assert all(word in error.value.message for word in words), error.value.message
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "fp8 tensor"])
+def test_experts_in_one_tensor_in_other_formats_are_refused(
+    tmp_path: Path, weights: dict[str, torch.Tensor], name: str
+) -> None:
+    stored_dtype = torch.uint8 if name == "nvfp4" else torch.float8_e4m3fn
+    tensors = {f"mlp.experts.{matrix}": weight.to(stored_dtype) for matrix, weight in weights.items()}
+    with pytest.raises(StartupError, match=r"mlp\.experts\.down_proj .* instead of.*Weights are read as") as error:
+        load(tmp_path, tensors, name)
+    assert FORMATS[name].name in error.value.message

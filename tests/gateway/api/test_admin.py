@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import scripted
+from chats import data_url, picture
 
 from saccade.errors import StartupError
 from saccade.gateway import app
@@ -33,9 +34,9 @@ class Port:
         async with app.administered(gateway.application, gateway.fleet, ("admin",), self.listener, None):
             await self.done.wait()
 
-    def ask(self, method: str, path: str, **headers: str) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         answer = response.status, response.read()
         connection.close()
@@ -105,6 +106,53 @@ def test_workers_are_shown(admin: Port) -> None:
     assert admin.gateway.ask("GET", "/workers", Authorization="Bearer tenant").status == 404
 
 
+def route(admin: Port, content: Any = "hi", **headers: str) -> tuple[int, Any]:
+    """What POST /route says of a chat with *content*."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    given = {"Authorization": "Bearer admin", "Content_Type": "application/json", "x_api_key": "tenant", **headers}
+    status, body = admin.ask("POST", "/route", json.dumps(chat).encode(), **given)
+    return status, json.loads(body)
+
+
+def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
+    admin.gateway.worker.requests.clear()
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(64, 64, 1))}}
+    status, told = route(admin, [image, {"type": "text", "text": "What is it?"}])
+    assert status == 200
+    assert (told["model"], told["worker"], told["reason"]) == (
+        "tiny",
+        "grpc://scripted:1",
+        "the only worker that may get it",
+    )
+    (place,) = told["pictures"]
+    assert place["tokens"] == 4
+    assert 0 < place["start"] < told["prompt_tokens"] - 4
+    (candidate,) = told["candidates"]
+    assert candidate["chosen"]
+    assert candidate["cost"]["prompt_tokens"] == told["prompt_tokens"]
+    assert told["excluded"] == []
+    assert admin.gateway.worker.requests == []
+    _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    assert json.loads(body)["workers"][0]["booked"]["requests"] == 0
+    assert admin.gateway.application.admission.num_requests == 0
+
+
+@pytest.mark.parametrize("key", ["", "nobody", "admin"])
+def test_a_route_needs_the_key_of_a_tenant(admin: Port, key: str) -> None:
+    status, told = route(admin, x_api_key=key)
+    assert (status, told["error"]["param"]) == (400, "x-api-key")
+    assert route(admin, Authorization="Bearer tenant")[0] == 401
+
+
+def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    status, told = route(admin, [image])
+    assert (status, told["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
+    assert route(admin, Content_Type="text/plain")[0] == 415
+    admin.gateway.worker.ready = False
+    assert route(admin)[0] == 503
+
+
 def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
-        Admin((), served.fleet, served.application.listener, lambda: None, Metrics())
+        Admin((), served.fleet, served.application.listener, served.application.preview, lambda: None, Metrics())

@@ -85,9 +85,9 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         assert listener.feed(a).reason == ""
         assert index.overlaps(PARTITION, KEYS).get(b.url) == 0
         assert f"worker {a.url} is EXACT" in caplog.text
-        report = worker_report(a, listener)
+        report = worker_report(a, fleet, listener)
         assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
-        assert worker_report(b, listener).exactness == "NONE"
+        assert worker_report(b, fleet, listener).exactness == "NONE"
         registry = CollectorRegistry()
         registry.register(RoutingCollector(fleet, listener))
         assert registry.get_sample_value("saccade_router_exact", {"worker": a.url, "reason": ""}) == 1
@@ -215,5 +215,5 @@ async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -
     listener = CacheListener(fleet, Router("auto", BlockIndex(0), Random(0)))
     silent, away = fleet.clients
     assert listener.feed(silent).reason == silent.exactness.reason
-    assert worker_report(silent, listener).exactness == "NONE"
+    assert worker_report(silent, fleet, listener).exactness == "NONE"
     assert listener.feed(away).reason == AWAY

@@ -364,8 +364,10 @@ async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
 
 async def test_where_all_are_full_a_request_waits_or_is_refused() -> None:
     limits = DispatchLimits(worker_queue=1, max_waiting=1, wait_seconds=0.05)
-    _, _, dispatcher = scripted("a", limits=limits)
-    async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
+    _, _, dispatcher = scripted("a", "b", limits=limits)
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(4):
+            await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
         await until(lambda: dispatcher.queue.num_waiting)
         with pytest.raises(QueueFull, match="1 requests are waiting"):
@@ -377,14 +379,22 @@ async def test_where_all_are_full_a_request_waits_or_is_refused() -> None:
 
 async def test_a_worker_that_comes_is_given_to_those_who_wait() -> None:
     limits = DispatchLimits(worker_queue=0, max_waiting=1)
-    workers, _, dispatcher = scripted("a", "b", limits=limits)
-    workers["b"].ready = False
-    async with dispatcher.place("echo", Prompt([1])):
+    workers, _, dispatcher = scripted("a", "b", "c", limits=limits)
+    workers["c"].ready = False
+    async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
         await until(lambda: dispatcher.queue.num_waiting)
-        workers["b"].ready = True
+        workers["c"].ready = True
         dispatcher.queue.changed()
         assert await waiting == [0]
+
+
+async def test_a_worker_that_is_alone_gets_everything() -> None:
+    _, _, dispatcher = scripted("a", limits=DispatchLimits(worker_queue=0, max_waiting=0))
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(9):
+            await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
+        assert dispatcher.num_requests == 9
 
 
 @pytest.mark.parametrize(
@@ -424,14 +434,14 @@ async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> No
     fleet = Fleet((), lambda _: None)
     for worker in workers.values():
         fleet.add(worker)  # type: ignore[arg-type]
-    matched: list[tuple[str, int, int]] = []
-    dispatcher = Dispatcher(fleet, router, lambda *match: matched.append(match), lookup=Slow())
+    dispatcher = Dispatcher(fleet, router, lookup=Slow())
     async with dispatcher.place("echo", Prompt(list(range(64)))) as placement:
         assert placement.worker.url == "b"
     workers["a"].ready = workers["b"].ready = True
     preview = await dispatcher.preview("echo", Prompt(list(range(64))))
-    assert [candidate.name for candidate in preview.candidates] == ["b"]
-    assert (preview.chosen.name, preview.policy, preview.model.name) == ("b", "round_robin", "echo")
+    candidates, chosen, policy = preview.choice
+    assert [candidate.name for candidate in candidates] == ["b"]
+    assert (chosen.name, policy, preview.model.name) == ("b", "round_robin", "echo")
     workers["b"].ready = False
     with pytest.raises(WorkerUnavailable):
         await dispatcher.preview("echo", Prompt([1]))

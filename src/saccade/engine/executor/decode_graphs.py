@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from saccade.engine.executor.batch import Batch
 from saccade.engine.executor.caches import Caches
 from saccade.models.network import Network
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
+from saccade.nn.experts import Experts
+from saccade.nn.ops import FASTER
 
 Compute = Callable[[], torch.Tensor]
 
@@ -44,6 +47,21 @@ def capture_cuda(compute: Compute) -> Captured:
     with torch.cuda.graph(graph):
         output = compute()
     return Captured(output, graph.replay)
+
+
+def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why the decodes of a network cannot be captured, as the rest of a sentence; None if they can.
+
+    Experts that are computed one by one make the host wait for their number, which CUDA does not capture.
+    """
+    experts = [layer for layer in module.modules() if isinstance(layer, Experts)]
+    if any(layer.quantised for layer in experts):
+        return "does not take experts in a quantised format: which of them a step needs is known while it runs."
+    if device.type != "cuda" or not backend.captures_decodes:
+        return f"needs a GPU and --attention-backend triton, not {backend.name} on {device.type}."
+    if experts and ("experts", device.type, dtype) not in FASTER:
+        return f"does not take experts in {str(dtype).removeprefix('torch.')}: give --dtype bfloat16."
+    return None
 
 
 def row_counts(max_rows: int) -> list[int]:

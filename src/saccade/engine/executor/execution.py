@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import structlog
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor import encoder_graphs, memory
+from saccade.engine.executor import decode_graphs, encoder_graphs, memory
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
@@ -47,10 +47,11 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     backend = load_backend(config.attention_backend, of_decoder)
     vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
-    if config.cuda_graphs and (network.device.type != "cuda" or not backend.captures_decodes):
-        raise StartupError(
-            f"--cuda-graphs needs a GPU and --attention-backend triton, not {backend.name} on {network.device.type}."
-        )
+    refused = (
+        decode_graphs.refusal(model.module, backend, network.device, network.dtype) if config.cuda_graphs else None
+    )
+    if refused is not None:
+        raise StartupError(f"--cuda-graphs {refused}")
     use_operations(model.module, resolve(network.device.type, network.dtype))
     graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
     reasons = (

@@ -10,7 +10,8 @@ from torch import nn
 
 from saccade import models
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.weight_files import Checkpoint, fingerprint, open_checkpoint, weight_files
+from saccade.engine.executor.fingerprint import model_fingerprint
+from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import Plan, make_plan
@@ -66,8 +67,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
         fill(network, plan, checkpoint, device, progress)
         kv_scales = _kv_scales(plan, checkpoint)
     network.finish()
-    weights = fingerprint(files, weight_files(folder))
-    return LoadedModel(network.eval(), network, files, weights, num_parameters, ranks, kv_scales)
+    identity = model_fingerprint(config, files)
+    return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales)
 
 
 def _kv_scales(plan: Plan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:

@@ -85,7 +85,7 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
 def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
     """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
     network = model.network
-    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
     bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
     wanted = config.max_model_len or network.facts.max_position_embeddings
     return num_blocks(config, bytes_per_block, wanted, network.device)
@@ -94,7 +94,7 @@ def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
     """Return this rank's caches of *model*."""
     network = model.network
-    specs = specs_of_rank(network.facts.kv_specs, model.ranks)
+    specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
     snapshots = num_snapshots(config, specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
 from saccade.errors import StartupError
-from saccade.identity.content import files_digest
-from saccade.protocol.description import ModelFiles
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MIB = 1 << 20
 LISTED = 12
 """How many names an error lists; it counts the others."""
 
@@ -130,23 +126,3 @@ def listed(names: Sequence[str]) -> str:
     """Return *names* for an error: the first of many."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
-
-
-def fingerprint(files: ModelFiles, weights: list[Path]) -> bytes:
-    """Return 32 bytes that identify model and weights.
-
-    Of each weights file only the size, header, first and last MiB are read, since a checkpoint may have terabytes.
-    """
-    hasher = blake3(b"saccade.model.1" + files_digest(files.files))
-    for path in weights:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            header = file.read(min(int.from_bytes(prefix, "little"), size))
-            first = file.read(MIB)
-            file.seek(max(0, size - MIB))
-            parts = (path.name.encode(), size.to_bytes(8, "little"), prefix, header, first, file.read(MIB))
-        for part in parts:
-            hasher.update(len(part).to_bytes(8, "little"))
-            hasher.update(part)
-    return hasher.digest()

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
-from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, Place
+from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, Place, field_slices
 from saccade.engine.executor.weight_plan import Plan
-from saccade.nn.formats.quantised import Part, QuantisedWeight, WeightFormat
+from saccade.nn.formats.quantised import Part, QuantisedWeight
 
 STAGE = "loading weights"
 
@@ -79,15 +79,15 @@ def _holders(place: Place, plan: Plan, parameter: torch.Tensor) -> tuple[Part, .
             continue
         for cut in place.cuts(filling.target):
             if cut.part not in holders:
-                holders[cut.part] = _holder(place, cut, filling, plan.format, parameter)
+                holders[cut.part] = _holder(place, cut, filling, parameter)
     return tuple(holder for _, holder in sorted(holders.items()))
 
 
-def _holder(place: Place, cut: Cut, filling: Filling, format: WeightFormat | None, parameter: torch.Tensor) -> Part:
+def _holder(place: Place, cut: Cut, filling: Filling, parameter: torch.Tensor) -> Part:
     """Return unfilled tensors for one part."""
     experts = () if place.experts is None else (len(place.own_experts),)
-    region = place.region(cut)
-    if not filling.is_quantised or format is None:
+    region, format = place.region(cut), filling.format
+    if format is None:
         return parameter.new_empty((*experts, region.num_rows, region.num_columns))
     fields = {
         end: parameter.new_empty((*experts, *format.fields[end].shape(region)), dtype=STORED_DTYPES[stored.dtype])
@@ -105,15 +105,16 @@ def _read(filling: Filling, place: Place, parts: tuple[Part, ...], checkpoint: C
             if target.expert not in (None, expert):
                 continue
             if isinstance(part, QuantisedWeight):
-                for end, values in part.fields.items():
-                    slices = part.format.fields[end].slices(part.region)
-                    _copy(
-                        values if expert is None else values[index], checkpoint.read(filling.fields[end].name, slices)
-                    )
+                pieces = [
+                    (values, filling.fields[end], field_slices(part.format.fields[end], part.region, target, expert))
+                    for end, values in part.fields.items()
+                ]
             else:
-                source = checkpoint.read(filling.fields[PLAIN].name, place.slices(cut, target, expert))
+                pieces = [(part, filling.fields[PLAIN], place.slices(cut, target, expert))]
+            for values, stored, slices in pieces:
+                source = checkpoint.read(stored.name, slices)
                 source = source.transpose(-1, -2) if target.transposed else source
-                _copy(part if expert is None else part[index], source)
+                _copy(values if expert is None else values[index], source)
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:

@@ -2,22 +2,24 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from saccade.errors import StartupError
-from saccade.nn.formats.fp8_block import Fp8Block
+from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.int4_group import PER_WORD, Int4Group
 from saccade.nn.formats.nvfp4 import GROUP_SIZE, Nvfp4
-from saccade.nn.formats.quantised import WeightFormat
+from saccade.nn.formats.quantised import WHOLE_ROW, Cell, WeightFormat
 from saccade.protocol.model_files import CONFIG
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 KEY = "quantization_config"
 REGEX = "re:"
+SCALE = "weight_scale"
+"""The field of scales, in all formats but one."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,41 @@ class IgnoreList:
         return cls(frozenset(names), re.compile(joined) if joined else None)
 
     def __contains__(self, module: str) -> bool:
-        parts = module.split(".")
-        ends = range(1, len(parts) + 1)
-        named = any(".".join(parts[first:end]) in self.names for end in ends for first in range(end))
+        named = any(name in self.names for name in _names(module))
         return named or (self.expression is not None and self.expression.match(module) is not None)
 
 
-class Quantisation(NamedTuple):
-    """The *format* of quantised weights, but of *ignored* modules. *source* is the place that says so, for errors."""
+def _names(module: str) -> Iterator[str]:
+    """Yield the names by which a list may mean *module* or what contains it."""
+    parts = module.split(".")
+    for end in range(len(parts), 0, -1):
+        for first in range(end):
+            yield ".".join(parts[first:end])
 
-    format: WeightFormat
+
+class Quantisation(NamedTuple):
+    """The *format* of quantised weights, but of *ignored* modules; or the formats of the modules in *layers*, by name.
+
+    *source* is the place that says so, for errors.
+    """
+
+    format: WeightFormat | None
     ignored: IgnoreList
     source: str
+    layers: Mapping[str, WeightFormat] = MappingProxyType({})
+
+    def format_of(self, module: str) -> WeightFormat | None:
+        """Return the format that *module* may have; None if it must be plain."""
+        if module in self.ignored:
+            return None
+        name = next((name for name in _names(module) if name in self.layers), None) if self.layers else None
+        return self.format if name is None else self.layers[name]
+
+    @property
+    def formats(self) -> str:
+        """The names of all formats, for errors."""
+        every = ([] if self.format is None else [self.format]) + list(self.layers.values())
+        return ", ".join(dict.fromkeys(format.name for format in every))
 
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:
@@ -94,22 +119,62 @@ def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Ma
 
 
 def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
-    if found.get("format") != "pack-quantized":
-        raise _unknown(source, "format", found.get("format"), "pack-quantized")
+    kind: Any = found.get("format")
+    if kind not in COMPRESSED:
+        raise _unknown(source, "format", kind, ", ".join(COMPRESSED))
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     if not weights or not all(isinstance(weight, dict) for weight in weights):
         raise StartupError(f"{source}: `config_groups` must describe `weights`.")
-    known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "actorder": None}
+    known, read = COMPRESSED[kind]
     for weight in weights:
         for key, value in known.items():
             if weight.get(key) != value:
                 raise _unknown(source, f"weights.{key}", weight.get(key), repr(value))
+    return Quantisation(read(weights, source), _ignored(found, "ignore", source), source)
+
+
+def _packed(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
     sizes = {weight.get("group_size") for weight in weights}
     size = sizes.pop()
     if sizes or not isinstance(size, int) or size < PER_WORD or size % PER_WORD:
         raise StartupError(f"{source}: `group_size` must be one multiple of {PER_WORD}, not {size!r}.")
-    return Quantisation(Int4Group(size), _ignored(found, "ignore", source), source)
+    return Int4Group(size)
+
+
+def _float(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
+    cells = {_cell(weight, source) for weight in weights}
+    if len(cells) > 1:
+        raise StartupError(f"{source}: all of `config_groups` must have one `strategy` of weights.")
+    return Fp8(cells.pop(), SCALE)
+
+
+def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
+    """Return the rows and columns of a weight that share a scale, by the `strategy` of compressed-tensors."""
+    match weight.get("strategy"), weight.get("block_structure"):
+        case "tensor", _:
+            return None
+        case "channel", _:
+            return 1, WHOLE_ROW
+        case "block", [int(rows), int(columns)] if min(rows, columns) > 0:
+            return rows, columns
+        case "block", given:
+            raise _unknown(source, "weights.block_structure", given, "[128, 128]")
+        case given, _:
+            raise _unknown(source, "weights.strategy", given, "tensor, channel, block")
+
+
+Check = tuple[Mapping[str, Any], Callable[[Sequence[Mapping[str, Any]], str], WeightFormat]]
+COMPRESSED: Mapping[str, Check] = MappingProxyType(
+    {
+        "pack-quantized": (
+            {"symmetric": True, "num_bits": 4, "type": "int", "strategy": "group", "actorder": None},
+            _packed,
+        ),
+        "float-quantized": ({"symmetric": True, "num_bits": 8, "type": "float"}, _float),
+    }
+)
+"""What the weights of each `format` of compressed-tensors must be like, and a reader of the rest."""
 
 
 def _fp8(found: Mapping[str, Any], source: str) -> Quantisation:
@@ -118,19 +183,37 @@ def _fp8(found: Mapping[str, Any], source: str) -> Quantisation:
             raise _unknown(source, key, found[key], value)
     match found.get("weight_block_size"):
         case [int(rows), int(columns)] if min(rows, columns) > 0:
-            return Quantisation(Fp8Block((rows, columns)), _ignored(found, "modules_to_not_convert", source), source)
+            return Quantisation(Fp8((rows, columns)), _ignored(found, "modules_to_not_convert", source), source)
         case given:
             raise _unknown(source, "weight_block_size", given, "[128, 128]")
 
 
 def _modelopt(found: Mapping[str, Any], source: str) -> Quantisation:
-    if found.get("quant_algo") != "NVFP4":
-        raise _unknown(source, "quant_algo", found.get("quant_algo"), "NVFP4")
-    if found.get("group_size", GROUP_SIZE) != GROUP_SIZE:
-        raise _unknown(source, "group_size", found["group_size"], str(GROUP_SIZE))
     key = "exclude_modules" if "exclude_modules" in found else "ignore"
-    return Quantisation(Nvfp4(), _ignored(found, key, source), source)
+    ignored = _ignored(found, key, source)
+    if found.get("quant_algo") != MIXED:
+        return Quantisation(_algorithm(found, source, (*ALGORITHMS, MIXED)), ignored, source)
+    layers = found.get("quantized_layers")
+    if not isinstance(layers, dict) or not layers or not all(isinstance(layer, dict) for layer in layers.values()):
+        raise StartupError(f"{source}: `quantized_layers` must describe the layers of {MIXED}.")
+    formats = {name: _algorithm(layer, f"{source}: {name}", ALGORITHMS) for name, layer in layers.items()}
+    return Quantisation(None, ignored, source, MappingProxyType(formats))
 
+
+def _algorithm(found: Mapping[str, Any], source: str, known: Iterable[str]) -> WeightFormat:
+    """Return the format of Model Optimizer's `quant_algo`; *known* are the names for an error."""
+    algorithm: Any = found.get("quant_algo")
+    if algorithm not in ALGORITHMS:
+        raise _unknown(source, "quant_algo", algorithm, ", ".join(known))
+    format = ALGORITHMS[algorithm]
+    if isinstance(format, Nvfp4) and found.get("group_size", GROUP_SIZE) != GROUP_SIZE:
+        raise _unknown(source, "group_size", found["group_size"], str(GROUP_SIZE))
+    return format
+
+
+MIXED = "MIXED_PRECISION"
+ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType({"NVFP4": Nvfp4(), "FP8": Fp8(None, SCALE)})
+"""Formats of Model Optimizer, by `quant_algo`."""
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
     {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt}

@@ -7,7 +7,7 @@ from torch import nn
 
 from saccade.engine.executor.weight_files import StoredTensor
 from saccade.models.network import Target
-from saccade.nn.formats.quantised import Region
+from saccade.nn.formats.quantised import Field, Region, WeightFormat
 from saccade.nn.parallel import Ranks, Sharding
 
 PLAIN = ""
@@ -112,16 +112,23 @@ class Place(NamedTuple):
             slices[self.sharding.dim] = slice(cut.source, cut.source + cut.length)
         if target.transposed:
             slices[-2:] = slices[-1], slices[-2]
-        whole = expert is not None and target.expert is None
-        return (slice(expert, (expert or 0) + 1), *slices) if whole else (*slices,)
+        return (*_of_expert(target, expert), *slices)
+
+
+def field_slices(field: Field, region: Region, target: Target, expert: int | None) -> tuple[slice, ...]:
+    """Return the part of a tensor with *target*, a field of a quantised weight, that *region* touches for *expert*."""
+    slices = field.slices(region)
+    return (*_of_expert(target, expert), *(slices[::-1] if target.transposed else slices))
+
+
+def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
+    """Return the part of the first dimension of a tensor that has all experts; nothing for one that has one."""
+    return () if expert is None or target.expert is not None else (slice(expert, expert + 1),)
 
 
 class Filling(NamedTuple):
-    """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a quantised weight."""
+    """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a weight in *format*."""
 
     target: Target
     fields: Mapping[str, StoredTensor]
-
-    @property
-    def is_quantised(self) -> bool:
-        return PLAIN not in self.fields
+    format: WeightFormat | None = None

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from saccade.nn.parallel import Ranks
 PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")
 """How plain weights may be stored; they are rounded to the network's dtype."""
 
+WEIGHT = "weight"
 KV_SCALE = re.compile(r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\.(?:[^.]+\.)?(?P<which>[kv])_scale")
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -31,7 +32,6 @@ LAYER = re.compile(r"\blayers\.(\d+)\.")
 class Plan:
     """The parameters' *places* and *fillings*, by name, and the tensors of *kv_scales*: by layer, and "k" or "v"."""
 
-    format: WeightFormat | None
     places: Mapping[str, Place]
     fillings: dict[str, list[Filling]] = field(default_factory=lambda: defaultdict(list))
     kv_scales: dict[tuple[int, str], StoredTensor] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Plan:
 
     def is_quantised(self, name: str) -> bool:
         """Return whether a part of the parameter is quantised."""
-        return any(filling.is_quantised for filling in self.fillings[name])
+        return any(filling.format is not None for filling in self.fillings[name])
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Faults:
         )
         sentences = [f"The checkpoint {words.format(len(found))}: {listed(found)}." for words, found in kinds if found]
         if sentences and quantisation is not None:
-            sentences.append(f"Weights are read as {quantisation.format.name}, from {quantisation.source}.")
+            sentences.append(f"Weights are read as {quantisation.formats}, from {quantisation.source}.")
         if sentences:
             raise StartupError(" ".join(sentences))
 
@@ -75,15 +75,15 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     Raises StartupError, which lists the tensors that are missing, unexpected, or of another shape or dtype.
     """
     places = {name: Place.of(network, name, ranks) for name, _ in network.named_parameters()}
-    plan = Plan(None if quantisation is None else quantisation.format, places)
+    plan = Plan(places)
     faults = _Faults()
     for filling in _fillings(network, checkpoint, quantisation, plan):
         place = places.get(filling.target.parameter)
         if place is None or not place.takes(filling.target):
             faults.unexpected.extend(f"{stored.name} ({stored.file})" for stored in filling.fields.values())
             continue
-        faults.unusable.extend(_wrong(place, filling, plan.format))
-        faults.missing.extend(_missing_fields(filling, plan.format))
+        faults.unusable.extend(_wrong(place, filling))
+        faults.missing.extend(_missing_fields(filling))
         plan.fillings[place.name].append(filling)
     for place in places.values():
         _check_slots(place, plan.fillings[place.name], faults)
@@ -93,38 +93,57 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
 
 def _fillings(network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: Plan) -> Iterator[Filling]:
     """Yield all fillings, those of unknown parameters too. Note the scales of caches in *plan*."""
-    unused = () if quantisation is None else quantisation.format.unused
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
+    formats: dict[str, WeightFormat] = {}
     scales: list[StoredTensor] = []
     siblings: dict[str, str] = {}
     for stored in checkpoint.tensors.values():
-        module, _, end = stored.name.rpartition(".")
+        module, _, _ = stored.name.rpartition(".")
         if KV_SCALE.fullmatch(stored.name) is not None:
             scales.append(stored)
             continue
         siblings[module.rpartition(".")[0]] = f"{module}.weight"
-        if quantisation is not None and _is_field(stored, quantisation):
-            quantised[module][end] = stored
+        found = None if quantisation is None else _field_of(stored, quantisation)
+        if found is not None:
+            quantised[found.weight][found.end] = stored
+            formats[found.weight] = found.format
         elif (target := network.locate(stored.name)) is not None:
             yield Filling(target, {PLAIN: stored})
-    for module, fields in quantised.items():
+    for weight, fields in quantised.items():
         # Every field of a weight lies where the weight would.
-        needed = {end: stored for end, stored in fields.items() if end not in unused}
-        if needed and (target := network.locate(f"{module}.weight")) is not None:
-            yield Filling(target, needed)
+        format, target = formats[weight], network.locate(weight)
+        needed = {end: stored for end, stored in fields.items() if end not in format.unused}
+        if needed and target is not None:
+            yield Filling(target, needed, (format.transposed() or format) if target.transposed else format)
     for stored in scales:
         _note_kv_scale(stored, network, siblings, plan)
 
 
-def _is_field(stored: StoredTensor, quantisation: Quantisation) -> bool:
-    """Return whether a tensor belongs to a quantised weight. Weights that the release left plain have other dtypes."""
+class _FieldOf(NamedTuple):
+    """A tensor is the field *end* of the weight that the network's `locate` knows as *weight*, in *format*."""
+
+    weight: str
+    end: str
+    format: WeightFormat
+
+
+def _field_of(stored: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
+    """Return of which weight a tensor is a field; None for a plain tensor.
+
+    Weights that the release left plain have other dtypes.
+    """
     module, _, end = stored.name.rpartition(".")
-    known = quantisation.format.fields.get(end)
-    if known is None and end not in quantisation.format.unused:
-        return False
-    if known is not None and end == "weight" and stored.dtype not in known.dtypes:
-        return False
-    return module not in quantisation.ignored
+    format = quantisation.format_of(module)
+    if format is not None and format.joins_experts and len(stored.shape) == 3:
+        for last, field_of in sorted(format.fields.items(), reverse=True):
+            suffix = last.removeprefix(WEIGHT)
+            if stored.dtype in field_of.dtypes and stored.name.endswith(suffix):
+                return _FieldOf(stored.name.removesuffix(suffix), last, format)
+    if format is None or (end not in format.fields and end not in format.unused):
+        return None
+    if end == WEIGHT and end in format.fields and stored.dtype not in format.fields[end].dtypes:
+        return None
+    return _FieldOf(f"{module}.{WEIGHT}", end, format)
 
 
 def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, str], plan: Plan) -> None:
@@ -136,25 +155,38 @@ def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, st
         plan.kv_scales[int(layer[1]), match["which"]] = stored
 
 
-def _missing_fields(filling: Filling, format: WeightFormat | None) -> list[str]:
+def _missing_fields(filling: Filling) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
-    if not filling.is_quantised or format is None:
+    if filling.format is None:
         return []
-    (module,) = {stored.name.rpartition(".")[0] for stored in filling.fields.values()}
-    absent = ((end, field) for end, field in format.fields.items() if end not in filling.fields)
-    return [f"{module}.{end} ({' or '.join(field.dtypes)})" for end, field in absent]
+    present, stored = next(iter(filling.fields.items()))
+    # Of experts that are joined in one tensor, the names of fields lack the word `weight`.
+    is_whole = stored.name.endswith(f".{present}")
+    start = stored.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
+    absent = ((end, field) for end, field in filling.format.fields.items() if end not in filling.fields)
+    return [
+        f"{start}{end if is_whole else end.removeprefix(WEIGHT)} ({' or '.join(field.dtypes)})" for end, field in absent
+    ]
 
 
-def _wrong(place: Place, filling: Filling, format: WeightFormat | None) -> list[str]:
+def _wrong(place: Place, filling: Filling) -> list[str]:
     """Return what is wrong with the shapes and dtypes of the tensors of *filling*."""
-    needed = place.needed(filling.target)
-    if not filling.is_quantised:
+    target, format = filling.target, filling.format
+    needed = place.needed(target)
+    if format is None:
         return _unlike(filling.fields[PLAIN], PLAIN_DTYPES, needed)
-    fields = [(stored, format.fields[end]) for end, stored in filling.fields.items() if format is not None]
-    if len(needed) != 2 or filling.target.transposed or not place.holds_formats:
+    fields = [(stored, format.fields[end]) for end, stored in filling.fields.items()]
+    can_transpose = not target.transposed or format.transposed() is not None
+    if len(place.shape) != 2 or not can_transpose or not place.holds_formats:
         return [f"{fields[0][0].name}: the network does not take {place.name} in a quantised format"]
-    whole = Region(0, needed[0], 0, needed[1])
-    return [text for stored, field in fields for text in _unlike(stored, field.dtypes, field.shape(whole))]
+    *experts, rows, columns = place.needed(target._replace(transposed=False))
+    whole = Region(0, rows, 0, columns)
+    shapes = ((stored, field.dtypes, field.shape(whole)) for stored, field in fields)
+    return [
+        text
+        for stored, dtypes, shape in shapes
+        for text in _unlike(stored, dtypes, (*experts, *(shape[::-1] if target.transposed else shape)))
+    ]
 
 
 def _unlike(stored: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
@@ -180,7 +212,7 @@ def _check_slots(place: Place, fillings: list[Filling], faults: _Faults) -> None
     stored: dict[int | None, set[tuple[str, ...]]] = defaultdict(set)
     for (part, _), filling in filled.items():
         kinds = (
-            sorted(f"{end} {one.dtype}" for end, one in filling.fields.items()) if filling.is_quantised else ["plain"]
+            ["plain"] if filling.format is None else sorted(f"{end} {one.dtype}" for end, one in filling.fields.items())
         )
         stored[part].add(tuple(kinds))
     if any(len(kinds) > 1 for kinds in stored.values()):

@@ -1,6 +1,6 @@
 """The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may give."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
 from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog
@@ -20,13 +21,17 @@ from saccade.gateway.http.web_pages import WebPages
 from saccade.telemetry import Metrics
 
 HOST = "127.0.0.1"
+TENANT_HEADER = "x-api-key"
+
+Preview = Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
+"""Tells where the chat in a request would go if the tenant with an API key sent it; b"" names no key."""
 
 
 class Admin:
-    """An ASGI application that shows workers and empties caches. Every path needs one of *keys*.
+    """An ASGI application that shows workers and routes, and empties caches. Every path needs one of *keys*.
 
-    *listener* knows what the workers of *fleet* hold; *forget_media* empties the caches of the gateway. Raises
-    StartupError where there is no key.
+    *listener* knows what the workers of *fleet* hold; *preview* tells where a chat would go; *forget_media* empties the
+    caches of the gateway. Raises StartupError where there is no key.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Admin:
         keys: Collection[str],
         fleet: Fleet,
         listener: CacheListener,
+        preview: Preview,
         forget_media: Callable[[], None],
         metrics: Metrics,
         access_log: AccessLog | None = None,
@@ -42,10 +48,12 @@ class Admin:
             raise StartupError("--admin-port needs an --admin-key.")
         self._fleet = fleet
         self._listener = listener
+        self._preview = preview
         self._forget_media = forget_media
         router = Router(
             [
                 route("GET", "/workers", self.workers),
+                route("POST", "/route", self.route, takes_json=True),
                 route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
                 route("POST", "/reset_mm_cache", self.reset_mm_cache),
             ],
@@ -59,8 +67,16 @@ class Admin:
 
     async def workers(self, request: Request) -> Response:
         """GET /workers: each worker's health and load, and what is known of its caches."""
-        reports = [worker_report(worker, self._listener) for worker in self._fleet.clients]
-        return Response(msgspec.json.encode({"workers": reports}), media_type="application/json")
+        reports = [worker_report(worker, self._fleet, self._listener) for worker in self._fleet.clients]
+        return _json({"workers": reports})
+
+    async def route(self, request: Request) -> Response:
+        """POST /route: where the chat in the body would go now, and why. It is not sent there.
+
+        The header x-api-key names the tenant whose caches count; it may be left out where the gateway has no API keys.
+        """
+        api_key = request.headers.get(TENANT_HEADER, "").encode()
+        return _json(await self._preview(request.scope, request.receive, api_key))
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
@@ -77,3 +93,7 @@ class Admin:
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
         return Response()
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.types import Receive, Scope, Send
 
+from saccade.gateway.fleet.dispatch import Preview
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import prompt_logprobs
@@ -48,13 +49,19 @@ class ChatCompletions:
         tenant: bytes = scope[SALT]
         self.admission.check(tenant)
         with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
-            asked = await self._read(scope, receive, memory)
+            asked = await self._read(scope, receive, memory, tenant)
             if asked.request.stream:
                 await self._stream(asked, scope, receive, send)
             else:
                 await unless_disconnected(receive, self._answer_whole(asked, send))
 
-    async def _read(self, scope: Scope, receive: Receive, memory: Reservation) -> Asked:
+    async def preview(self, scope: Scope, receive: Receive, tenant: bytes) -> Preview:
+        """Return where the request in *scope* would go if *tenant* sent it now; it is not sent. Raises SaccadeError."""
+        self.admission.check(tenant)
+        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
+            return await self.generation.preview(await self._read(scope, receive, memory, tenant))
+
+    async def _read(self, scope: Scope, receive: Receive, memory: Reservation, tenant: bytes) -> Asked:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
             request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
@@ -64,7 +71,7 @@ class ChatCompletions:
             chat = await self.prompts.read_long(served, request)
         # From here on only the chat is kept, which is as long as the body at most.
         memory.keep(memory.num_bytes // COPIES)
-        return Asked(msgspec.structs.replace(request, messages=[]), chat, served, scope[SALT], memory)
+        return Asked(msgspec.structs.replace(request, messages=[]), chat, served, tenant, memory)
 
     async def _stream(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get(CONNECTION)

@@ -102,7 +102,7 @@ class CacheListener:
                 await asyncio.sleep(wait_seconds or backoff.after_failure())
         finally:
             # A connection that is closed cancels this task, too.
-            self._note(worker.url, feed, AWAY)
+            self._note(worker, feed, AWAY)
 
     async def _follow_once(self, worker: Worker, feed: Feed) -> float:
         """Follow one feed to its end. Return how long to wait before the next, 0 for the usual time."""
@@ -111,7 +111,7 @@ class CacheListener:
             return FULL_SECONDS
         except WorkerUnavailable as error:
             feed.num_lost += 1
-            self._note(worker.url, feed, error.message)
+            self._note(worker, feed, error.message)
             return 0.0
         finally:
             self.router.index.forget(worker.url)
@@ -130,7 +130,7 @@ class CacheListener:
             async for message in messages:
                 for piece in _pieces(message):
                     if not await self._learn(worker, feed, piece):
-                        self._note(worker.url, feed, f"the index is full: its limit is {index.max_bytes} bytes")
+                        self._note(worker, feed, f"the index is full: its limit is {index.max_bytes} bytes")
                         return
 
     async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> bool:
@@ -143,7 +143,7 @@ class CacheListener:
             feed.num_orphans += num_orphans
             if self.router.index.is_exact(worker.url) and feed.reason:
                 feed.num_snapshots += 1
-                self._note(worker.url, feed, "")
+                self._note(worker, feed, "")
             self._num_since_pause += len(message.events)
             pauses = self._num_since_pause >= EVENTS_PER_TURN
             if pauses:
@@ -151,15 +151,18 @@ class CacheListener:
             await asyncio.sleep(PAUSE_SECONDS if pauses else 0)
         return True
 
-    def _note(self, url: str, feed: Feed, reason: str) -> None:
+    def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
         """Note why a worker is not known, and log it where it has changed."""
-        if reason != feed.reason:
-            feed.reason = reason
-            if not reason:
-                logger.info("routing: worker %s is EXACT: all that it holds is known", url)
-            else:
-                level = logging.INFO if reason == AWAY else logging.WARNING
-                logger.log(level, "routing: worker %s is NONE: %s", url, reason)
+        if reason == feed.reason:
+            return
+        feed.reason = reason
+        if reason:
+            level = logging.INFO if reason == AWAY else logging.WARNING
+            logger.log(level, "routing: worker %s is NONE: %s", worker.url, reason)
+        else:
+            can = worker.exactness
+            why = can.reason or "all that it holds is known"
+            logger.info("routing: worker %s is %s: %s", worker.url, can.level, why)
 
 
 def _pieces(message: KvEvents) -> Iterator[KvEvents]:

@@ -12,8 +12,10 @@ from random import Random
 from typing import TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet, Model
@@ -24,9 +26,8 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
-from saccade.routing.policy import Candidate
 from saccade.routing.prompt_keys import PromptKeys
-from saccade.routing.router import Booking, Option, RoutedPicture, RoutedPrompt, Router
+from saccade.routing.router import Booking, Choice, Option, RoutedPicture, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
 
@@ -40,6 +41,10 @@ INDEX_BYTES = 512 << 20
 
 AFFINITY_TOKENS = 256
 """consistent_hash goes by the first picture; without one, by the prompt's beginning."""
+
+
+UNBOUNDED = 1 << 30
+"""Places at a worker that is alone."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +95,18 @@ class Placement:
 
 @dataclass(frozen=True)
 class Preview:
-    """Where *prompt* would go now: *candidates* are the workers as the router weighs them, *chosen* is one of them."""
+    """Where *prompt* would go now."""
 
     model: Model
-    policy: str
     prompt: Prompt
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate
+    choice: Choice
 
 
 @dataclass(frozen=True)
 class DispatchLimits:
-    """A worker gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
+    """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
 
-    Where no worker may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
+    Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
     fails before the first token is sent again at most *max_retries* times.
     """
 
@@ -125,22 +128,17 @@ class _Query:
     overlaps: Mapping[str, Overlap]
 
 
-def _ignore(_: str, __: int, ___: int) -> None:
-    pass
-
-
 class Dispatcher:
     """Sends requests to the workers of *fleet*, each to the one that *router* chooses, by what *lookup* finds.
 
-    *on_matched* is called with the model, the tokens of a prompt that its worker is known to hold, and all its tokens.
-    *num_retried* counts by model the requests that were sent to another worker.
+    *metrics* learns of every choice. *num_retried* counts by model the requests that were sent to another worker.
     """
 
     def __init__(
         self,
         fleet: Fleet,
         router: Router | None = None,
-        on_matched: Callable[[str, int, int], None] = _ignore,
+        metrics: DecisionMetrics | None = None,
         limits: DispatchLimits = DEFAULT_LIMITS,
         lookup: Lookup | None = None,
     ) -> None:
@@ -150,7 +148,7 @@ class Dispatcher:
         self._fleet = fleet
         self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
-        self._on_matched = on_matched
+        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
         self._keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
@@ -167,10 +165,12 @@ class Dispatcher:
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving = self._fleet.model(model)
-        query = await self._look_up(serving, serving.workers, prompt)
-        candidates, chosen = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Preview(serving, self._router.policy, prompt, tuple(candidates), chosen)
+        serving, free = self._fleet.model(model), self._free_places(model, frozenset())
+        with_room = [worker for worker in serving.workers if free.get(worker.url)]
+        allowed = [worker for worker in serving.workers if worker.url in free]
+        query = await self._look_up(serving, with_room or allowed, prompt)
+        choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Preview(serving, prompt, choice)
 
     @contextlib.asynccontextmanager
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
@@ -180,15 +180,16 @@ class Dispatcher:
         QueueFull.
         """
         name = self._fleet.model(model).name
-        async with self.queue.turn(name, lambda: sum(map(self._num_free, self._usable(model, excluded)))):
+        async with self.queue.turn(name, lambda: sum(self._free_places(model, excluded).values())):
             serving = self._fleet.model(model)
-            workers = [worker for worker in self._usable(model, excluded) if self._num_free(worker)]
+            free = self._free_places(model, excluded)
+            workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
-            booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+            with self._metrics.stage("choice"):
+                booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         with contextlib.ExitStack() as booked:
             leg = self._leg(booking, workers, booked)
-            if booking.matched_tokens is not None:
-                self._on_matched(serving.name, booking.matched_tokens, len(prompt.token_ids))
+            self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
             said = leg.worker.description
             yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair)
@@ -207,7 +208,9 @@ class Dispatcher:
         found = partners(first.worker, workers, prompt.max_tokens, prompt.num_samples)
         if not found:
             return None
-        query = await self._look_up(serving, found, prompt)
+        now = time.monotonic()
+        allowed = [worker for worker in found if self._router.breakers.allows(worker.url, now)] or found
+        query = await self._look_up(serving, allowed, prompt)
         booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         return Pair(first, self._leg(booking, found, booked), self._fleet.release)
 
@@ -266,29 +269,35 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _usable(self, model: str, excluded: Set[str]) -> Sequence[Worker]:
-        """Return the workers that may get a request for *model* first, if they have room.
+    def _free_places(self, model: str, excluded: Set[str]) -> dict[str, int]:
+        """Return by url how many more requests each worker of *model* may get that may get one at all.
 
-        A breaker never takes the last worker away. Raises ModelNotFound and WorkerUnavailable.
+        A breaker never takes the last worker away, and a worker that is alone gets everything: it has a queue of its
+        own. Raises ModelNotFound and WorkerUnavailable.
         """
-        workers = [worker for worker in self._fleet.model(model).workers if worker.url not in excluded]
+        serving = self._fleet.model(model).workers
+        workers = [worker for worker in serving if worker.url not in excluded]
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        if len(serving) == 1:
+            return {workers[0].url: UNBOUNDED}
         now = time.monotonic()
-        return first_workers([worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers)
+        allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
+        return {worker.url: self._num_free(worker) for worker in first_workers(allowed)}
 
     def _num_free(self, worker: Worker) -> int:
-        """Return how many more requests *worker* may get."""
         computes = worker.description.max_num_seqs if worker.description else 1
         return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
         options = [_option(worker, model, prompt.salt) for worker in workers]
-        routed = self._routed(prompt, options)
+        with self._metrics.stage("keys"):
+            routed = self._routed(prompt, options)
         overlaps: Mapping[str, Overlap] = {}
         if len(options) > 1:
-            overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
+            with self._metrics.stage("lookup"):
+                overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
             ready = {worker.url for worker in workers if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:

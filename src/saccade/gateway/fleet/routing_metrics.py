@@ -1,34 +1,15 @@
-"""What the router knows and how well it chooses, as metrics."""
+"""What the router knows of each worker, as metrics."""
 
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
-
-_SHARES = tuple(step / 20 for step in range(21))
-
-
-class HitRates:
-    """How much of each prompt its worker was known to hold, by model."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._shares = Histogram(
-            "saccade_router_kv_hit_rate",
-            "Share of a prompt's tokens in blocks that its worker had reported to hold when it was chosen.",
-            ("model_name",),
-            buckets=_SHARES,
-            registry=registry,
-        )
-
-    def observe(self, model: str, matched_tokens: int, num_prompt_tokens: int) -> None:
-        """Record one placed prompt."""
-        self._shares.labels(model).observe(matched_tokens / max(1, num_prompt_tokens))
 
 
 class RoutingCollector(Collector):
@@ -74,7 +55,8 @@ class RoutingCollector(Collector):
         now = time.monotonic()
         for worker in self._fleet.clients:
             feed = self._listener.feed(worker)
-            exact.add_metric((worker.url, feed.reason), float(not feed.reason))
+            known = exactness(worker, self._listener)
+            exact.add_metric((worker.url, known.reason), float(known.level == "EXACT"))
             blocks.add_metric((worker.url,), router.index.num_blocks(worker.url))
             requests.add_metric((worker.url,), router.work[worker.url].num_requests)
             prefill.add_metric((worker.url,), router.work[worker.url].prefill_tokens)

@@ -1,11 +1,16 @@
 """What a gateway knows of a worker, for its operator."""
 
+import time
+
 import msgspec
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Level
+from saccade.protocol.exactness import Exactness, Level
+from saccade.routing.breaker import BreakerReport
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +35,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. *exactness* tells how much of what it holds is known now; *reason* why not all.
 
+    *excluded* tells why it gets no requests, "" where it gets them; *breaker* whether requests to it have failed.
     *load* is what the engine said last, None where it says nothing or is away.
     """
 
@@ -37,8 +43,11 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     fingerprint: str | None
     block_size: int | None
+    role: Role | None
     ready: bool
     draining: bool
+    excluded: str
+    breaker: BreakerReport
     exactness: Level
     reason: str
     holdings: Holdings
@@ -46,20 +55,24 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
-def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
+def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> WorkerReport:
     """Return what is known of *worker* now."""
     said, router = worker.description, listener.router
-    reason = listener.feed(worker).reason
+    known = exactness(worker, listener)
+    breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work[worker.url]
     return WorkerReport(
         url=worker.url,
         model=said.model if said else None,
         fingerprint=said.fingerprint.hex() if said else None,
         block_size=said.block_size if said else None,
+        role=said.role if said else None,
         ready=worker.ready,
-        draining=worker.load is not None and worker.load.draining,
-        exactness="NONE" if reason else worker.exactness.level,
-        reason=reason or worker.exactness.reason,
+        draining=_drains(worker),
+        excluded=why_excluded(worker, fleet) or breaker.reason,
+        breaker=breaker,
+        exactness=known.level,
+        reason=known.reason,
         holdings=Holdings(blocks=router.index.num_blocks(worker.url), states=router.index.num_states(worker.url)),
         booked=Booked(
             requests=work.num_requests,
@@ -69,3 +82,24 @@ def worker_report(worker: Worker, listener: CacheListener) -> WorkerReport:
         ),
         load=worker.load,
     )
+
+
+def exactness(worker: Worker, listener: CacheListener) -> Exactness:
+    """Return how exactly *worker* is known now: as its kind can be, once all of its reports have arrived."""
+    missing = listener.feed(worker).reason
+    return Exactness("NONE", missing) if missing else worker.exactness
+
+
+def why_excluded(worker: Worker, fleet: Fleet) -> str:
+    """Return why *worker* is not one of those that get requests for its model, "" where it is."""
+    if _drains(worker):
+        return "it drains"
+    if not worker.ready or worker.description is None:
+        return "it is not ready"
+    if worker not in fleet.model(worker.description.model).workers:
+        return "it serves another build of its model than the first worker"
+    return ""
+
+
+def _drains(worker: Worker) -> bool:
+    return worker.load is not None and worker.load.draining

@@ -11,6 +11,7 @@ from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
 from saccade.models.family import Family, Layout
+from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
@@ -41,16 +42,6 @@ OPENING_TOKENS = 2
 
 def _ignore(_: str) -> None:
     """Do nothing."""
-
-
-@dataclass(frozen=True)
-class GenerationDefaults:
-    """Sampling parameters of requests that set none, from generation_config.json."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    eos_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -189,23 +180,3 @@ def text_side(
     raise StartupError(
         f"{_template_file(given)}: the chat template does not write exactly one placeholder for one picture.{reason}"
     )
-
-
-def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the defaults in generation_config.json; end-of-sequence ids else from config.json. Raises StartupError."""
-    text_config = config.get("text_config") or {}
-    eos: int | list[int] = next(
-        (c["eos_token_id"] for c in (generation, config, text_config) if c.get("eos_token_id") is not None), []
-    )
-    eos_token_ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    temperature = generation.get("temperature", 1.0) if generation.get("do_sample", True) else 0.0
-    defaults = GenerationDefaults(
-        temperature=temperature,
-        top_p=generation.get("top_p", 1.0),
-        top_k=generation.get("top_k", 0),
-        eos_token_ids=eos_token_ids,
-    )
-    numbers = (defaults.temperature, defaults.top_p, defaults.top_k, *eos_token_ids)
-    if not all(isinstance(number, int | float) and number >= 0 for number in numbers):
-        raise StartupError(f"{GENERATION_CONFIG}: temperature, top_p, top_k and eos_token_id must be numbers.")
-    return defaults

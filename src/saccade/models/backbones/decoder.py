@@ -1,14 +1,20 @@
-"""What text decoders share: the embedding table, and the gated MLP of a layer.
+"""What text decoders share: the embedding table, a layer's order, its gated MLP, and rotary positions on one axis.
 
 Shapes: N tokens, E hidden size, V vocabulary.
 """
 
+from collections.abc import Iterable
+from typing import Any, Protocol
+
 import torch
 from torch import nn
 
-from saccade.nn.layers import Layer, Linear
+from saccade.models.backbones.rope_scaling import Rope
+from saccade.nn.context import ForwardContext
+from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU
 from saccade.nn.parallel import Ranks
+from saccade.nn.rope import inverse_frequencies
 
 
 class EmbeddingDecoder(nn.Module):
@@ -27,6 +33,72 @@ class EmbeddingDecoder(nn.Module):
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, E]."""
         return self.embedding_VE.index_select(0, input_ids)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual.
+
+    `add_to` of *attention* takes the residual, its input, what the decoder computed of the positions, and the context;
+    that of *mlp* the residual and its input.
+    """
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, hidden_size: int, norm_eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps)
+        self.mlp = mlp
+
+    def forward(self, x_NE: torch.Tensor, rotation: Any, context: ForwardContext) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), rotation, context)  # type: ignore[operator]
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))  # type: ignore[operator,no-any-return]
+
+
+class RotaryConfig(Protocol):
+    """The configuration of a decoder with rotary positions."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    @property
+    def rope(self) -> Rope: ...
+
+
+class RotaryDecoder(EmbeddingDecoder):
+    """Maps embeddings to hidden states. A token's position is that of the first axis.
+
+    *rotary_width* channels are rotated. A subclass adds `rotation`.
+    """
+
+    def __init__(self, config: RotaryConfig, layers: Iterable[nn.Module], rotary_width: int) -> None:
+        super().__init__(config.vocab_size, config.hidden_size)
+        self.rope, self.rotary_width = config.rope, rotary_width
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.frequencies = torch.empty(0)
+
+    def finish(self) -> None:
+        """Compute what depends on the loaded weights and on their device."""
+        rope, device = self.rope, self.embedding_VE.device
+        self.frequencies = inverse_frequencies(rope.theta, self.rotary_width, device, rope.divisors)
+
+    def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
+        """Return what the layers' attention rotates by, for angles [N, rotary_width / 2]."""
+        raise NotImplementedError
+
+    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Return normalised hidden states [N, E]."""
+        rotation = self.rotation(context.positions[0].unsqueeze(1) * self.frequencies, x_NE.dtype)
+        for layer in self.layers:
+            x_NE = layer(x_NE, rotation, context)
+        return self.norm(x_NE)  # type: ignore[no-any-return]
 
 
 class GatedMlp(Layer):

@@ -9,13 +9,13 @@ Q query heads, K plain width of a query, R rotated width, W latent width, C = W 
 import torch
 from torch import nn
 
-from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
+from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, RotaryDecoder
 from saccade.models.backbones.deepseek_config import ExpertConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+from saccade.nn.rope import cos_sin_pairs
 
 LATENT_NORM_EPS = 1e-6
 """The norms of latents do not use config.json's value, neither in transformers nor in the release."""
@@ -149,47 +149,29 @@ class ExpertMlp(nn.Module):
         return self.shared_experts.add_to(residual_NE + routed_NE, x_NE)
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual."""
-
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = LatentAttention(config, layer, ranks)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp: GatedMlp | ExpertMlp
-        if config.experts is None or layer < config.num_dense_layers:
-            self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
-        else:
-            self.mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
-
-    def forward(self, x_NE: torch.Tensor, cos_sin_N1R: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin_N1R, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
-
-
-class TextDecoder(EmbeddingDecoder):
-    """Maps embeddings to hidden states. A token's position is that of the first axis."""
+class TextDecoder(RotaryDecoder):
+    """Maps embeddings to hidden states."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config.vocab_size, config.hidden_size)
-        self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.frequencies = torch.empty(0)
+        layers = (_layer(config, layer, ranks) for layer in range(config.num_layers))
+        super().__init__(config, layers, config.rope_width)
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights and on their device."""
-        rope, device = self.config.rope, self.embedding_VE.device
-        self.frequencies = inverse_frequencies(rope.theta, self.config.rope_width, device, rope.divisors)
+        super().finish()
         for layer in self.layers:
             layer.self_attn.absorb()  # type: ignore[union-attr,operator]
 
-    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return normalised hidden states [N, E]."""
-        angles = context.positions[0].unsqueeze(1) * self.frequencies
-        rotation = cos_sin_pairs(angles) * self.config.rope.magnitude
-        for layer in self.layers:
-            x_NE = layer(x_NE, rotation, context)
-        return self.norm(x_NE)  # type: ignore[no-any-return]
+    def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return complex numbers [N, 1, R / 2] for `ops.rotary_pairs`."""
+        return cos_sin_pairs(angles) * self.rope.magnitude
+
+
+def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    attention = LatentAttention(config, layer, ranks.attention)
+    mlp: GatedMlp | ExpertMlp
+    if config.experts is None or layer < config.num_dense_layers:
+        mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
+    else:
+        mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
+    return DecoderLayer(attention, mlp, config.hidden_size, config.norm_eps)

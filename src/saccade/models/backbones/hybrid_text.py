@@ -103,9 +103,10 @@ class DecoderLayer(nn.Module):
         self.is_full = layer in config.full_attention
         self.input_layernorm = OffsetNorm(config.hidden_size, config.norm_eps)
         if self.is_full:
-            self.self_attn = GatedAttention(config, layer, ranks)
+            self.self_attn = GatedAttention(config, layer, ranks.attention)
         else:
-            self.linear_attn = GatedDeltaNet(config.delta_net, config.hidden_size, config.norm_eps, layer, ranks)
+            shared, hidden_size = ranks.attention, config.hidden_size
+            self.linear_attn = GatedDeltaNet(config.delta_net, hidden_size, config.norm_eps, layer, shared)
         self.post_attention_layernorm = OffsetNorm(config.hidden_size, config.norm_eps)
         self.mlp = (
             GatedMlp(config.hidden_size, config.intermediate_size, ranks)

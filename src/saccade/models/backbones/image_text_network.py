@@ -11,6 +11,7 @@ import torch
 
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear
+from saccade.nn.parallel import ALONE, Ranks
 
 
 class Decoder(Protocol):
@@ -35,12 +36,22 @@ class ImageTextNetwork(Layer):
 
     language_model: Decoder
 
-    def __init__(self, language_model: torch.nn.Module, settings: Mapping[str, Any], text: Any, *, tied: bool) -> None:
+    def __init__(
+        self,
+        language_model: torch.nn.Module,
+        settings: Mapping[str, Any],
+        text: Any,
+        *,
+        tied: bool,
+        ranks: Ranks = ALONE,
+    ) -> None:
         """*settings* are those of the family's Layout; with *tied* the embedding is the matrix of the logits."""
         super().__init__()
-        self.tied = tied
+        # Only rank 0 computes logits.
+        self.has_logits = ranks.rank == 0
+        self.loads_head = self.has_logits and not tied
         self.language_model = language_model  # type: ignore[assignment]
-        self.lm_head = None if tied else Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False) if self.loads_head else None
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
 
@@ -56,7 +67,7 @@ class ImageTextNetwork(Layer):
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         self.language_model.finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
-        if self.lm_head is None:
+        if self.has_logits and not self.loads_head:
             # A layer of its own shares the embedding, and is packed like other layers where that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
@@ -80,5 +91,5 @@ class ImageTextNetwork(Layer):
         return self.language_model(x_NE, context)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32."""
+        """Return logits [R, V] in float32. Rank 0 alone can."""
         return self.lm_head(hidden_RE).float()  # type: ignore[misc,no-any-return]

@@ -5,16 +5,15 @@ predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head
 """
 
 import torch
-from torch import nn
 
-from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
+from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, RotaryDecoder
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
+from saccade.nn.layers import Attention, Layer, Linear
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import cos_sin, inverse_frequencies
+from saccade.nn.rope import cos_sin
 
 PARTS = (
     (".q_proj.", ".qkv_proj.", 0),
@@ -67,41 +66,19 @@ class SelfAttention(Layer):
         return self.o_proj.add_to(residual_NE, self.attention(q_NQD, k_NKD, v_NKD, context))
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
-
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = SelfAttention(config, layer, ranks)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks, bias=config.mlp_bias)
-
-    def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
-
-
-class TextDecoder(EmbeddingDecoder):
-    """Maps embeddings to hidden states. A token's position is that of the first axis."""
+class TextDecoder(RotaryDecoder):
+    """Maps embeddings to hidden states."""
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config.vocab_size, config.hidden_size)
-        self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.frequencies = torch.empty(0)
+        layers = (_layer(config, layer, ranks) for layer in range(config.num_layers))
+        super().__init__(config, layers, config.head_dim)
 
-    def finish(self) -> None:
-        """Compute what depends on the device."""
-        rope, device = self.config.rope, self.embedding_VE.device
-        self.frequencies = inverse_frequencies(rope.theta, self.config.head_dim, device, rope.divisors)
+    def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> CosSin:
+        """Return cosines and sines for `ops.rotary`."""
+        return cos_sin(angles, dtype, self.rope.magnitude)
 
-    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return normalised hidden states [N, E]."""
-        angles = context.positions[0].unsqueeze(1) * self.frequencies
-        rotation = cos_sin(angles, x_NE.dtype, self.config.rope.magnitude)
-        for layer in self.layers:
-            x_NE = layer(x_NE, rotation, context)
-        return self.norm(x_NE)  # type: ignore[no-any-return]
+
+def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    attention = SelfAttention(config, layer, ranks.attention)
+    mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks, bias=config.mlp_bias)
+    return DecoderLayer(attention, mlp, config.hidden_size, config.norm_eps)

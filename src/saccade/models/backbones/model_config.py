@@ -6,6 +6,7 @@ from typing import Any
 from saccade.errors import StartupError
 
 CONFIG = "config.json"
+TIED = "tie_word_embeddings"
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -38,3 +39,10 @@ def choice(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise StartupError(f"{CONFIG}: `{key}` is {value!r}; this network knows {', '.join(known)}.")
     return str(value)
+
+
+def ties_embeddings(config: Mapping[str, Any]) -> bool:
+    """Return whether the embedding is also the matrix of the logits: the top level decides where it says so."""
+    text = config.get("text_config")
+    within = text.get(TIED) if isinstance(text, Mapping) else False
+    return bool(config.get(TIED, within))

@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import nn
 
 from saccade.errors import StartupError
 from saccade.models.backbones import image_text_network
+from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_config import TowerConfig
 from saccade.models.backbones.qwen_facts import QwenFacts
 from saccade.models.backbones.qwen_text import TextDecoder
 from saccade.models.facts import Grid, MediaShape
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
-from saccade.nn.parallel import Ranks
+from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import grid_list
 
 
@@ -45,20 +46,24 @@ class Decoder(image_text_network.Decoder, Protocol):
 class QwenNetwork(image_text_network.ImageTextNetwork):
     """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them.
 
-    *decoder* is the class of the text decoder, made from the facts' text and the ranks.
+    A family names the classes of its parts: *tower* is made from the facts' vision and the encoder's ranks, *decoder*
+    from the facts' text and the ranks.
     """
 
     visual: Tower
     language_model: Decoder
+    layout: ClassVar[type[SmartResizeLayout]]
+    tower: ClassVar[type[Any]]
     decoder: ClassVar[type[Any]] = TextDecoder
 
     def __init__(
-        self, facts: QwenFacts[Any], visual: nn.Module, settings: Mapping[str, Any], *, tied: bool, ranks: Ranks
+        self, facts: QwenFacts[Any], config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        """*settings* are those of the family's Layout; with *tied* the embedding is the matrix of the logits."""
-        super().__init__(self.decoder(facts.text, ranks), settings, facts.text, tied=tied)
+        settings = self.layout(config, preprocessor).settings
+        decoder, tied = self.decoder(facts.text, ranks), ties_embeddings(config)
+        super().__init__(decoder, settings, facts.text, tied=tied, ranks=ranks)
         self.facts = facts
-        self.visual = visual  # type: ignore[assignment]
+        self.visual = self.tower(facts.vision, ranks.encoder)
         _check_channels(facts.vision)
 
     def finish(self) -> None:

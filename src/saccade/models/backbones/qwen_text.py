@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
+from saccade.models.backbones.decoder import DecoderLayer, EmbeddingDecoder, GatedMlp
 from saccade.models.backbones.qwen_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts, softmax_top_k
@@ -79,20 +79,9 @@ class MixtureOfExperts(nn.Module):
         return residual_NE + self.experts(x_NE, ids_NC, weights_NC)  # type: ignore[no-any-return]
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then MLP or experts; each reads a normalised input, and its result is added to the residual."""
-
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = SelfAttention(config, layer, ranks)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = _mlp(config, layer, ranks)
-
-    def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), cos_sin, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
+def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    attention = SelfAttention(config, layer, ranks.attention)
+    return DecoderLayer(attention, _mlp(config, layer, ranks), config.hidden_size, config.norm_eps)
 
 
 def _mlp(config: TextConfig, layer: int, ranks: Ranks) -> GatedMlp | MixtureOfExperts:
@@ -107,7 +96,7 @@ class TextDecoder(EmbeddingDecoder):
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
         super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(_layer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
 

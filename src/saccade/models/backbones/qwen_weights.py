@@ -18,12 +18,12 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 EXPERT_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", None)}
 
 
-def locate(name: str, prefixes: Sequence[tuple[str, str]], tied: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None if it duplicates the tied embedding.
+def locate(name: str, prefixes: Sequence[tuple[str, str]], loads_head: bool) -> Target | None:
+    """Return the target of the checkpoint tensor *name*; None for the head unless *loads_head*.
 
     *prefixes* are pairs of the checkpoint's and the network's; the first that fits is replaced.
     """
-    if tied and name == "lm_head.weight":
+    if not loads_head and name == "lm_head.weight":
         return None
     for theirs, ours in prefixes:
         if name.startswith(theirs):

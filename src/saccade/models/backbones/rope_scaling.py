@@ -17,13 +17,14 @@ from saccade.models.backbones.model_config import integer, number, section
 class Rope(NamedTuple):
     """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
 
-    Some decoders multiply attention scores by *score_factor*.
+    Some decoders multiply attention scores by *score_factor*. *factors* names the set that longrope chose of its two.
     """
 
     theta: float
     divisors: tuple[float, ...]
     magnitude: float = 1.0
     score_factor: float = 1.0
+    factors: str = ""
 
 
 class _Source(NamedTuple):
@@ -114,13 +115,13 @@ def _number_or(scaling: Mapping[str, Any], key: str, otherwise: float) -> float:
 def _longrope(source: _Source) -> Rope:
     scaling, original = source.scaling, source.original_length
     short, long = (_factors(scaling, key, source.num_pairs) for key in ("short_factor", "long_factor"))
-    divisors = long if source.max_model_len > original else short
+    divisors, factors = (long, "long") if source.max_model_len > original else (short, "short")
     if scaling.get("attention_factor") is not None:
-        return Rope(source.theta, divisors, number(scaling, "attention_factor"))
+        return Rope(source.theta, divisors, number(scaling, "attention_factor"), factors=factors)
     stated = scaling.get("factor") is not None
     longer = number(scaling, "factor") if stated else integer(source.text, "max_position_embeddings") / original
     magnitude = math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
-    return Rope(source.theta, divisors, magnitude)
+    return Rope(source.theta, divisors, magnitude, factors=factors)
 
 
 def _factors(scaling: Mapping[str, Any], key: str, num_pairs: int) -> tuple[float, ...]:

@@ -38,6 +38,11 @@ class TextFacts:
         return self.text.kv_specs
 
     @property
+    def rope_factors(self) -> str:
+        """Return that there is one set of rotary factors."""
+        return ""
+
+    @property
     def vocab_size(self) -> int:
         """Number of rows of the embedding."""
         return self.text.vocab_size

@@ -11,7 +11,7 @@ import torch
 
 from saccade.models.backbones.deepseek_text import TextDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.model_config import section
+from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.moonvit import EncoderMetadata, Projector, VisionTower
 from saccade.models.facts import MediaShape
 from saccade.models.kimi_k25.facts import Facts
@@ -30,10 +30,8 @@ class Network(ImageTextNetwork):
         self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         text, vision = facts.text, facts.vision
-        within = section(config, "text_config").get("tie_word_embeddings", False)
-        tied = bool(config.get("tie_word_embeddings", within))
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(text, ranks), settings, text, tied=tied)
+        super().__init__(TextDecoder(text, ranks), settings, text, tied=ties_embeddings(config), ranks=ranks)
         self.facts = facts
         self.patch_values = CHANNELS * vision.patch_size**2
         self.vision_tower = VisionTower(vision, ranks.encoder)
@@ -41,7 +39,7 @@ class Network(ImageTextNetwork):
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.facts.text, self.tied)
+        return locate(name, self.facts.text, self.loads_head)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""

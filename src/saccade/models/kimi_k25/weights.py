@@ -26,10 +26,10 @@ EXPERT_MATRICES = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down
 LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
-def locate(name: str, config: TextConfig, tied: bool) -> Target | None:
+def locate(name: str, config: TextConfig, loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*.
 
-    None for a duplicate of the tied embedding, for draft layers, and for rotary frequencies, which are computed.
+    None for the head unless *loads_head*, for draft layers, and for rotary frequencies, which are computed.
     """
     for theirs, ours in PREFIXES:
         if name.startswith(theirs):
@@ -37,7 +37,7 @@ def locate(name: str, config: TextConfig, tied: bool) -> Target | None:
             break
     layer = LAYER.match(name)
     is_draft = layer is not None and 0 <= int(layer[1]) - config.num_layers < config.num_draft_layers
-    if is_draft or name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
+    if is_draft or name.endswith(".rotary_emb.inv_freq") or (not loads_head and name == "lm_head.weight"):
         return None
     if (match := EXPERT.fullmatch(name)) is not None:
         matrix, partition = EXPERT_MATRICES[match["matrix"]]

@@ -63,7 +63,7 @@ class Network(ImageTextNetwork):
         self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied)
+        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied, ranks=ranks)
         self.facts = facts
         self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = Projector(facts)
@@ -72,7 +72,7 @@ class Network(ImageTextNetwork):
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.vision_tower, self.facts.text.tied)
+        return locate(name, self.vision_tower, self.loads_head)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""

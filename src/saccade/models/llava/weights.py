@@ -12,10 +12,10 @@ from saccade.models.network import Target
 TOWER, TEXT, HEAD = "vision_tower.", "language_model.", "lm_head."
 
 
-def locate(name: str, tower: ClipTower, tied: bool) -> Target | None:
+def locate(name: str, tower: ClipTower, loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None for a tensor that is not needed.
 
-    Not needed are the blocks of *tower* behind the chosen features, a copy of the *tied* embedding, and the rotary
+    Not needed are the blocks of *tower* behind the chosen features, the head unless *loads_head*, and the rotary
     frequencies that old releases hold.
     """
     name = name.removeprefix("model.")
@@ -25,6 +25,6 @@ def locate(name: str, tower: ClipTower, tied: bool) -> Target | None:
     if not name.startswith((TEXT, HEAD)):
         return Target(name)
     name = name.removeprefix(TEXT)
-    if (tied and name.startswith(HEAD)) or name.endswith(".rotary_emb.inv_freq"):
+    if (not loads_head and name.startswith(HEAD)) or name.endswith(".rotary_emb.inv_freq"):
         return None
     return decoder_target(name, TEXT.removesuffix("."))

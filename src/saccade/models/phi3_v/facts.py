@@ -56,6 +56,11 @@ class Facts(TextFacts):
         num_blocks = vision.num_blocks(processor["layer_idx"])
         return cls(text, vision, num_blocks, {"image": token_id}, (token_id,))
 
+    @property
+    def rope_factors(self) -> str:
+        """Return longrope's set, which `max_model_len` chooses."""
+        return self.text.rope.factors
+
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of crops and global view. Raises InvalidValue for a grid that is not of whole crops."""
         return num_tokens(*crops(grid))

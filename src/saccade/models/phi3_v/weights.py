@@ -19,7 +19,7 @@ OWN = {
 }
 
 
-def locate(name: str, tower: Callable[[str], Target | None], tied: bool) -> Target | None:
+def locate(name: str, tower: Callable[[str], Target | None], loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None if it is not needed.
 
     *tower* does the same for the vision tower's own names.
@@ -30,6 +30,6 @@ def locate(name: str, tower: Callable[[str], Target | None], tied: bool) -> Targ
     if name.startswith(EMBEDDING):
         own = name.removeprefix(EMBEDDING)
         return Target(OWN.get(own, own))
-    if tied and name == "lm_head.weight":
+    if not loads_head and name == "lm_head.weight":
         return None
     return decoder_target(name, "language_model")

@@ -4,22 +4,20 @@ Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrai
 of a patch, E width of the tower, U merged patches, X width of the text model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from saccade.models.backbones.qwen_config import text_section
 from saccade.models.backbones.qwen_network import QwenNetwork
 from saccade.models.backbones.qwen_vision import BlockMetadata, PatchMerger, VisionBlock, axial_cos_sin
 from saccade.models.facts import Grid
 from saccade.models.network import Target
-from saccade.models.qwen2_5_vl.facts import Facts, WindowedConfig
+from saccade.models.qwen2_5_vl.facts import WindowedConfig
 from saccade.models.qwen2_5_vl.layout import Layout
 from saccade.models.qwen2_5_vl.weights import locate
 from saccade.nn.context import VisionAttentionBackend
@@ -134,13 +132,9 @@ class VisionTower(nn.Module):
 class Network(QwenNetwork):
     """The engine's network of the family."""
 
-    def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        settings = Layout(config, preprocessor).settings
-        tied = any(keys.get("tie_word_embeddings") for keys in (config, text_section(config)))
-        super().__init__(facts, VisionTower(facts.vision, ranks.encoder), settings, tied=tied, ranks=ranks)
+    layout = Layout
+    tower = VisionTower
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.tied)
+        return locate(name, self.loads_head)

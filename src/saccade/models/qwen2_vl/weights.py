@@ -21,8 +21,8 @@ RENAMED = (
 )
 
 
-def locate(name: str, tied: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None if it duplicates the tied embedding."""
+def locate(name: str, loads_head: bool) -> Target | None:
+    """Return the target of the checkpoint tensor *name*; None for the head unless *loads_head*."""
     for theirs, ours in RENAMED:
         name = name.replace(theirs, ours)
-    return qwen_weights.locate(name, PREFIXES, tied)
+    return qwen_weights.locate(name, PREFIXES, loads_head)

@@ -1,32 +1,20 @@
 """The network: a tower with learned positions, and a text decoder of delta nets and gated attention."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from saccade.models.backbones.hybrid_text import HybridDecoder
-from saccade.models.backbones.model_config import section
 from saccade.models.backbones.qwen_network import QwenNetwork
 from saccade.models.backbones.qwen_vision import VisionTower
 from saccade.models.network import Target
-from saccade.models.qwen3_5.facts import Facts
 from saccade.models.qwen3_5.layout import Layout
 from saccade.models.qwen3_5.weights import locate
-from saccade.nn.parallel import ALONE, Ranks
 
 
 class Network(QwenNetwork):
     """The engine's network of the family."""
 
+    layout = Layout
+    tower = VisionTower
     decoder = HybridDecoder
-
-    def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        settings = Layout(config, preprocessor).settings
-        within = section(config, "text_config").get("tie_word_embeddings", False)
-        tied = bool(config.get("tie_word_embeddings", within))
-        super().__init__(facts, VisionTower(facts.vision, ranks.encoder), settings, tied=tied, ranks=ranks)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.tied)
+        return locate(name, self.loads_head)

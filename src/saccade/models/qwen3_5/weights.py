@@ -13,12 +13,12 @@ DRAFT = "mtp."
 DELTA_NET = ((".in_proj_b.", 0), (".in_proj_a.", 1))
 
 
-def locate(name: str, tied: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None if it is a draft's, or duplicates the tied embedding."""
+def locate(name: str, loads_head: bool) -> Target | None:
+    """Return the target of the checkpoint tensor *name*; None for a draft's, and for the head unless *loads_head*."""
     if name.startswith(DRAFT):
         return None
     for theirs, partition in DELTA_NET:
         if theirs in name:
-            target = qwen_weights.locate(name.replace(theirs, ".in_proj_ba."), PREFIXES, tied)
+            target = qwen_weights.locate(name.replace(theirs, ".in_proj_ba."), PREFIXES, loads_head)
             return None if target is None else target._replace(partition=partition)
-    return qwen_weights.locate(name, PREFIXES, tied)
+    return qwen_weights.locate(name, PREFIXES, loads_head)

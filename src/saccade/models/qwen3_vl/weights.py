@@ -12,9 +12,9 @@ TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
 """The releases store each expert's matrices as [inputs, outputs]."""
 
 
-def locate(name: str, tied: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None if it duplicates the tied embedding."""
-    target = qwen_weights.locate(name, PREFIXES, tied)
+def locate(name: str, loads_head: bool) -> Target | None:
+    """Return the target of the checkpoint tensor *name*; None for the head unless *loads_head*."""
+    target = qwen_weights.locate(name, PREFIXES, loads_head)
     if target is not None and name.endswith(TRANSPOSED):
         return target._replace(transposed=True)
     return target

@@ -99,14 +99,14 @@ class Network(ImageTextNetwork):
         self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied)
+        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied, ranks=ranks)
         self.facts = facts
         self.vision_model = Tower(facts.vision, ranks.encoder)
         self.connector = Connector(facts)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.facts.text.tied)
+        return locate(name, self.loads_head)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""

@@ -11,13 +11,13 @@ from saccade.models.network import Target
 TEXT, HEAD = "text_model.", "lm_head."
 
 
-def locate(name: str, tied: bool) -> Target | None:
+def locate(name: str, loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None for what is not needed.
 
-    Not needed are a copy of the *tied* embedding, and the rotary frequencies that some files hold.
+    Not needed are the head unless *loads_head*, and the rotary frequencies that some files hold.
     """
     name = name.removeprefix("model.")
-    if (tied and name.startswith(HEAD)) or name.endswith(".rotary_emb.inv_freq"):
+    if (not loads_head and name.startswith(HEAD)) or name.endswith(".rotary_emb.inv_freq"):
         return None
     if name.startswith((TEXT, HEAD)):
         return decoder_target(name.removeprefix(TEXT), "language_model")

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
+from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
-from saccade.nn.context import ForwardContext, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
@@ -49,7 +50,7 @@ class Plan:
     planned: set[_Kind] = field(default_factory=set)
 
 
-class AttentionBackend:
+class AttentionBackend(PagedAttention):
     """nn.context.AttentionBackend."""
 
     name = "flashinfer"
@@ -85,24 +86,17 @@ class AttentionBackend:
             layout.block_size,
         )
 
-    def paged(
+    def attend(
         self,
         q_NQD: torch.Tensor,
-        k_NKD: torch.Tensor,
-        v_NKW: torch.Tensor,
-        layer: int,
+        own: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
         context: ForwardContext,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        scoring: Scoring,
     ) -> torch.Tensor:
-        """Write keys and values, then attend to the cache."""
-        cache = context.paged_cache(layer)
-        cache.write(context.layout.slot_mapping, k_NKD, v_NKW)
-        kind = _Kind(
-            q_NQD.shape[1], k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], scale, window, soft_cap, q_NQD.dtype
-        )
+        """Attend with all tokens of the step in one call."""
+        k_NKD, v_NKW = own
+        kind = _Kind(q_NQD.shape[1], k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], *scoring, q_NQD.dtype)
         wrapper = self._planned(kind, context.plan, q_NQD.device)
         return wrapper.run(q_NQD.contiguous(), (cache.keys, cache.values)).flatten(1)  # type: ignore[no-any-return]
 

@@ -8,14 +8,14 @@ latent, G = Q / K query heads per key/value head.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import Workload
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys [tokens, K, D] and values [tokens, K, W]."""
@@ -25,14 +25,6 @@ Cached = tuple[CacheValues, CacheValues]
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
-
-
-class Scoring(NamedTuple):
-    """How scores are computed from products; AttentionBackend.paged describes the fields."""
-
-    scale: float | None
-    window: int | None
-    soft_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +63,7 @@ class Plan:
     prefills: tuple[PrefillChunk, ...]
 
 
-class AttentionBackend:
+class AttentionBackend(PagedAttention):
     """nn.context.AttentionBackend."""
 
     name = "torch_sdpa"
@@ -88,25 +80,11 @@ class AttentionBackend:
         """Choose slots and masks for decode rows and prefill chunks."""
         return Plan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
 
-    def paged(
-        self,
-        q_NQD: torch.Tensor,
-        k_NKD: torch.Tensor,
-        v_NKW: torch.Tensor,
-        layer: int,
-        context: ForwardContext,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
+    def attend(
+        self, q_NQD: torch.Tensor, own: KeysValues, cache: KvCache, context: ForwardContext, scoring: Scoring
     ) -> torch.Tensor:
-        """Write keys and values, then attend to the cache."""
-        cache = context.paged_cache(layer)
-        keys = CacheValues(cache.keys.flatten(0, 1), cache.key_scale)
-        values = CacheValues(cache.values.flatten(0, 1), cache.value_scale)
-        slots = context.layout.slot_mapping
-        own = keys.write(slots, k_NKD), values.write(slots, v_NKW)
-        return _attend_cached(q_NQD, own, (keys, values), context.plan, Scoring(scale, window, soft_cap))
+        """Attend with decode rows by groups, and with prefill chunks one by one."""
+        return _attend_cached(q_NQD, own, cache.by_slot, context.plan, scoring)
 
     def latent(
         self,

@@ -13,6 +13,7 @@ import torch
 import triton
 
 from saccade.nn.backends import torch_sdpa
+from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
@@ -79,7 +80,7 @@ class Plan:
     plain: Any
 
 
-class AttentionBackend:
+class AttentionBackend(PagedAttention):
     """nn.context.AttentionBackend."""
 
     name = "triton"
@@ -111,37 +112,28 @@ class AttentionBackend:
         )
         return Plan(prefills, self._plain.plan(prefills, dtype))
 
-    def paged(
+    def attend(
         self,
         q_NQD: torch.Tensor,
-        k_NKD: torch.Tensor,
-        v_NKW: torch.Tensor,
-        layer: int,
+        own: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
         context: ForwardContext,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        scoring: Scoring,
     ) -> torch.Tensor:
-        """Write keys and values, then attend to the cache."""
-        scoring = torch_sdpa.Scoring(scale, window, soft_cap)
+        """Attend with decode rows in one launch, and leave prefill chunks to PyTorch."""
         plan: Plan = context.plan
-        layout, num_decodes = context.layout, context.layout.num_decodes
-        outputs = []
-        if num_decodes:
-            cache = context.paged_cache(layer)
-            cache.write(layout.slot_mapping[:num_decodes], k_NKD[:num_decodes], v_NKW[:num_decodes])
-            outputs.append(_decode(q_NQD[:num_decodes], cache, layout, scoring))
+        num_decodes = context.layout.num_decodes
+        outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []
         if plan.prefills is not None:
             rest = ForwardContext(
                 context.positions[:, num_decodes:], plan.prefills, context.kv_caches, self._plain, plan.plain
             )
-            q, k, v = (x[num_decodes:] for x in (q_NQD, k_NKD, v_NKW))
-            outputs.append(self._plain.paged(q, k, v, layer, rest, **scoring._asdict()))
+            keys, values = (part[num_decodes:] for part in own)
+            outputs.append(self._plain.attend(q_NQD[num_decodes:], (keys, values), cache, rest, scoring))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: torch_sdpa.Scoring) -> torch.Tensor:
+def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: Scoring) -> torch.Tensor:
     """Attend with one query token a sequence; return [S, Q * W]."""
     num_rows, num_heads, key_size = q_SQD.shape
     block_size, num_kv_heads, value_size = cache.values.shape[1:]

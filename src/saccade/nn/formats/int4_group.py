@@ -19,6 +19,7 @@ class Int4Group:
 
     name = "compressed-tensors pack-quantized, 4 bits"
     unused = ("weight_shape",)
+    joins_experts = False
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
@@ -30,6 +31,9 @@ class Int4Group:
             "weight_packed": Field(("I32",), (1, PER_WORD)),
             "weight_scale": Field(FLOATS, (1, self.group_size)),
         }
+
+    def transposed(self) -> None:
+        """Return None: columns are packed, rows are not."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return (nibble - 8) * scale."""

@@ -22,6 +22,7 @@ class Nvfp4:
 
     name = "modelopt NVFP4"
     unused = ("input_scale",)
+    joins_experts = False
     fields: Mapping[str, Field] = MappingProxyType(
         {
             "weight": Field(("U8",), (1, PER_BYTE)),
@@ -29,6 +30,9 @@ class Nvfp4:
             "weight_scale_2": Field(("F32",), None),
         }
     )
+
+    def transposed(self) -> None:
+        """Return None: columns are packed, rows are not."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * (scale of the group * scale of the weight)."""

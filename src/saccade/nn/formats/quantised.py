@@ -20,6 +20,12 @@ from saccade.nn.ops import Activation
 DEQUANTISED_AT_ONCE = 1 << 18
 """Values that are dequantised at a time: their copies in float32 fit into a processor's caches."""
 
+WHOLE_ROW = 1 << 40
+"""The columns of a cell that is a row of the weight, however long."""
+
+Cell = tuple[int, int]
+"""Rows and columns of a weight that one value of a field belongs to."""
+
 
 class Region(NamedTuple):
     """Rows [row, row + num_rows) and columns [column, column + num_columns) of a weight."""
@@ -38,7 +44,7 @@ class Field(NamedTuple):
     """
 
     dtypes: tuple[str, ...]
-    cell: tuple[int, int] | None
+    cell: Cell | None
 
     def slices(self, region: Region) -> tuple[slice, ...]:
         """Return the part of the tensor whose cells *region* touches."""
@@ -58,7 +64,8 @@ class Field(NamedTuple):
 class WeightFormat(Protocol):
     """How a checkpoint stores a weight. *fields* are by the ends of their tensors' names.
 
-    Tensors whose names end with one of *unused* belong to the weight, and are not needed.
+    Tensors whose names end with one of *unused* belong to the weight, and are not needed. With *joins_experts*, some
+    releases store a matrix of all experts in one tensor; the names of its fields lack the word `weight`.
     """
 
     @property
@@ -69,6 +76,12 @@ class WeightFormat(Protocol):
 
     @property
     def unused(self) -> tuple[str, ...]: ...
+
+    @property
+    def joins_experts(self) -> bool: ...
+
+    def transposed(self) -> "WeightFormat | None":
+        """Return the format of a weight [O, I] whose fields are stored as those of [I, O]; None if it has none."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return the values [O, I] of *region* in float32. *fields* are the parts of the fields that it touches."""
@@ -170,7 +183,7 @@ def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return rows.index_select(0, bytes_OB.flatten().int()).view(torch.float32).view(len(bytes_OB), -1)
 
 
-def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: tuple[int, int], region: Region) -> torch.Tensor:
+def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: Cell, region: Region) -> torch.Tensor:
     """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32."""
     rows, columns = cell
     row = torch.arange(region.row, region.row + region.num_rows, device=scales.device)

@@ -175,7 +175,8 @@ class Peers:
 def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
     """Return the place of *rank* among those that *config* asks for."""
     size = config.tensor_parallel_size
-    return Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
+    ranks = Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
+    return ranks.sharing_attention(config.attention_tensor_parallel_size or size)
 
 
 @contextmanager

@@ -1,0 +1,8 @@
+"""Routing over a fleet of real workers of tiny models: what share of repeated prompts lands where it is cached."""
+
+import sys
+
+from benchmarks.measured import ROOT
+
+# The tiny checkpoints are those of the tests.
+sys.path.insert(0, str(ROOT / "tests"))

@@ -1,0 +1,62 @@
+"""The fingerprint of a model: what must be equal for two workers to compute equal KV blocks of the same tokens."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from saccade import models
+from saccade.engine.config import MIB, EngineConfig
+from saccade.engine.executor.weight_files import weight_files
+from saccade.engine.executor.weight_formats import HF_QUANT_CONFIG
+from saccade.identity.content import files_digest
+from saccade.models.files import engine_config, parse_json
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.model_files import CONFIG
+
+
+def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
+    """Return 32 bytes that identify the model in *config*.model_dir, with the settings that change its KV blocks.
+
+    *files* are those of `read_model_files`. A model without a feature of `_features` has the fingerprint that it had
+    before the feature was known. Raises StartupError.
+    """
+    return fingerprint(files, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
+
+
+def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
+    quantisation = Path(config.model_dir) / HF_QUANT_CONFIG
+    if quantisation.is_file():
+        yield b"quantisation " + quantisation.read_bytes()
+    family = models.family_of(parse_json(files, CONFIG))
+    parsed = engine_config(files, models.families()[family], config.max_model_len)
+    if factors := models.load_facts(family, parsed).rope_factors:
+        yield b"rope factors " + factors.encode()
+    if config.kv_cache_dtype != "auto":
+        yield b"kv cache dtype " + config.kv_cache_dtype.encode()
+
+
+def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[bytes] = ()) -> bytes:
+    """Return 32 bytes that identify files, weights and *features*.
+
+    Of each weights file only the size, header, first and last MiB are read, since a checkpoint may have terabytes.
+    """
+    hasher = blake3(b"saccade.model.1" + files_digest(files.files))
+    for path in weights:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            header = file.read(min(int.from_bytes(prefix, "little"), size))
+            first = file.read(MIB)
+            file.seek(max(0, size - MIB))
+            _add(hasher, path.name.encode(), size.to_bytes(8, "little"), prefix, header, first, file.read(MIB))
+    if features:
+        _add(hasher, b"features", *features)
+    return hasher.digest()
+
+
+def _add(hasher: blake3, *parts: bytes) -> None:
+    """Add each part with its length first, so that no two lists of parts have the same result."""
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)

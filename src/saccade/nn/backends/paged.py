@@ -1,0 +1,52 @@
+"""The beginning that every backend's attention over keys and values has: write the step's own to the cache.
+
+Shapes: N tokens, Q query heads, K key/value heads, D head size, W width of a value.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from saccade.nn.context import ForwardContext, KvCache
+
+
+class Scoring(NamedTuple):
+    """How scores are computed from products; nn.context.AttentionBackend.paged describes the fields."""
+
+    scale: float | None
+    window: int | None
+    soft_cap: float | None
+
+
+class PagedAttention(Protocol):
+    """A backend's `paged`, which writes, and then calls its `attend`."""
+
+    def paged(
+        self,
+        q_NQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKW: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """Write keys and values, then attend to the cache."""
+        cache = context.paged_cache(layer)
+        own = cache.write(context.layout.slot_mapping, k_NKD, v_NKW)
+        return self.attend(q_NQD, own, cache, context, Scoring(scale, window, soft_cap))
+
+    def attend(
+        self,
+        q_NQD: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
+        context: ForwardContext,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """Attend causally to *cache*; return [N, Q * W].
+
+        *own* are the step's keys [N, K, D] and values [N, K, W] as they would be read from the cache, which has them.
+        """

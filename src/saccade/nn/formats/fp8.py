@@ -1,0 +1,59 @@
+"""FP8 (e4m3) with a scale for each block of a weight, for each of its rows, or for the whole weight.
+
+Sources: DeepSeek-V3's release, inference/kernel.py (weight_dequant), which Qwen's FP8 releases follow;
+compressed-tensors, quantization/lifecycle/forward.py (dequantize); NVIDIA's Model Optimizer,
+modelopt/torch/quantization/qtensor/fp8_tensor.py (FP8QTensor.dequantize).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from typing import Self
+
+import torch
+
+from saccade.nn.formats.quantised import WHOLE_ROW, Cell, Field, Region, looked_up, scaled
+
+FLOATS = ("F32", "BF16", "F16")
+INVERSE = "weight_scale_inv"
+"""In spite of its name, this field of DeepSeek's format is the factor of dequantisation."""
+
+
+class Fp8:
+    """A byte a value, and a scale for each *cell* of rows x columns, by which it is multiplied.
+
+    A cell has WHOLE_ROW columns for scales of rows, and is None for one scale; blocks at the lower and right edges may
+    be smaller. *scale* is the end of the scales' names.
+    """
+
+    unused = ("input_scale",)
+
+    def __init__(self, cell: Cell | None = (128, 128), scale: str = INVERSE) -> None:
+        self.cell, self._scale = cell, scale
+        self._has_blocks = cell is not None and cell[1] != WHOLE_ROW
+        kind = "block" if self._has_blocks else "tensor" if cell is None else "row"
+        self.name = f"fp8 (e4m3 with a scale for each {kind})"
+        self.joins_experts = scale == INVERSE
+
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
+        """Values and scales."""
+        return {"weight": Field(("F8_E4M3",), (1, 1)), self._scale: Field(FLOATS, self.cell)}
+
+    def transposed(self) -> Self | None:
+        """Return the same format with transposed blocks."""
+        return type(self)(self.cell[::-1], self._scale) if self.cell is not None and self._has_blocks else None
+
+    def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
+        """Return value * scale."""
+        stored = fields["weight"].view(torch.uint8)
+        values_OI = looked_up(stored, _table(stored.device))
+        scales = fields[self._scale].float()
+        if self.cell is None or not self._has_blocks:
+            return values_OI * scales
+        return scaled(values_OI, scales, self.cell, region)
+
+
+@lru_cache(maxsize=8)
+def _table(device: torch.device) -> torch.Tensor:
+    """Return the value of every byte, [256]."""
+    return torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).float()

@@ -1,0 +1,87 @@
+"""What the wire's end must know of the model that the engine serves, from the engine's description."""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from saccade import models
+from saccade.models import files
+from saccade.models.facts import ModelFacts
+from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
+from saccade.protocol.description import Description
+from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
+from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
+from saccade.tokenization.tokenizer import Tokenizer
+from saccade.worker.tokenspeed.pictures import PictureReader
+
+
+@dataclass(frozen=True)
+class WireModel:
+    """A served model. *pictures* is None where the wire has no form for the pictures of its family."""
+
+    description: Description
+    config: Mapping[str, Any]
+    facts: ModelFacts
+    defaults: GenerationDefaults
+    pictures: PictureReader | None
+    _needs: TokenizerNeeds
+
+    @classmethod
+    def of(cls, description: Description) -> "WireModel":
+        """Build it from the files in *description*. Raises StartupError."""
+        config = files.parse_json(description.files, CONFIG)
+        name = models.family_of(config)
+        family = models.families()[name]
+        facts = models.load_facts(name, files.engine_config(description.files, family, description.max_model_len))
+        pictures = None
+        if family.external_grid is not None:
+            layout = models.load_layout(name)(config, files.image_processor(description.files, family))
+            pictures = PictureReader.of(facts, layout, family.external_grid)
+        declared = family.placeholder_token_id(config)
+        return cls(
+            description=description,
+            config=config,
+            facts=facts,
+            defaults=generation_defaults(files.parse_json(description.files, GENERATION_CONFIG), config),
+            pictures=pictures,
+            _needs=TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern),
+        )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded when a request has stop strings for the first time. Raises StartupError."""
+        given = self.description.files
+        return load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), self._needs)
+
+    @cached_property
+    def bundle(self) -> tuple[bytes, str]:
+        """The model's small files as a zip, and its sha256 in hexadecimal digits."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in sorted(self.description.files.files.items()):
+                archive.writestr(name, content)
+        content = buffer.getvalue()
+        return content, hashlib.sha256(content).hexdigest()
+
+    @property
+    def pixel_dtype(self) -> str:
+        """The dtype in which gateways shall send pixels: bfloat16 where its values can be told apart."""
+        return "bfloat16" if self.pictures is None or self.pictures.takes_bfloat16 else "float32"
+
+    @property
+    def sampling_defaults(self) -> str:
+        """The parameters of requests that set none, as JSON."""
+        defaults = self.defaults
+        named = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k or -1}
+        return json.dumps(named)
+
+    def token_id(self, name: str) -> int:
+        """Return the token id under *name* in config.json or its text half; 0 where there is none."""
+        places = (self.config, self.config.get("text_config") or {})
+        found = (place.get(name) for place in places if isinstance(place, Mapping))
+        return next((token_id for token_id in found if type(token_id) is int), 0)

@@ -1,0 +1,40 @@
+"""Where TokenSpeed's wire is served, and to whom."""
+
+from dataclasses import dataclass
+
+from saccade.errors import StartupError
+from saccade.transport.access import is_loopback
+
+
+@dataclass(frozen=True)
+class TokenSpeedPort:
+    """Where the wire is served, *bind* as `host:port`, and what it tells.
+
+    *is_open* allows an address that other machines can reach, though nobody who calls it can be told from another.
+    *kv_events* tells callers the token ids of blocks, which are the prompts.
+    """
+
+    bind: str
+    is_open: bool = False
+    kv_events: bool = False
+
+    def check(self) -> None:
+        """Raise StartupError where *bind* is malformed, or strangers could call and that was not asked for."""
+        host, _, port = self.bind.rpartition(":")
+        if not host or not port.isdecimal() or int(port) >= 1 << 16:
+            raise StartupError(f"--serve-tokenspeed takes HOST:PORT, as in 127.0.0.1:50051, not {self.bind!r}.")
+        if not self.is_open and not is_loopback(self.bind):
+            raise StartupError(
+                f"--serve-tokenspeed {self.bind} can be called from other machines, and this wire has no credentials. "
+                "Listen on a loopback address; or, in a network where every machine may use the model, add "
+                "--serve-tokenspeed-to-anyone."
+            )
+
+    def remark(self, address: str) -> str:
+        """Return the warning for the operator of a worker that listens at *address*."""
+        if is_loopback(self.bind):
+            return f"TokenSpeed's wire is served at {address}: every user of this machine may use the model there"
+        return (
+            f"TokenSpeed's wire is served at {address}: everyone who can reach it may use the model there, unencrypted "
+            "and without credentials"
+        )

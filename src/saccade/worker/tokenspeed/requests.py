@@ -1,0 +1,113 @@
+"""GenerateRequest of TokenSpeed's wire to EngineRequest. What the engine does not serve is refused by its name."""
+
+import re
+from collections.abc import Iterator
+
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
+from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
+from saccade.models.generation_defaults import GenerationDefaults
+from saccade.protocol.media import MediaItem
+from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.tokenization.detokenizer import TextRules
+from saccade.worker.tokenspeed.model import WireModel
+from saccade.worker.tokenspeed.pictures import SALT
+
+NO_PROMPT_LOGPROBS = -1
+TOKEN_ID = re.compile("[0-9]{1,10}")
+
+
+def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: str) -> EngineRequest:
+    """Return *message* as a request to the engine. Reads and converts pictures, which takes milliseconds.
+
+    Raises RequestError, naming the field.
+    """
+    for field in _unserved(message):
+        raise UnsupportedParameter(f"`{field}` is not served by this worker; leave it out.", field)
+    token_ids = list(message.tokenized.input_ids)
+    if not token_ids:
+        raise InvalidValue("`tokenized.input_ids` is empty.", "tokenized.input_ids")
+    room = model.description.max_model_len - len(token_ids)
+    if room < 1:
+        raise ContextLengthExceeded.of(model.description.max_model_len, len(token_ids), 1, "tokenized.input_ids")
+    return EngineRequest(
+        request_id=request_id,
+        token_ids=token_ids,
+        sampling=_sampling(message, model.defaults, room),
+        media=tuple(_media(message, model, token_ids)),
+        salt=SALT,
+        num_samples=message.sampling_params.n or 1,
+    )
+
+
+def text_rules(message: pb.GenerateRequest) -> TextRules | None:
+    """Return which strings end an answer, None where there are none. Raises InvalidValue for an empty one."""
+    sampling = message.sampling_params
+    if not sampling.stop:
+        return None
+    if not all(sampling.stop):
+        raise InvalidValue("`sampling_params.stop` has an empty string.", "sampling_params.stop")
+    # What stops an answer is looked for in the text as it would be shown; the string itself names the reason.
+    return TextRules(tuple(sampling.stop), sampling.min_new_tokens, True, not sampling.skip_special_tokens)
+
+
+def _unserved(message: pb.GenerateRequest) -> Iterator[str]:
+    """Yield the names of the fields in *message* that this worker does not serve."""
+    sampling = message.sampling_params
+    if (constraint := sampling.WhichOneof("constraint")) is not None:
+        yield f"sampling_params.{constraint}"
+    if sampling.custom_params.fields:
+        yield "sampling_params.custom_params"
+    if message.HasField("logprob_start_len") and message.logprob_start_len != NO_PROMPT_LOGPROBS:
+        yield "logprob_start_len"
+    if message.token_ids_logprob:
+        yield "token_ids_logprob"
+    for name in ("encode_bootstrap_info", "kv_bootstrap_info"):
+        if message.HasField(name):
+            yield name
+    if message.HasField("data_parallel_rank") and message.data_parallel_rank != 0:
+        yield "data_parallel_rank"
+    if message.top_logprobs_num and not message.return_logprob:
+        yield "top_logprobs_num without return_logprob"
+
+
+def _media(message: pb.GenerateRequest, model: WireModel, token_ids: list[int]) -> Iterator[MediaItem]:
+    for index, item in enumerate(message.mm_inputs.items):
+        field = f"mm_inputs.items[{index}]"
+        if model.pictures is None:
+            raise UnsupportedParameter("This wire has no form for the pictures of this model.", field)
+        yield model.pictures.read(item, token_ids, field)
+
+
+def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: int) -> SamplingParams:
+    """Return how to draw the answer; the model's defaults hold for what the message does not set.
+
+    The answer has at most *room* tokens where the message sets no limit.
+    """
+    given = message.sampling_params
+
+    def number(name: str, default: float) -> float:
+        return float(getattr(given, name)) if given.HasField(name) else default
+
+    stop_token_ids = (*(() if given.ignore_eos else defaults.eos_token_ids), *given.stop_token_ids)
+    return SamplingParams(
+        max_tokens=given.max_new_tokens if given.HasField("max_new_tokens") else room,
+        temperature=number("temperature", float(defaults.temperature)),
+        top_p=number("top_p", float(defaults.top_p)),
+        top_k=max(0, given.top_k if given.HasField("top_k") else int(defaults.top_k)),
+        min_p=number("min_p", 0.0),
+        presence_penalty=number("presence_penalty", 0.0),
+        frequency_penalty=number("frequency_penalty", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
+        logit_bias={_token_id(key): bias for key, bias in given.logit_bias.items()},
+        seed=given.sampling_seed if given.HasField("sampling_seed") else None,
+        min_tokens=given.min_new_tokens,
+        stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+        num_logprobs=message.top_logprobs_num if message.return_logprob else None,
+    )
+
+
+def _token_id(key: str) -> int:
+    if not TOKEN_ID.fullmatch(key):
+        raise InvalidValue("The keys of `sampling_params.logit_bias` must be token ids.", "sampling_params.logit_bias")
+    return int(key)

@@ -1,0 +1,52 @@
+"""The port of TokenSpeed's wire: plain gRPC without credentials, since an SMG gateway has none to show."""
+
+import logging
+from collections.abc import Callable
+
+import grpc
+from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import add_TokenSpeedSchedulerServicer_to_server
+
+from saccade.errors import StartupError
+from saccade.protocol.description import Description
+from saccade.transport.gateway_streams import Front
+from saccade.transport.wire import SERVER_OPTIONS
+from saccade.worker.local_client import LocalClient
+from saccade.worker.tokenspeed.port import TokenSpeedPort
+from saccade.worker.tokenspeed.service import TokenSpeedService
+
+MAX_CALLS = 4096
+"""Calls at a time; each may hold the pixels of its pictures."""
+
+logger = logging.getLogger(__name__)
+
+
+class TokenSpeedServer:
+    """Serves TokenSpeed's wire for the engine behind *front*; *described* returns its description or raises Refused."""
+
+    def __init__(self, front: Front, described: Callable[[], Description], port: TokenSpeedPort) -> None:
+        self._config = port
+        self._client = LocalClient(front, described)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        service = TokenSpeedService(self._client, kv_events=port.kv_events)
+        add_TokenSpeedSchedulerServicer_to_server(service, self._server)
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """The URL by which an SMG gateway knows the worker."""
+        return f"grpc://{self._config.bind.rpartition(':')[0]}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises StartupError where the address cannot be had, or strangers could call."""
+        self._config.check()
+        try:
+            self.port = int(self._server.add_insecure_port(self._config.bind))
+        except RuntimeError as error:
+            raise StartupError(f"The worker cannot listen on {self._config.bind}: is the address in use?") from error
+        await self._server.start()
+        logger.warning(self._config.remark(self.address))
+
+    async def stop(self) -> None:
+        """Stop listening and cancel what is left."""
+        await self._server.stop(grace=0.5)
+        await self._client.close()

@@ -1,0 +1,269 @@
+"""`tokenspeed.grpc.scheduler.TokenSpeedScheduler` for the engine of this worker.
+
+What an SMG gateway asks for when it registers a worker, routes to it and sends it requests. The contract is
+tokenspeed_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/tokenspeed/servicer.py makes of it.
+"""
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerServicer
+
+from saccade.errors import (
+    DeadlineExceeded,
+    QueueFull,
+    RequestError,
+    SaccadeError,
+    StartupError,
+    WorkerUnavailable,
+)
+from saccade.identity.blocks import root_key
+from saccade.protocol.request import EngineRequest
+from saccade.transport import shared_memory
+from saccade.worker.local_client import LocalClient
+from saccade.worker.tokenspeed import tensors
+from saccade.worker.tokenspeed.answers import Answer, StopSearch
+from saccade.worker.tokenspeed.cache_feed import DP_RANK, CacheFeed
+from saccade.worker.tokenspeed.model import WireModel
+from saccade.worker.tokenspeed.pictures import SALT
+from saccade.worker.tokenspeed.requests import engine_request, text_rules
+
+CHUNK_BYTES = 1 << 20
+MAX_CONVERSIONS = 4
+"""Requests whose pictures are converted at a time; each takes some times the memory of its pictures."""
+
+NO_FOLDER = "/saccade"
+"""The first part of the model's path as gateways are told it. No gateway can read it, so each asks for the files of the
+engine itself, instead of those of a folder with an equal name on its own machine."""
+
+STATUSES: tuple[tuple[type[SaccadeError], grpc.StatusCode], ...] = (
+    (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    (WorkerUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+)
+
+
+def status_of(error: SaccadeError) -> grpc.StatusCode:
+    """Return the status by which a gateway of this wire knows *error*; INTERNAL for what is not its doing."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
+    """Answers calls by the engine behind *client*. Cache events are served only with *kv_events*."""
+
+    def __init__(self, client: LocalClient, *, kv_events: bool = False) -> None:
+        self._client = client
+        self._kv_events = kv_events
+        self._model: WireModel | None = None
+        self._building = asyncio.Lock()
+        self._conversions = asyncio.Semaphore(MAX_CONVERSIONS)
+        self._ids: dict[str, str] = {}
+        self._started_at = time.time()
+
+    async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """Answer one request: chunks where it streams, then one complete answer for each sample."""
+        try:
+            async with contextlib.aclosing(self._answers(message)) as responses:
+                async for response in responses:
+                    yield response
+        except SaccadeError as error:
+            await context.abort(status_of(error), error.message)
+
+    async def _answers(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
+        name = message.request_id
+        request, answer = await self._begun(message)
+        if name in self._ids:
+            raise RequestError(f"The request id {name!r} is in use.", "request_id")
+        self._ids[name] = request.request_id
+        try:
+            async with contextlib.aclosing(self._client.generate(request)) as deltas:
+                async for delta in deltas:
+                    for response in answer.take(delta):
+                        yield response
+                    if not answer.num_open:
+                        return
+                    if delta.finish_reason is None and answer.has_ended(delta.index):
+                        # A stop string, of which the engine does not know, has ended the sample.
+                        self._client.abort_sample(request.request_id, delta.index)
+        finally:
+            del self._ids[name]
+
+    async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, Answer]:
+        """Return the engine's request, its pictures read, and its answer. The files of the message are gone then."""
+        try:
+            model = await self._served()
+            async with self._conversions:
+                request = await asyncio.to_thread(engine_request, message, model, self._client.new_id())
+            rules = text_rules(message)
+            search = None
+            if rules is not None:
+                tokenizer = await asyncio.to_thread(lambda: model.tokenizer)
+                search = functools.partial(StopSearch, tokenizer, rules)
+        finally:
+            tensors.remove_files(message)
+        keeps_stop = message.sampling_params.no_stop_trim
+        answer = Answer(message.request_id, request, streams=message.stream, keeps_stop=keeps_stop, search=search)
+        return request, answer
+
+    async def _served(self) -> WireModel:
+        """Return what the engine serves. Raises WorkerUnavailable while no engine is ready."""
+        async with self._building:
+            description = self._client.description()
+            if self._model is None or self._model.description is not description:
+                self._model = await asyncio.to_thread(WireModel.of, description)
+            return self._model
+
+    async def Abort(self, message: pb.AbortRequest, context: Any) -> pb.AbortResponse:
+        """Stop a request; its call ends with an error unless its client has ended it."""
+        request_id = self._ids.get(message.request_id)
+        if request_id is None:
+            return pb.AbortResponse(success=False, message="There is no such request.")
+        self._client.abort(request_id)
+        return pb.AbortResponse(success=True)
+
+    async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
+        """Say that an engine is ready; the worker itself watches that its steps go on. Else end with UNAVAILABLE.
+
+        Not with `healthy` false: SMG then registers the worker all the same, as one of an unknown model, for good.
+        """
+        try:
+            self._client.description()
+            self._client.connect()
+        except WorkerUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        return pb.HealthCheckResponse(healthy=True)
+
+    async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        """Describe the model."""
+        model = await self._model_or_abort(context)
+        described = model.description
+        path = f"{NO_FOLDER}/{described.fingerprint.hex()}"
+        takes_pictures = model.pictures is not None
+        return pb.GetModelInfoResponse(
+            model_path=path,
+            tokenizer_path=path,
+            served_model_name=described.model,
+            model_type=str(model.config.get("model_type", "")),
+            architectures=map(str, model.config.get("architectures") or ()),
+            max_context_length=described.max_model_len,
+            max_req_input_len=described.max_model_len - 1,
+            vocab_size=model.facts.vocab_size,
+            eos_token_ids=model.defaults.eos_token_ids,
+            pad_token_id=model.token_id("pad_token_id"),
+            bos_token_id=model.token_id("bos_token_id"),
+            default_sampling_params_json=model.sampling_defaults,
+            supports_vision=takes_pictures,
+            supports_multimodal=takes_pictures,
+            supported_modalities=[common_pb2.IMAGE] if takes_pictures else [],
+            model_dtype=described.dtype,
+            multimodal_encoder_dtype=model.pixel_dtype,
+        )
+
+    async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
+        """Describe the engine and its machine."""
+        described = (await self._model_or_abort(context)).description
+        reply = pb.GetServerInfoResponse(
+            active_requests=self._client.num_open,
+            uptime_seconds=time.time() - self._started_at,
+            max_total_num_tokens=described.num_blocks * described.block_size,
+            tokenspeed_version=f"saccade {described.version}",
+        )
+        reply.start_time.FromSeconds(int(self._started_at))
+        reply.server_args.update(
+            {
+                "served_model_name": described.model,
+                "max_num_seqs": described.max_num_seqs,
+                "block_size": described.block_size,
+            }
+        )
+        reply.scheduler_info.update({"shm_namespace_id": shared_memory.namespace()})
+        return reply
+
+    async def GetLoads(self, message: pb.GetLoadsRequest, context: Any) -> pb.GetLoadsResponse:
+        """Tell how busy the engine is. There is one data-parallel rank, 0."""
+        described = (await self._model_or_abort(context)).description
+        self._client.connect()
+        load = self._client.load
+        num_tokens = load.num_blocks * described.block_size
+        num_used = (load.num_blocks - load.num_free_blocks) * described.block_size
+        usage = num_used / num_tokens if num_tokens else 0.0
+        rank = pb.SchedulerLoad(
+            dp_rank=DP_RANK,
+            num_running_reqs=load.num_running,
+            num_waiting_reqs=load.num_waiting,
+            num_total_reqs=load.num_running + load.num_waiting,
+            num_used_tokens=num_used,
+            max_total_num_tokens=described.num_blocks * described.block_size,
+            max_running_requests=described.max_num_seqs,
+            token_usage=usage,
+            active_token_usage=usage,
+        )
+        wanted = not message.HasField("dp_rank") or message.dp_rank == DP_RANK
+        return pb.GetLoadsResponse(
+            version=f"saccade {described.version}", dp_rank_count=1, loads=[rank] if wanted else []
+        )
+
+    async def GetTokenizer(
+        self, message: common_pb2.GetTokenizerRequest, context: Any
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        """Send the model's small files as one zip, with its sha256 on the last piece."""
+        model = await self._model_or_abort(context)
+        content, digest = await asyncio.to_thread(lambda: model.bundle)
+        for start in range(0, len(content), CHUNK_BYTES):
+            is_last = start + CHUNK_BYTES >= len(content)
+            piece = content[start : start + CHUNK_BYTES]
+            yield common_pb2.GetTokenizerChunk(data=piece, sha256=digest if is_last else "")
+
+    async def FlushCache(self, message: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
+        """Have the engine forget what no request uses."""
+        try:
+            self._client.reset_caches()
+        except WorkerUnavailable as error:
+            return common_pb2.FlushCacheResponse(success=False, message=error.message)
+        return common_pb2.FlushCacheResponse(success=True)
+
+    async def SubscribeKvEvents(
+        self, message: common_pb2.SubscribeKvEventsRequest, context: Any
+    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+        """Send what the KV cache holds of this wire's requests, then every change.
+
+        No history is kept: a subscriber that asks for a number other than 0 is told to begin again.
+        """
+        described = (await self._model_or_abort(context)).description
+        if not self._kv_events:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "The worker was started without --kv-events-token-ids: cache events of this wire are the prompts.",
+            )
+        if described.resumes_at_states:
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "This model resumes prompts at states of its recurrent layers only, of which this wire cannot tell.",
+            )
+        if message.start_sequence_number:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "No history is kept: subscribe from 0 for a snapshot.")
+        # The subscriber's call returns when the metadata have come, and events may be long in coming.
+        await context.send_initial_metadata(())
+        feed = CacheFeed(root_key(described.fingerprint, SALT), described.block_size)
+        try:
+            async with contextlib.aclosing(self._client.block_events()) as messages:
+                async for events in messages:
+                    if (batch := feed.batch(events)) is not None:
+                        yield batch
+        except SaccadeError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+
+    async def _model_or_abort(self, context: Any) -> WireModel:
+        try:
+            return await self._served()
+        except (WorkerUnavailable, StartupError) as error:
+            await context.abort(status_of(error), error.message)
+            raise

@@ -1,0 +1,34 @@
+"""Prompts of text and pictures, and the comparison of an engine's answers with an oracle's."""
+
+from typing import Any
+
+import torch
+from references.networks import Oracle
+
+from saccade.protocol.request import EngineRequest
+
+PROMPTS: dict[str, list[Any]] = {
+    "text": [37],
+    "one picture": [5, ((192, 128), 1), 9],
+    "two pictures": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
+    "picture first and last": [((64, 64), 4), 7, ((96, 96), 5)],
+    "picture twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
+}
+LONG: list[list[Any]] = [
+    [23],
+    [4, ((64, 64), 1), 3, ((128, 96), 2), 1, ((96, 192), 3), 5, ((192, 64), 4), 2, ((160, 160), 5), 6],
+]
+
+
+def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list[torch.Tensor]) -> None:
+    """Every logit that may be sampled equals the reference's, and every id is the reference's greedy choice.
+
+    Where the reference's two best logits are closer than the tolerance allows for, either is right.
+    """
+    assert len(token_ids) == asked.sampling.max_tokens == len(rows)
+    both = (torch.stack(rows), oracle.logits(asked, token_ids))
+    placeholders = torch.tensor(oracle.placeholder_token_ids)
+    ours, reference = (logits.index_fill(1, placeholders, float("-inf")) for logits in both)
+    torch.testing.assert_close(ours, reference, atol=oracle.atol, rtol=0)
+    chosen = reference.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
+    assert (reference.amax(1) - chosen <= 2 * oracle.atol).all()

@@ -1,0 +1,56 @@
+"""A worker that describes itself and reports empty caches, for tests of what is known of workers."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from saccade.errors import WorkerUnavailable
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import EXACT, Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport.client import Supply
+
+TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes pictures by itself")
+
+
+class Described:
+    """A worker as far as a fleet looks at it."""
+
+    def __init__(self, url: str, description: Description | None, ready: bool = True, draining: bool = False) -> None:
+        self.url = url
+        self.description = description
+        self.ready = ready and not draining
+        self.load = Load(draining=True) if draining else None
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """It holds no picture."""
+        return False
+
+    @property
+    def exactness(self) -> Exactness:
+        return TEXT_PREFIX if self.url == "unix:/text" else EXACT
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """An empty snapshot, and nothing more."""
+        yield KvEvents(1, [], snapshot=True)
+        await asyncio.Event().wait()
+
+    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+        """It answers nothing."""
+        raise WorkerUnavailable("It only describes itself.")
+        yield
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Nothing runs."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """It has no caches."""
+        return False

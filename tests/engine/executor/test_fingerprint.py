@@ -1,0 +1,60 @@
+"""A model's fingerprint: other weights, files and settings that change KV blocks have another one."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.fingerprint import fingerprint, model_fingerprint
+from saccade.engine.executor.weight_files import weight_files
+from saccade.models.files import read_model_files
+
+DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
+
+
+def of(folder: Path, **settings: Any) -> bytes:
+    return model_fingerprint(EngineConfig(str(folder), "tiny", **settings), read_model_files(folder))
+
+
+@pytest.fixture
+def copy(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that a test may change."""
+    return shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
+
+
+def test_weights_and_files(copy: Path) -> None:
+    seen = [of(copy), of(copy)]
+    tensors = load_file(copy / "model.safetensors")
+    tensors[DOWN].add_(1)
+    save_file(tensors, copy / "model.safetensors")
+    seen.append(of(copy))
+    (copy / "generation_config.json").write_text("{}")
+    seen.append(of(copy))
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 3
+
+
+def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # E1: never a wrong key
+    seen = [of(copy), of(copy, kv_cache_dtype="fp8")]
+    for algorithm in ("NVFP4", "FP8"):
+        (copy / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+        seen += [of(copy), of(copy, kv_cache_dtype="fp8")]
+    assert len(set(seen)) == 6
+
+
+def test_what_changes_no_block_changes_no_fingerprint(copy: Path) -> None:
+    """Nor do models without a feature have another one than before the feature was known."""
+    plain = fingerprint(read_model_files(copy), weight_files(copy))
+    settings: list[dict[str, Any]] = [{}, {"max_model_len": 64}, {"block_size": 32}, {"tensor_parallel_size": 2}]
+    assert {of(copy, **one) for one in settings} == {plain}
+
+
+def test_longrope_has_two_sets_of_factors(network_folder: Callable[[str], Path]) -> None:
+    folder = network_folder("phi3_v")
+    longer, at_most, shorter = (of(folder, max_model_len=length) for length in (4097, 4096, 100))
+    assert longer == of(folder) != at_most == shorter
