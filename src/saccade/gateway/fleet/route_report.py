@@ -13,6 +13,7 @@ from saccade.routing.policy import Candidate
 from saccade.routing.router import Choice
 
 NO_ROOM = "it has all the requests that it may have"
+GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
 
 
 class PicturePlace(msgspec.Struct, frozen=True):
@@ -81,7 +82,7 @@ def _excluded(preview: Preview, fleet: Fleet, listener: CacheListener) -> list[E
     candidates = {candidate.name for candidate in preview.choice.candidates}
     reports = [worker_report(worker, fleet, listener) for worker in fleet.clients if worker.url not in candidates]
     return [
-        ExcludedWorker(report.url, report.excluded or NO_ROOM)
+        ExcludedWorker(report.url, report.excluded or (GOES_ON if report.role == "decode" else NO_ROOM))
         for report in reports
         if report.model in (None, preview.model.name)
     ]
