@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 SHARED = "ip link set lo up && echo ready && exec sleep 600"
 OWN = f"mount -t tmpfs none /dev/shm && {SHARED}"
@@ -31,7 +32,7 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
 
 def enter(pid: int, *kinds: str) -> tuple[str, ...]:
     """Return the command that runs another one in the namespaces of a process."""
-    return ("nsenter", "--target", str(pid), *kinds)
+    return ("nsenter", "--target", str(pid), f"--wdns={Path.cwd()}", *kinds)
 
 
 @contextlib.contextmanager
