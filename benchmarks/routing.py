@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import gc
 import itertools
+import os
 import time
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from benchmarks.measured import machine
+from benchmarks.measured import commit, machine
 from saccade.gateway.app import COLLECTOR_THRESHOLDS
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
@@ -85,9 +86,9 @@ class Feed:
 
 
 def percentiles(times: Sequence[float]) -> str:
-    """Return the median and the 99th percentile."""
+    """Return the least, the median and the 99th percentile; on a busy machine the least is nearest to an idle one's."""
     ordered = sorted(times)
-    return f"{ordered[len(ordered) // 2]:.2f} | {ordered[len(ordered) * 99 // 100]:.2f}"
+    return f"{ordered[0]:.2f} | {ordered[len(ordered) // 2]:.2f} | {ordered[len(ordered) * 99 // 100]:.2f}"
 
 
 def stored(keys: Sequence[bytes]) -> list[KvEvent]:
@@ -257,15 +258,17 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row of delays")
     parser.add_argument("--blocks", type=int, default=1_000_000, help="that are learnt")
     arguments = parser.parse_args()
-    print(machine())
+    print(f"{machine()}; load {os.getloadavg()[0]:.1f}; {commit()}")
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     ingest_rows(arguments.blocks)
-    print("| tokens | prompt | choice p50 ms | p99 ms |\n|---|---|---|---|")
+    print("| tokens | prompt | choice, least ms | p50 | p99 |\n|---|---|---|---|---|")
     await choice_rows(8192, 200)
     await choice_rows(131_072, 40)
-    print("| event to index | p50 ms | p99 ms |\n|---|---|---|")
+    print("| event to index | least ms | p50 | p99 |\n|---|---|---|---|")
     await delay_row(arguments.seconds)
-    print("| events | choice p50 ms | p99 ms | a wait of 1 ms p50 | p99 |\n|---|---|---|---|---|")
+    print(
+        "| events | choice, least ms | p50 | p99 | a wait of 1 ms, least | p50 | p99 |\n|---|---|---|---|---|---|---|"
+    )
     await flood_rows(arguments.seconds)
 
 

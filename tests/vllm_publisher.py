@@ -128,7 +128,10 @@ def _as_array(event: dict[str, Any]) -> list[Any]:
 
 
 class Publisher:
-    """Publishes batches and answers replays. *old_framing*: replays have no frame for the topic."""
+    """Publishes batches and answers replays. *old_framing*: replays have no frame for the topic.
+
+    A replay ends unmarked after *replay_limit* batches, and lacks those of *dropped_once* the first time.
+    """
 
     def __init__(self, *, buffer_steps: int = 10_000, old_framing: bool = False, topic: str = "kv@worker") -> None:
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
@@ -142,6 +145,7 @@ class Publisher:
         self._number = 0
         self.num_replays = 0
         self.replay_limit = 1_000_000
+        self.dropped_once: set[int] = set()
         port = self._publisher.bind_to_random_port("tcp://127.0.0.1")
         replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self.source = EventSource(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}", topic)
@@ -183,7 +187,9 @@ class Publisher:
             topic = [] if self._old_framing else [self._topic.encode()]
             sent = 0
             for number, content in list(self._buffer):
-                if number >= int.from_bytes(first, "big") and sent < self.replay_limit:
+                if number in self.dropped_once:
+                    self.dropped_once.remove(number)
+                elif number >= int.from_bytes(first, "big") and sent < self.replay_limit:
                     sent += 1
                     await self._router.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), content])
             if sent < self.replay_limit:

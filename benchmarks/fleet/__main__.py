@@ -117,8 +117,10 @@ def main() -> int:
     given = arguments()
     end_with_what_was_started()
     plan = Plan(num_pictures=given.pictures)
-    facts = {"machine": machine(), "commit": commit()}
-    facts["command"] = shlex.join(["python", "-m", "benchmarks.fleet", *sys.argv[1:]])
+    # Where things lie on this machine is nobody's business.
+    words = ["--family", *given.family, "--part", *given.part]
+    command = shlex.join(["python", "-m", "benchmarks.fleet", *words])
+    facts = {"machine": machine(), "commit": commit(), "command": command}
     has_failed = False
     for family in given.family:
         work = given.work / family

@@ -22,7 +22,7 @@ the workers' own `cached_tokens` over prompt tokens, *best* the most that can be
 computed. The rows of other policies are controls: workers that take turns stand beside a simulation, and keys that name
 no block must give 0. A run fails where anything is not as it must be, or could not be measured.
 """
-COLUMNS = ("model", "policy", "workers", "repeats", "hit rate", "cached", "best", "simulated", "seconds", "result")
+COLUMNS = ("model", "policy", "workers", "repeats", "hit rate", "cached", "best", "simulated", "result")
 
 
 def add(path: Path, row: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ def _line(row: Mapping[str, Any]) -> str:
     figures = [_shown(row.get(name)) for name in ("rate", "cached_rate", "best_rate", "simulated_rate")]
     result = "passed" if not row["failures"] else "FAILED: " + "; ".join(row["failures"])
     cells = [NAMES[row["family"]], PARTS[row["part"]], str(row["workers"]), str(row.get("repeats", "-")), *figures]
-    return "| " + " | ".join([*cells, str(row.get("seconds", "-")), result]) + " |"
+    return "| " + " | ".join([*cells, result]) + " |"
 
 
 def _shown(rate: float | None) -> str:

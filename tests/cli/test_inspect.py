@@ -1,12 +1,15 @@
 """`saccade inspect` shows what the server would do."""
 
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from chats import picture, reference_messages
 from PIL import Image
 from reference import Reference
+from server import free_port
 
 from saccade.cli.main import run
 
@@ -60,3 +63,44 @@ def test_bad_picture_is_one_sentence(
     (tmp_path / "bad.png").write_bytes(content)
     assert run(["inspect", str(tiny_qwen3_vl), str(tmp_path / "bad.png")]) == 1
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text("{}")
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    assert run(["inspect", str(chat), "--gateway", nowhere, "--admin-key", "operator"]) == 1
+    assert "--admin-port" in capsys.readouterr().err
+    assert run(["inspect", str(chat), "--gateway", nowhere]) == 1
+    assert "--admin-key" in capsys.readouterr().err
+    assert run(["inspect", str(tmp_path / "none.json"), "--gateway", nowhere, "--admin-key", "operator"]) == 1
+    assert "Cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "`messages` is missing."}}', "refused with 400: `messages` is missing."),
+        (b"<html>", "refused with 400: what it says is not an answer of Saccade's admin port."),
+    ],
+)
+def test_a_refusal_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes, said: str) -> None:
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(400)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    (tmp_path / "chat.json").write_text("{}")
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert run(["inspect", str(tmp_path / "chat.json"), "--gateway", url, "--admin-key", "operator"]) == 1
+        answering.join()
+    assert said in capsys.readouterr().err

@@ -30,6 +30,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["gateway"], 1, "--worker-url"),
         (["gateway", "--worker-url", "http://x"], 1, "grpc://host:port"),
+        (["gateway", "--worker-url", "vllm://x"], 1, "vllm://host:port"),
         (["serve", "--config", "/nowhere.toml"], 1, "/nowhere.toml"),
         (["--help"], 0, "inspect"),
         (["serve", "--help"], 0, "--max-num-batched-tokens"),

@@ -87,8 +87,9 @@ def test_files_become_what_is_asked_and_shown(files: Files) -> None:
     _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
     shown = bound.arguments["workers"]
     assert shown.credentials(("grpcs://w:1",)) == WorkerCredentials(files.token, files.authorities, files.gateway)
+    assert shown.credentials(("vllms://w:1",)) == shown.credentials(("grpcs://w:1",))
     with pytest.raises(StartupError, match="grpcs://"):
-        shown.credentials(("grpc://w:1", "unix:/w.sock"))
+        shown.credentials(("grpc://w:1", "unix:/w.sock", "vllm://w:1"))
     assert WorkerFlags().credentials(("grpc://w:1",)) == WorkerCredentials()
 
 

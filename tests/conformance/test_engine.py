@@ -54,29 +54,3 @@ def test_long_answers(folder: Path, oracle: Oracle, parts: list[Any]) -> None:
     logits = engines.record_logits(subject)
     asked = engines.request(folder, parts, max_tokens=64)
     check(oracle, asked, engines.drain(subject, asked).answers["a"].token_ids, logits["a"])
-
-
-@pytest.mark.conformance
-def test_retracted(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
-    asked = [engines.request(folder, [seed, ((96, 64), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)]
-    subject = engines.engine(
-        folder,
-        # Of every eleven steps, after which all state is lost, the prompts may take about three.
-        max_num_batched_tokens=max(8, sum(len(one.token_ids) for one in asked) // 3),
-        encoder_cache_bytes=0,
-        enable_prefix_caching=False,
-    )
-    logits = engines.record_logits(subject)
-    retracted = []
-
-    def retract() -> None:
-        if subject.load().steps_total % 11 == 0:
-            # Prompts that take longer to compute than the time between retractions would never end otherwise.
-            for sequence in [one for one in subject.scheduler.running if retracted.count(one.request_id) < 4]:
-                subject.scheduler.retract(sequence)
-                retracted.append(sequence.request_id)
-
-    answers = engines.drain(subject, *asked, each_step=retract).answers
-    for one in asked:
-        assert retracted.count(one.request_id) >= 2
-        check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import free_port
 
 from benchmarks.fleet import gate
 from benchmarks.fleet.load import ask_all, chats, photos
@@ -42,9 +41,9 @@ def bodies(folder: Path) -> list[dict[str, Any]]:
     return chats(photos(folder, PLAN))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def by_cost(worker_urls: list[str], folder: Path) -> Iterator[Gateway]:
-    """A gateway that chooses by what workers hold; their caches are empty."""
+    """A gateway that chooses by what workers hold; their caches are empty at first."""
     with gateway(worker_urls, "auto", folder / "by_cost.log") as running:
         running.reset()
         yield running
@@ -116,15 +115,3 @@ def test_where_a_chat_would_go_is_shown_and_nothing_is_booked(
     assert by_cost.hit_rates().count == before.count + 1
     by_cost.wait_until_idle()
     assert [worker["booked"]["requests"] for worker in by_cost.workers()] == [0, 0]
-
-
-def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = tmp_path / "chat.json"
-    chat.write_text("{}")
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    assert run(["inspect", str(chat), "--gateway", nowhere, "--admin-key", ADMIN_KEY]) == 1
-    assert "--admin-port" in capsys.readouterr().err
-    assert run(["inspect", str(chat), "--gateway", nowhere]) == 1
-    assert "--admin-key" in capsys.readouterr().err
-    assert run(["inspect", str(tmp_path / "none.json"), "--gateway", nowhere, "--admin-key", ADMIN_KEY]) == 1
-    assert "Cannot read" in capsys.readouterr().err

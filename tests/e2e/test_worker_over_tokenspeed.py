@@ -40,7 +40,7 @@ def wires(
         running.enter_context(program("worker", str(folder), *flags, "--dtype", "float32"))
         servers = [running.enter_context(gateway(url)) for url in (f"unix:{socket}", f"tokenspeed://127.0.0.1:{port}")]
         for server in servers:
-            server.wait_until_ready()
+            server.wait_until_ready(180)
         yield Wires(*servers)
 
 

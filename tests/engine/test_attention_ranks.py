@@ -43,3 +43,15 @@ def test_experts_are_cut_over_more_ranks_than_attention(
     for key, answer in answers.items():
         assert told[key].token_ids == answer.token_ids
         torch.testing.assert_close(torch.stack(found[key]), torch.stack(expected[key]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.conformance
+def test_the_encoder_is_cut_as_attention_is(network_folder: Callable[[str], Path]) -> None:  # B8
+    """Two pairs of ranks encode every picture, each pair by itself."""
+    folder = network_folder("qwen3_vl_moe")
+    asked = engines.request(folder, [5, ((64, 64), 1), 9, ((96, 64), 2)])
+    expected = engines.drain(engines.engine(folder), asked).answers["a"].token_ids
+    with engines.on_ranks(folder, 4, attention_tensor_parallel_size=2, mm_encoder_tp_mode="weights") as subject:
+        assert engines.drain(subject, asked).answers["a"].token_ids == expected
+        block = engines.module(subject).visual.blocks[0]
+        assert 2 * block.attn.num_heads == engines.module(subject).facts.vision.num_heads

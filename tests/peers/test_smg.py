@@ -151,7 +151,7 @@ def gateways(
         url = running.enter_context(worker(folder, socket))
         flags = ("--worker-url", f"unix:{socket}", "--port", str(port), "--decode-processes", "1")
         own = Server(port, running.enter_context(program("gateway", *flags)))
-        own.wait_until_ready()
+        own.wait_until_ready(180)
         started = running.enter_context(smg(url, flags=("--multimodal-tensor-transport", "auto")))
         started.wait_until_ready(own.name, 1)
         yield Gateways(own, started, request.param)

@@ -65,10 +65,10 @@ def test_without_reports_nothing_is_claimed() -> None:
 def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     router = router_of(b=blocks(9))
     booking = book(router, [A, B], PROMPT, now=0)
-    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_waiting=1)
+    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1)
     booking.first_token(16)
     booking.first_token(16)
-    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11)
+    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1)
     booking.close()
     assert router.work["b"] == WorkInFlight()
     aborted = book(router, [A, B], PROMPT, now=0)
@@ -144,14 +144,16 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     prompt = PROMPT._replace(pictures=[picture])
     router = router_of("cost", a=blocks(3))
     book(router, [A], PROMPT, now=0).first_token(16)
-    book(router, [B], PROMPT, now=0)
+    book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
     busy = B._replace(num_waiting=3)
     before = dict(router.work)
     candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
     assert candidates == [
-        Candidate("a", WorkInFlight(1, 161, decode_blocks=11), 113, 100, overlap_tokens=48, held_tokens=48),
+        Candidate(
+            "a", WorkInFlight(1, 161, decode_blocks=11, num_samples=1), 113, 100, overlap_tokens=48, held_tokens=48
+        ),
         # One of the three that wait is this gateway's own.
-        Candidate("b", WorkInFlight(1, 161, 161, num_waiting=1), 161, 100, foreign_requests=2),
+        Candidate("b", WorkInFlight(1, 161, 161, num_samples=1), 161, 100, foreign_requests=2),
     ]
     assert (candidates[0].cost, candidates[1].cost) == (113 + 100 + 11, 161 + 100 + 161 + 2 * 161)
     assert chosen == candidates[0]
@@ -212,3 +214,17 @@ def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
     assert router.breakers.allows("a", now=1)
     book(router, [A], PROMPT, now=1)
     assert not router.breakers.allows("a", now=1)
+
+
+def test_what_waits_at_a_worker_by_an_old_report_may_be_this_gateways_own() -> None:
+    router = router_of("cost")
+    bookings = [book(router, [B], PROMPT._replace(num_samples=4), now=7) for _ in range(2)]
+    reported = B._replace(num_waiting=9)
+
+    def foreign(now: float) -> int:
+        return router.preview([A, reported], PROMPT, {}, now).candidates[1].foreign_requests
+
+    assert foreign(10) == 1
+    for booking in bookings:
+        booking.close()
+    assert [foreign(now) for now in (10.9, 11.9, 12, 20)] == [1, 1, 9, 9]

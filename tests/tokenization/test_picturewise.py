@@ -119,6 +119,57 @@ def test_no_bos_where_the_settings_say_so(prompt: str, changed: Callable[..., Pi
     assert 1 not in tokenizer.encode(segments(prompt))
 
 
+def as_vllm(tokenizer: Any, prompt: str, placeholder: int) -> list[int]:
+    """What vLLM makes of a chat: Phi3VMultiModalProcessor._apply_prompt_updates of 0.32, with transformers' tokenizer."""
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    if not re.search(r"<\|image_\d+\|>", prompt):
+        return ids
+    whole = tokenizer.decode(ids[1:] if ids[0] == tokenizer.bos_token_id else ids)
+    for token in tokenizer.all_special_tokens:
+        whole = whole.replace(f"{token} ", token)
+    return stretches(tokenizer, whole, placeholder)
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_chats_over_vllm(
+    chat: Any, phi3: PicturewiseTokenizer, template_of: Callable[[str], ChatTemplate], reference_of: Any
+) -> None:  # E1 E4
+    rendered = template_of("phi3_v").render(chat)
+    prompt = "".join(segment.text for segment in rendered)
+    placeholder = phi3.special_tokens["<|image|>"]
+    assert phi3.encode_as_vllm_chat(rendered) == as_vllm(reference_of("phi3_v"), prompt, placeholder)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "word.<|image_1|>",
+        "<|user|>\n",
+        "<|user|>\n<|image_1|>\nWhat?<|end|>\n<|assistant|>\n",
+        "<|user|>\n word <|image_1|>\n<|end|>  x<|image_2|>",
+        "<s><|user|>\n<|image_1|>",
+        "<|image_1|>",
+    ],
+)
+def test_white_space_and_bos_of_chats_over_vllm(
+    prompt: str, phi3: PicturewiseTokenizer, reference_of: Any
+) -> None:  # E4
+    placeholder = phi3.special_tokens["<|image|>"]
+    ids = phi3.encode_as_vllm_chat(segments(prompt))
+    assert ids == as_vllm(reference_of("phi3_v"), prompt, placeholder)
+    assert ids[:2].count(1) == ("<|image" in prompt)
+
+
+def test_vllm_adds_no_bos_to_a_chat_without_pictures(phi3: PicturewiseTokenizer) -> None:  # E4
+    given = segments("<|user|>\nx<|end|>\n")
+    assert [1, *phi3.encode_as_vllm_chat(given)] == phi3.encode(given)
+
+
+def test_chats_over_vllm_without_bos(changed: Callable[..., PicturewiseTokenizer]) -> None:  # E4
+    tokenizer = changed(add_bos_token=False)
+    assert 1 not in tokenizer.encode_as_vllm_chat(segments("word.<|image_1|>"))
+
+
 def test_picture_tags() -> None:
     tag = PictureTag("<|image_{number}|>\n")
     assert tag.write(12) == "<|image_12|>\n"

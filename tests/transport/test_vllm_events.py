@@ -147,6 +147,17 @@ async def test_a_replay_of_which_a_part_is_dropped_is_asked_for_again() -> None:
         assert feed.coverage.exactness.level == "EXACT"
 
 
+async def test_a_replay_with_a_hole_is_asked_for_again_from_there() -> None:  # E5
+    async with publisher() as worker, following(worker.source) as feed:
+        worker.dropped_once = {2}
+        await worker.publish(stored(prompt(0), SIZE))
+        await worker.publish(stored(prompt(1), SIZE))
+        await worker.publish(CLEARED)
+        await worker.publish(stored(prompt(3), SIZE))
+        assert await feed.snapshot() == keys_of(prompt(3))
+        assert worker.num_replays == 2
+
+
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_a_replay_that_begins_late_is_degraded_until_all_is_cleared(kept: int) -> None:  # E5
     late = prompt(1, num_blocks=3)

@@ -47,14 +47,17 @@ class Seen:
         self.coverage = Coverage()
         self.keys: set[bytes] = set()
         self.parents: dict[bytes, bytes] = {}
+        self.firsts: set[bytes] = set()
         self._blocks = ReportedBlocks(context, self.coverage)
 
     def take(self, *events: dict[str, Any], encoding: Encoding = ("array", "map")) -> "Seen":
         for event in BatchDecoder().events(payload(events, encoding)):
             for change in self._blocks.take(event):
                 match change:
-                    case BlockStored(key, parent):
+                    case BlockStored(key, parent, is_first=is_first):
                         assert key not in self.keys
+                        assert is_first or parent in self.keys
+                        self.firsts |= {key} if is_first else set()
                         self.keys.add(key)
                         self.parents[key] = parent
                     case BlockRemoved(key):
@@ -92,6 +95,7 @@ def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> Non
     keys = keys_of(prompt)
     assert held.keys == set(keys)
     assert [held.parents[key] for key in keys] == [root_key(CONTEXT.fingerprint, prompt.salt), *keys[:-1]]
+    assert held.firsts == {keys[0]}
     assert held.coverage.exactness.level == "EXACT"
 
 
@@ -173,6 +177,7 @@ def test_what_cannot_be_known_is_not_reported_and_the_reason_is_told(
         {"extra_keys": [["adapter", None], None, None]},
         {"extra_keys": [[b"\x00" * 32], None, None]},
         {"extra_keys": [["not hex"], None, None]},
+        {"extra_keys": [["abcd", "abcd"], None, None]},
         {"extra_keys": [[["cat-3", 0]], None, None]},
         {"extra_keys": [[[media_identifier(b"another", CAT), 0]], None, None]},
         {"extra_keys": [[[media_identifier(b"", CAT), 0, "mm"]], None, None]},
@@ -210,6 +215,10 @@ def test_removals_of_other_groups_media_and_hosts_change_nothing() -> None:
     assert held.keys == set(keys_of(TEXT))
     assert held.coverage.exactness.level == "DEGRADED"
     assert not held.take(removed(*names)).keys
+
+
+def test_a_salt_in_a_later_block_is_none_and_ends_the_prefix() -> None:  # E5
+    assert seen(stored(TEXT, SIZE, extra_keys=[None, ["abcd"], None])).keys == set(keys_of(TEXT)[:1])
 
 
 def test_a_picture_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -> None:  # E5

@@ -25,6 +25,7 @@ from saccade.cli.flags import (
 from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.dispatch import DispatchLimits
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
@@ -33,19 +34,19 @@ from saccade.routing.policy import Policy
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
-from saccade.transport.dialects.tokenspeed import SCHEME
-from saccade.transport.wire import TLS_SCHEME, target
+from saccade.transport.dialects import vllm_http
+from saccade.transport.wire import TLS_SCHEME
 
 
 @Parameter(name="*", group=Group("Workers", sort_key=2))
 @dataclass(frozen=True)
 class WorkerFlags:
-    """The gateway's credentials for Saccade workers over TCP."""
+    """The gateway's credentials for Saccade and vLLM workers over TCP."""
 
     worker_token_file: Path | None = None
-    "The file with the workers' token; only its owner and group may be able to read it."
+    "The file with the workers' token, vLLM's --api-key; only its owner and group may be able to read it."
     worker_tls_ca: Path | None = None
-    "The authority of the certificates of grpcs:// workers, PEM; by default the public authorities."
+    "The authority of the certificates of grpcs:// and vllms:// workers, PEM; by default the public authorities."
     worker_tls_cert: Path | None = None
     "The gateway's certificate for workers that require one, PEM."
     worker_tls_key: Path | None = None
@@ -54,8 +55,10 @@ class WorkerFlags:
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
         """Return the credentials. Raises StartupError if a file is wrong, or if no URL of *urls* uses the TLS flags."""
         tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
-        if any(tls) and not any(url.startswith(TLS_SCHEME) for url in urls):
-            raise StartupError("--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT.")
+        if any(tls) and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
+            raise StartupError(
+                "--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT or vllms://HOST:PORT."
+            )
         return WorkerCredentials(
             token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
             authorities=read_authorities(self.worker_tls_ca, "--worker-tls-ca"),
@@ -118,8 +121,10 @@ def gateway(
     Parameters
     ----------
     worker_url
-        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS, or tokenspeed://host:port for a TokenSpeed
-        worker; may be given many times.
+        A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS; tokenspeed://host:port for a TokenSpeed
+        worker; sglang://host:port for an SGLang worker, with ?prefill=host:port at its end if it only decodes;
+        vllm://host:port or vllms://host:port with TLS for a vLLM server, with ?ranks=N at its end if it has N
+        data-parallel ranks. May be given many times.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as
         NAME=MODEL if the workers have another name for it. May be given many times.
@@ -129,7 +134,7 @@ def gateway(
     if not worker_url:
         raise StartupError("A gateway needs at least one --worker-url, such as grpc://HOST:PORT.")
     for url in worker_url:
-        target(url.replace(SCHEME, "grpc://", 1))
+        check_url(url)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))

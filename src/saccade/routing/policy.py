@@ -15,15 +15,15 @@ Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "c
 class WorkInFlight(NamedTuple):
     """What a gateway has sent to a worker and not yet got back. Ordered: fewer requests first, then fewer tokens.
 
-    *prefill_tokens* is the work of requests without a first token, of which there are *num_waiting*, *decode_blocks*
-    the blocks of the prompts of all others.
+    *prefill_tokens* is the work of requests without a first token, *decode_blocks* the blocks of the prompts of all
+    others. The requests ask for *num_samples* answers together.
     """
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
     prefill_tokens: int = 0
     decode_blocks: int = 0
-    num_waiting: int = 0
+    num_samples: int = 0
 
     def plus(self, other: "WorkInFlight") -> "WorkInFlight":
         """Return both together."""
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
     *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
     to hold soon. *prompt_tokens* stand after these; *picture_tokens* are those of pictures that must be encoded.
-    *foreign_requests* wait at the worker, by its own report, and were sent by others than this gateway.
+    *foreign_requests* wait at the worker, by its own report, and cannot all have been sent by this gateway.
     """
 
     name: str

@@ -33,10 +33,11 @@ class Predictions:
         """Expect *keys* at *worker* from now on; of too many, the first."""
         expiry, expires_at = self._expiry[worker], now + self._time_to_live
         kept = keys[: self._max_keys]
-        for key in kept:
+        if not expiry.keys().isdisjoint(kept):
             # A key that is expected again moves to the end, so that the keys lie in the order in which they expire.
-            expiry.pop(key, None)
-            expiry[key] = expires_at
+            for key in kept:
+                expiry.pop(key, None)
+        expiry.update(dict.fromkeys(kept, expires_at))
         while len(expiry) > self._max_keys:
             del expiry[next(iter(expiry))]
         return Expectation(kept, expires_at)

@@ -30,6 +30,10 @@ ASSUMED_KEYS = 1 << 16
 """Of one worker: a million tokens in blocks of 16, the size of a large KV cache."""
 
 
+REPORT_SECONDS = 1.0
+"""No worker's report of its load is older, as long as it reports."""
+
+
 class RoutedPicture(NamedTuple):
     """A picture of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
 
@@ -42,7 +46,8 @@ class RoutedPrompt(NamedTuple):
     """What the choice of a worker looks at.
 
     *keys* are, by partition, the keys of the blocks that could be reused: the last token is always computed.
-    *affinity* is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole.
+    *affinity* is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole. It has
+    *num_samples* answers.
     """
 
     num_tokens: int
@@ -50,13 +55,14 @@ class RoutedPrompt(NamedTuple):
     pictures: Sequence[RoutedPicture] = ()
     affinity: bytes = b""
     reads_cache: bool = True
+    num_samples: int = 1
 
 
 class Option(NamedTuple):
     """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
 
-    *reports*: it says what its caches hold, so that nothing needs to be assumed. *num_waiting* requests or samples wait
-    there, by its own report.
+    *reports*: it says what its caches hold, so that nothing needs to be assumed. *num_waiting* samples wait there, by
+    its own report.
     """
 
     name: str
@@ -65,6 +71,27 @@ class Option(NamedTuple):
     encodes: Callable[[bytes], bool] = lambda _: True
     reports: bool = True
     num_waiting: int = 0
+
+
+class _RecentMost:
+    """The most samples that this gateway had at a worker in the last REPORT_SECONDS, or up to twice as long.
+
+    A worker's report of what waits there is older than what the gateway knows of its own requests. What is not more
+    than this may be the gateway's own, and does not count as others'.
+    """
+
+    def __init__(self) -> None:
+        self._period = 0
+        self._most = self._most_before = 0
+
+    def note(self, count: int, now: float) -> int:
+        """Note that there are *count* now; return the most."""
+        period = int(now / REPORT_SECONDS)
+        if period != self._period:
+            self._most_before = self._most if period == self._period + 1 else 0
+            self._period, self._most = period, 0
+        self._most = max(self._most, count)
+        return max(self._most, self._most_before)
 
 
 class Choice(NamedTuple):
@@ -96,7 +123,7 @@ class Booking:
         if not self._has_begun:
             self._has_begun = True
             decode_blocks = -(-self._work.num_prompt_tokens // block_size)
-            decoding = self._work._replace(prefill_tokens=0, decode_blocks=decode_blocks, num_waiting=0)
+            decoding = self._work._replace(prefill_tokens=0, decode_blocks=decode_blocks)
             self._router.exchange(self.worker, self._work, decoding)
             self._work = decoding
 
@@ -123,6 +150,7 @@ class Router:
         self.assumptions = Predictions(ASSUMED_SECONDS, ASSUMED_KEYS)
         self.breakers = Breakers()
         self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
+        self._most: defaultdict[str, _RecentMost] = defaultdict(_RecentMost)
         self._assumes = assumes
         self._chooser = Chooser(policy, random, temperature)
 
@@ -136,13 +164,14 @@ class Router:
         choice = self._choose(self._chooser, options, prompt, overlaps, now)
         chosen = choice.chosen
         option = next(option for option in options if option.name == chosen.name)
-        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_waiting=1)
+        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_samples=prompt.num_samples)
         predictions = self._predictions(option)
         expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
         booking = Booking(self, choice, work, lambda: predictions.retract(option.name, expectation))
         if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
+        self._most[option.name].note(self.work[option.name].num_samples, now)
         self.breakers.sent(option.name, now)
         return booking
 
@@ -199,7 +228,7 @@ class Router:
             picture_tokens=picture_tokens,
             overlap_tokens=block_size * num_reported,
             held_tokens=held_tokens,
-            foreign_requests=max(0, option.num_waiting - work.num_waiting),
+            foreign_requests=max(0, option.num_waiting - self._most[option.name].note(work.num_samples, now)),
         )
 
 

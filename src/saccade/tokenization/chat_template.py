@@ -74,6 +74,24 @@ class ChatTemplate:
 
         return self._provenance.split(render)
 
+    def tagged(self, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages* with one text each, in which tags stand for the pictures, before the parts of the pictures.
+
+        A server that renders the chat so keeps pictures and text in their order. Without a *picture_tag* the messages
+        are returned as they are.
+        """
+        if self._tag is None:
+            return list(messages)
+        return [
+            message
+            if isinstance(message["content"], str)
+            else {
+                **message,
+                "content": _text_part(tagged["content"]) + [part for part in message["content"] if "text" not in part],
+            }
+            for message, tagged in zip(messages, self._rewrite(messages, str), strict=True)
+        ]
+
     def _shows(self, content: object) -> bool:
         """Return whether the template writes the text of *content*."""
         try:

@@ -41,6 +41,10 @@ class Tokenizer(ABC):
         Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
 
+    def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
+        """Return the ids that vLLM makes of the same prompt where it gets a chat; by default those of encode()."""
+        return self.encode(segments)
+
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that *token_id* adds to a text; a character may need several tokens."""

@@ -59,7 +59,18 @@ class JsonTokenizer(Tokenizer):
         Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
         given = list(segments)
-        text = "".join(self._aliases[text] if is_special else text for text, is_special in given)
+        encoded = self._without_bos(given)
+        return encoded if self._begins_with_bos(given) else self._before + encoded
+
+    def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
+        """Return what encode() does without a BOS that the template did not write: vLLM adds none to a chat.
+
+        Raises InvalidValue as encode() does.
+        """
+        return self._without_bos(segments)
+
+    def _without_bos(self, segments: Iterable[Segment]) -> list[int]:
+        text = "".join(self._aliases[text] if is_special else text for text, is_special in segments)
         check_length(text)
         # Only the library's batch calls release the interpreter's lock.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -67,8 +78,7 @@ class JsonTokenizer(Tokenizer):
             raise InvalidValue(
                 "The text contains a special token of this model, which cannot be encoded as text; remove it."
             )
-        encoded = [self._special_of.get(token_id, token_id) for token_id in ids]
-        return encoded if self._begins_with_bos(given) else self._before + encoded
+        return [self._special_of.get(token_id, token_id) for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         known = self._bytes_of.get(token_id)

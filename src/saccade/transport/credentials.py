@@ -1,6 +1,7 @@
 """What gateways and workers show one another over TCP: a token, certificates; and how they are read from files."""
 
 import functools
+import os
 import ssl
 import stat
 from dataclasses import dataclass, field
@@ -28,9 +29,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class WorkerCredentials:
-    """What a gateway shows its workers, and by which *authorities* (PEM) it knows those at grpcs:// addresses.
+    """What a gateway shows its workers, and by which *authorities* (PEM) it knows those at addresses with TLS.
 
-    Without *authorities*, by the public ones that gRPC brings.
+    Without *authorities*, by the public ones that gRPC brings, for HTTPS those of the system.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -45,6 +46,18 @@ class WorkerCredentials:
         chain = self.identity.certificate if self.identity is not None else None
         secrets = grpc.ssl_channel_credentials(self.authorities, key, chain)
         return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what HTTPS connections use."""
+        authorities = self.authorities.decode("ascii", errors="replace") if self.authorities is not None else None
+        context = ssl.create_default_context(cadata=authorities)
+        if self.identity is not None:
+            # The library reads a certificate and its key from a file only.
+            with os.fdopen(os.memfd_create("identity"), "wb") as file:
+                file.write(self.identity.key + b"\n" + self.identity.certificate)
+                file.flush()
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return context
 
     def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
         """Return the calls of a WorkerStub, each of which shows the token."""

@@ -1,6 +1,7 @@
 """A request whose worker fails before the first token is sent to another one, over a real gateway."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -85,4 +86,29 @@ def test_retries_are_bounded_and_each_worker_is_asked_once(
         answer = gateway.chat(CONTENT)
         assert (answer.status, answer.json["error"]["code"]) == (500, "worker_failed")
         assert sorted((len(worker.requests) for worker in workers), reverse=True) == asked
+        wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)
+
+
+def test_a_request_that_had_one_worker_does_not_go_to_one_that_came_later(tiny_qwen3_vl: Path) -> None:
+    """Its pictures were not kept."""
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        second.ready = False
+        first.script = [1.0, WorkerFailed("it died")]
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(gateway.chat, CONTENT)
+            wait_until(lambda: first.requests)
+            second.ready = True
+            assert asked.result().json["error"]["code"] == "worker_failed"
+        assert second.requests == []
+
+
+def test_where_no_other_worker_is_left_the_failure_is_the_answer(tiny_qwen3_vl: Path) -> None:
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        first.script = [1.0, WorkerFailed("it died")]
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(gateway.chat, CONTENT)
+            wait_until(lambda: first.requests)
+            first.ready = second.ready = False
+            assert asked.result().json["error"]["code"] == "worker_failed"
+        assert second.requests == []
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)

@@ -14,13 +14,14 @@ from typing import TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, RequestError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
-from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.worker import Worker, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.limits.place_queue import PlaceQueue
 from saccade.identity.blocks import MediaRun, block_key, root_key
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
@@ -51,8 +52,9 @@ UNBOUNDED = 1 << 30
 class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. *max_tokens* and
-    *num_samples* of the answer tell whether a decode worker goes on behind a prefill worker.
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
+    answers of at most *max_tokens*, which tells whether a decode worker goes on behind a prefill worker.
+    *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can.
     """
 
     token_ids: Sequence[int]
@@ -61,6 +63,7 @@ class Prompt:
     reads_cache: bool = True
     max_tokens: int = 1
     num_samples: int = 1
+    needs_token_ids: RequestError | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,11 @@ class Dispatcher:
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
 
+    def takers_of_chats(self, model: str) -> tuple[bool, bool]:
+        """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
+        chats_only = [takes_chats_only(worker) for worker in self._fleet.model(model).workers]
+        return any(chats_only), all(chats_only)
+
     def can_retry(self, model: str, failed: Set[str]) -> bool:
         """Whether a request for *model* that was at the workers *failed* may go to another one. Raises as place()."""
         others = [worker for worker in self._fleet.model(model).workers if worker.url not in failed]
@@ -165,7 +173,7 @@ class Dispatcher:
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving, free = self._fleet.model(model), self._free_places(model, frozenset())
+        serving, free = self._fleet.model(model), self._free_places(model, prompt, frozenset())
         with_room = [worker for worker in serving.workers if free.get(worker.url)]
         allowed = [worker for worker in serving.workers if worker.url in free]
         query = await self._look_up(serving, with_room or allowed, prompt)
@@ -176,13 +184,13 @@ class Dispatcher:
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
         """Choose a worker for a prompt, none of *excluded*; it counts as that worker's until the block ends.
 
-        Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable and
-        QueueFull.
+        Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable, QueueFull,
+        and the prompt's own error where no worker can take it.
         """
         name = self._fleet.model(model).name
-        async with self.queue.turn(name, lambda: sum(self._free_places(model, excluded).values())):
+        async with self.queue.turn(name, lambda: sum(self._free_places(model, prompt, excluded).values())):
             serving = self._fleet.model(model)
-            free = self._free_places(model, excluded)
+            free = self._free_places(model, prompt, excluded)
             workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
             with self._metrics.stage("choice"):
@@ -221,11 +229,12 @@ class Dispatcher:
         supply: Supply | None = None,
         on_begin: Callable[[], object] = lambda: None,
         on_delta: Callable[[], object] = lambda: None,
+        chat: ChatPrompt | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *on_delta* is called with every delta.
+        *on_delta* is called with every delta. *chat* is needed where the worker takes chats only.
         *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
@@ -234,7 +243,9 @@ class Dispatcher:
         worker = placement.worker
         reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
         supplied = _Supplied(supply)
-        if supply is None:
+        if chat is not None and takes_chats_only(worker):
+            generation = worker.generate_chat(reachable, chat)
+        elif supply is None:
             generation = worker.generate(reachable)
         elif placement.pair is not None:
             generation = placement.pair.generate(reachable, lambda leg: partial(self._supply, leg, supplied))
@@ -269,16 +280,17 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _free_places(self, model: str, excluded: Set[str]) -> dict[str, int]:
+    def _free_places(self, model: str, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
         """Return by url how many more requests each worker of *model* may get that may get one at all.
 
         A breaker never takes the last worker away, and a worker that is alone gets everything: it has a queue of its
-        own. Raises ModelNotFound and WorkerUnavailable.
+        own. Raises ModelNotFound, WorkerUnavailable and the prompt's own error.
         """
         serving = self._fleet.model(model).workers
         workers = [worker for worker in serving if worker.url not in excluded]
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        workers = _takers(workers, prompt)
         if len(serving) == 1:
             return {workers[0].url: UNBOUNDED}
         now = time.monotonic()
@@ -308,7 +320,7 @@ class Dispatcher:
         """Return what the router looks at. Keys are computed only where there is a choice."""
         num_tokens = len(prompt.token_ids)
         if len(options) == 1:
-            return RoutedPrompt(num_tokens)
+            return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
         # The last token is always computed, so its block is not reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {
@@ -320,7 +332,7 @@ class Dispatcher:
         pictures = tuple(
             RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
         )
-        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache)
+        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
     async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return await self._reachable(worker, await supplied(media))
@@ -368,6 +380,15 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
             runs.append(MediaRun(span.start, span.length, content_hash, offset))
             offset += span.length
     return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
+    """Return those of *workers* that can take *prompt*. Raises the prompt's error where there are none."""
+    error = prompt.needs_token_ids
+    takers = [worker for worker in workers if error is None or not takes_chats_only(worker)]
+    if error is not None and not takers:
+        raise error
+    return takers
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

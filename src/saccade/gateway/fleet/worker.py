@@ -1,8 +1,9 @@
 """What the gateway asks of a worker, whatever its wire protocol."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Protocol, TypeGuard, runtime_checkable
 
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
@@ -27,8 +28,14 @@ class Worker(Protocol):
     """A target of requests: a worker, or one data-parallel rank of it. *url* is unique in a fleet."""
 
     url: str
-    description: Description | None
-    load: Load | None
+
+    @property
+    def description(self) -> Description | None:
+        """What it said of itself last."""
+
+    @property
+    def load(self) -> Load | None:
+        """What it said of its work last."""
 
     @property
     def exactness(self) -> Exactness:
@@ -65,3 +72,20 @@ class Worker(Protocol):
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
+
+
+@runtime_checkable
+class ChatWorker(Protocol):
+    """A worker that may take no token ids: then it renders and tokenises a request's chat by itself."""
+
+    @property
+    def takes_chats_only(self) -> bool:
+        """Whether requests must go by generate_chat()."""
+
+    def generate_chat(self, request: EngineRequest, chat: ChatPrompt) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* by its *chat* and yield deltas as Worker.generate() does. Its media need no pixels."""
+
+
+def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
+    """Whether requests go to *worker* as chats."""
+    return isinstance(worker, ChatWorker) and worker.takes_chats_only

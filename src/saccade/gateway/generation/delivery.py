@@ -8,13 +8,16 @@ from functools import partial
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
-from saccade.gateway.fleet.worker import Answering
+from saccade.gateway.fleet.worker import Answering, takes_chats_only
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.openai.messages import Chat
 from saccade.gateway.pictures.collect import Picture
 from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
+from saccade.gateway.prompt.chat_prompt import chat_prompt
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -25,11 +28,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Drafted:
-    """A request as it stands before the choice of a worker: *prompt* is what the choice looks at."""
+    """A request as it stands before the choice of a worker: *prompt* is what the choice looks at.
+
+    *chat* is for workers that take no token ids.
+    """
 
     draft: Draft
     sampling: SamplingParams
     prompt: Prompt
+    chat: Chat
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,16 @@ class Sender:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A request at one worker, ready to be sent; *unsent* gives back its slots if it is not."""
+    """A request at one worker, ready to be sent; *unsent* gives back its slots if it is not.
+
+    With *chat* it goes as that, and its media have no pixels.
+    """
 
     placement: Placement
     request: EngineRequest
     resend: PixelResend
     unsent: contextlib.ExitStack
+    chat: ChatPrompt | None
 
 
 class Delivery:
@@ -79,6 +90,7 @@ class Delivery:
         self._pictures = pictures
         self._memory = memory
         self._has_begun = False
+        self._can_retry = False
         self._failed: frozenset[str] = frozenset()
         self._held = contextlib.AsyncExitStack()
         self._attempt: _Attempt | None = None
@@ -89,10 +101,11 @@ class Delivery:
         with sender.metrics.stage("route"):
             place = sender.dispatcher.place(self._served.name, drafted.prompt, self._failed)
             placement = await self._held.enter_async_context(place)
-        can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
-        is_held = partial(placement.worker.holds, drafted.prompt.salt)
+        self._can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
+        chat = self._chat() if takes_chats_only(placement.worker) else None
+        is_held = partial(placement.worker.holds, drafted.prompt.salt) if chat is None else _needs_no_pixels
         media = PromptPictures(self._pictures, drafted.draft.spans)
-        if not can_retry:
+        if not self._can_retry:
             self._pictures = ()
         media = media.on_wire(self._served.layout, placement.pixel_dtype, is_held)
         items = await self._pixels(media)
@@ -109,7 +122,7 @@ class Delivery:
             admission=sender.admission,
             held=self._held,
             memory=self._memory,
-            keeps_all=can_retry,
+            keeps_all=self._can_retry,
         )
         request = EngineRequest(
             request_id=self._request.request_id,
@@ -119,7 +132,7 @@ class Delivery:
             salt=drafted.prompt.salt,
             num_samples=self._request.num_samples,
         )
-        self._attempt = _Attempt(placement, request, resend, unsent)
+        self._attempt = _Attempt(placement, request, resend, unsent, chat)
         return placement.pair or placement.worker
 
     async def close(self) -> None:
@@ -155,35 +168,39 @@ class Delivery:
             attempt.resend,
             on_begin=attempt.unsent.pop_all,
             on_delta=lambda: self._begun(attempt),
+            chat=attempt.chat,
         )
 
     def _begun(self, attempt: _Attempt) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._pictures = ()
-            if attempt.placement.pair is None:
+            # A chat keeps its pictures, so they stay counted; a decode worker may ask for any of them.
+            if attempt.chat is None and attempt.placement.pair is None:
                 attempt.resend.forget()
 
     async def _move(self, error: WorkerFailed | WorkerUnavailable) -> Answering | None:
         """Prepare the request for another worker and return that; None where *error* stands."""
         attempt, model = self._attempt, self._served.name
-        if attempt is None or self._has_begun:
+        if attempt is None or self._has_begun or not self._can_retry:
             return None
         failed = attempt.placement.failed_worker.url
         self._failed |= {failed}
-        if not self._sender.dispatcher.can_retry(model, self._failed):
-            return None
         await self.close()
         try:
             worker = await self.prepare()
         except SaccadeError as another:
+            reason = another.reason
             logger.info(
-                "request %s: worker %s failed, and no other took it: %s", self._request.request_id, failed, another
+                "request %s: worker %s failed, and no other took it: %s", self._request.request_id, failed, reason
             )
             return None
         self._sender.dispatcher.num_retried[model] += 1
         logger.warning("request %s: worker %s failed: %s", self._request.request_id, failed, error.reason)
         return worker
+
+    def _chat(self) -> ChatPrompt:
+        return chat_prompt(self._served, self._drafted.chat, [picture.encoded for picture in self._pictures])
 
     async def _pixels(self, media: PromptPictures) -> tuple[MediaItem, ...]:
         await self._held.enter_async_context(self._sender.admission.pixels(media.num_pixel_bytes))
@@ -194,3 +211,7 @@ class Delivery:
         if media.pictures:
             async with self._sender.admission.turn(media.num_encoded_bytes):
                 pass
+
+
+def _needs_no_pixels(_: bytes) -> bool:
+    return True

@@ -15,6 +15,7 @@ from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.pictures.collect import Picture, PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer
+from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import TokenDelta
@@ -84,9 +85,13 @@ class Generation:
     async def _draft(self, asked: Asked, pictures: Sequence[Picture], salt: bytes) -> Drafted:
         layouts = [picture.layout for picture in pictures]
         num_bytes = sum(len(picture.encoded) for picture in pictures)
-        draft = await self.prompts.draft(asked.served, asked.request, asked.chat, layouts, num_bytes)
+        some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(asked.served.name)
+        draft = await self.prompts.draft(
+            asked.served, asked.request, asked.chat, layouts, num_bytes, as_vllm_chat=all_take_chats
+        )
         sampling = sampling_params(asked.request, asked.served, len(draft.token_ids))
         runs = media_runs(zip((picture.content_hash for picture in pictures), draft.spans, strict=True))
+        settings = [picture.settings for picture in pictures]
         prompt = Prompt(
             draft.token_ids,
             runs,
@@ -94,5 +99,6 @@ class Generation:
             reads_cache=sampling.num_prompt_logprobs is None,
             max_tokens=sampling.max_tokens,
             num_samples=asked.request.n or 1,
+            needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
         )
-        return Drafted(draft, sampling, prompt)
+        return Drafted(draft, sampling, prompt, asked.chat)

@@ -60,16 +60,20 @@ class PromptDrafter:
         chat: Chat,
         layouts: Sequence[PictureLayout] = (),
         num_picture_bytes: int = 0,
+        *,
+        as_vllm_chat: bool = False,
     ) -> Draft:
         """Return the token ids of *chat*, whose i-th picture has layouts[i].
 
-        The encoded pictures have *num_picture_bytes* together. Raises RequestError, naming the field.
+        The encoded pictures have *num_picture_bytes* together. With *as_vllm_chat* the ids are those that vLLM makes of
+        the chat. Raises RequestError, naming the field.
         """
+        encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
                 chat.num_characters > THREAD_FROM_CHARACTERS,
                 num_picture_bytes,
-                lambda: served.tokenizer.encode(
+                lambda: encode(
                     write_pictures(
                         served.template.render(chat.messages, chat.add_generation_prompt, chat.switches),
                         served.tokenizer.special_tokens,
@@ -112,7 +116,7 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
     therefore rendered, and what the template wrote decides.
     """
     chat = read_chat(request, served.declaration)
-    texts = list(_texts(chat))
+    texts = list(texts_of(chat))
     if sum(map(len, texts)) * MAX_UTF8_BYTES <= served.max_model_len:
         return chat
     bound = served.tokenizer.text_bound
@@ -132,8 +136,9 @@ def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest
         raise ContextLengthExceeded.of(served.max_model_len, num_prompt_tokens, completion, "messages")
 
 
-def _texts(chat: Chat) -> list[str]:
-    texts = []
+def texts_of(chat: Chat) -> list[str]:
+    """Return every text of *chat* that the template may write."""
+    texts = [switch for switch in chat.switches.values() if isinstance(switch, str)]
     for message in chat.messages:
         texts += [message.get("name", ""), message.get("reasoning_content", "")]
         content = message["content"]

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 
 from saccade.errors import StartupError
 from saccade.gateway.confinement import sandbox
@@ -171,6 +172,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     # Jinja and the codecs load parts of themselves when they are first used.
     sandbox.confine(task.limits.memory_bytes, may_import=True)
+    # Log lines would stand between the lines of the answer. The gateway writes the same when it loads the files.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _say(try_files(task))
 
 

@@ -1,0 +1,41 @@
+"""Prompts for workers that take chats only: what can be asked of them, and what cannot."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.openai.messages import Chat
+from saccade.gateway.prompt.draft import texts_of
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.protocol.chat import ChatPrompt
+from saccade.tokenization.picture_tag import PictureTag
+
+
+def chat_prompt(served: ServedModel, chat: Chat, pictures: Sequence[bytes]) -> ChatPrompt:
+    """Return *chat* for a worker that renders and tokenises it; *pictures* are its encoded pictures."""
+    return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(pictures), chat.switches)
+
+
+def why_not_as_chat(
+    served: ServedModel, chat: Chat, picture_settings: Sequence[Mapping[str, Any]]
+) -> RequestError | None:
+    """Return why a worker that renders and tokenises *chat* by itself would get another prompt; None if it would not.
+
+    Such a worker takes special tokens in users' text for the template's, and processes pictures by its own settings.
+    *picture_settings* are the processor settings of the chat's pictures.
+    """
+    tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).pattern
+    special = [token for token in served.tokenizer.special_tokens if token.strip()]
+    texts = texts_of(chat)
+    if any(token in text for text in texts for token in special) or any(map(tag.search, texts)):
+        return InvalidValue(
+            "The messages contain a special token of this model as text, which its workers cannot tell from a real "
+            "one; remove it.",
+            "messages",
+        )
+    if any(settings != served.layout.settings for settings in picture_settings):
+        return UnsupportedParameter(
+            "This model's workers process all pictures alike: leave out `mm_processor_kwargs` and `detail`.",
+            "messages",
+        )
+    return None

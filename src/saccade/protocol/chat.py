@@ -1,0 +1,18 @@
+"""ChatPrompt: a prompt as its chat, for workers that take no token ids."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The messages of a request as chat templates take them, and its pictures, encoded as they came.
+
+    pictures[i] belongs to the i-th part that is no text, as media[i] of the EngineRequest does. *switches* are the
+    template's variables that the request sets.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    pictures: tuple[bytes, ...]
+    switches: Mapping[str, Any]

@@ -1,0 +1,202 @@
+"""HTTP to a vLLM server: addresses, connections, answers in JSON, and streams of server-sent events."""
+
+import io
+import re
+import socket
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import aiohttp
+import msgspec
+
+from saccade.errors import StartupError, WorkerFailed, WorkerUnavailable
+from saccade.transport.credentials import WorkerCredentials
+
+SCHEME = "vllm://"
+TLS_SCHEME = "vllms://"
+SCHEMES = (SCHEME, TLS_SCHEME)
+MAX_RANKS = 1024
+
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0
+"""An idle connection is given up before vLLM's server would, which is after 5 s."""
+
+MAX_REPLY_BYTES = 64 << 20
+MAX_EVENT_BYTES = 32 << 20
+"""The longest event repeats a prompt's token ids."""
+
+DONE = b"[DONE]"
+RANK_HEADER = "X-data-parallel-rank"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server, or its data-parallel *rank*. *origin* is `http://host:port` or `https://host:port`."""
+
+    origin: str
+    host: str
+    rank: int | None = None
+
+
+def rank_urls(url: str) -> tuple[str, ...]:
+    """Return the URL of every target behind *url*: itself, or with `?ranks=N` one for each data-parallel rank.
+
+    Raises StartupError where *url* is not `vllm(s)://host:port` with at most `?ranks=N` or `?rank=R`.
+    """
+    server, ranks, rank = _parsed(url)
+    if ranks is None:
+        return (url,)
+    if rank is not None or not 1 <= ranks <= MAX_RANKS:
+        raise _malformed(url)
+    return tuple(f"{server}?rank={rank}" for rank in range(ranks))
+
+
+def address(url: str) -> Address:
+    """Return where one URL of rank_urls() leads. Raises StartupError."""
+    server, ranks, rank = _parsed(url)
+    if ranks is not None:
+        raise _malformed(url)
+    scheme = "https" if server.startswith(TLS_SCHEME) else "http"
+    parts = urlsplit(server)
+    return Address(f"{scheme}://{parts.netloc}", parts.hostname or "", rank)
+
+
+def _parsed(url: str) -> tuple[str, int | None, int | None]:
+    """Return `vllm(s)://host:port` of *url*, and the numbers that it gives as `ranks` and `rank`."""
+    try:
+        parts = urlsplit(url)
+        is_server = bool(parts.hostname and parts.port) and parts.path in ("", "/") and not parts.fragment
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError as error:
+        raise _malformed(url) from error
+    numbers = {name: int(value) for name, value in query.items() if re.fullmatch(r"[0-9]{1,4}", value)}
+    if not is_server or parts.username or not url.startswith(SCHEMES) or not numbers.keys() == query.keys() <= NAMES:
+        raise _malformed(url)
+    return f"{parts.scheme}://{parts.netloc}", numbers.get("ranks"), numbers.get("rank")
+
+
+NAMES = frozenset({"ranks", "rank"})
+
+
+def _malformed(url: str) -> StartupError:
+    return StartupError(
+        f"The address of a vLLM worker is {SCHEME}host:port, or {TLS_SCHEME}host:port with TLS; with ?ranks=N at its "
+        f"end if it has N data-parallel ranks, at most {MAX_RANKS}. It is not {url!r}."
+    )
+
+
+class Http:
+    """Requests to the server at *to*, with *credentials*. Make it within the event loop that it is used in.
+
+    Every method raises WorkerUnavailable where no connection can be made.
+    """
+
+    def __init__(self, to: Address, credentials: WorkerCredentials) -> None:
+        headers = {} if credentials.token is None else {"Authorization": f"Bearer {credentials.token}"}
+        if to.rank is not None:
+            headers[RANK_HEADER] = str(to.rank)
+        self._session = aiohttp.ClientSession(
+            to.origin,
+            headers=headers,
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                ssl=credentials.tls_context() if to.origin.startswith("https:") else True,
+                keepalive_timeout=IDLE_SECONDS,
+                socket_factory=_socket,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() has been called."""
+        return self._session.closed
+
+    async def close(self) -> None:
+        """Close every connection; what still runs raises WorkerFailed."""
+        await self._session.close()
+
+    async def get(self, path: str, seconds: float) -> tuple[int, bytes]:
+        """Return status and body of the answer to a GET, which must come within *seconds*."""
+        return await self._whole("GET", path, None, seconds)
+
+    async def post(self, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+        """Return status and body of the answer to a POST of JSON, which must come within *seconds*."""
+        return await self._whole("POST", path, body, seconds)
+
+    async def stream(self, path: str, body: bytes) -> aiohttp.ClientResponse:
+        """POST JSON and return the answer once its head has arrived. Close the answer to abort it."""
+        try:
+            # Bytes would be written in one piece, which holds up the event loop.
+            return await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise WorkerUnavailable("The worker cannot be reached; try again shortly.") from error
+
+    async def _whole(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
+        try:
+            async with self._session.request(
+                method,
+                path,
+                data=body,
+                headers=JSON if body is not None else None,
+                timeout=aiohttp.ClientTimeout(total=seconds),
+                allow_redirects=False,
+            ) as response:
+                return response.status, await read_body(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise WorkerUnavailable(f"{path} was not answered: {type(error).__name__}.") from error
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body. Raises WorkerUnavailable for one of more than MAX_REPLY_BYTES."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_REPLY_BYTES:
+            raise WorkerUnavailable(f"An answer of the worker has more than {MAX_REPLY_BYTES} bytes.")
+    return bytes(body)
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """Yield the data of each server-sent event but the last, DONE, until the stream ends.
+
+    Every event of vLLM's is one line. Raises WorkerFailed for one of more than MAX_EVENT_BYTES, and aiohttp's errors
+    where the connection breaks.
+    """
+    begun = bytearray()
+    async for piece in response.content.iter_any():
+        lines, newline, rest = piece.rpartition(b"\n")
+        if newline:
+            for line in bytes(begun + lines).split(b"\n"):
+                data = line[len(b"data:") :].strip()
+                if line.startswith(b"data:") and data != DONE:
+                    yield data
+            begun.clear()
+        begun += rest
+        if len(begun) > MAX_EVENT_BYTES:
+            raise WorkerFailed("The worker sent an event that is too long.")
+
+
+def parsed(body: bytes) -> Any:
+    """Return the JSON in *body*. Raises WorkerUnavailable where it is none."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise WorkerUnavailable("The worker answered with something that is not JSON.") from error
+
+
+def _socket(info: tuple[Any, ...]) -> socket.socket:
+    """Return a socket that notices a peer that has vanished, while a request waits for its first token."""
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
