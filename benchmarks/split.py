@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +35,7 @@ from chats import openai_messages, picture
 MODES = (("prefill", "decode"), ("both", "both"))
 CHATS = 6
 CHAT_TOKENS, QUESTION_TOKENS = 120, 4
-LONG_WORDS = 500
+LONG_WORDS = 350
 SIDE = 320
 WORDS = ("red", "green", "blue", "square", "circle", "left", "right", "above", "below", "word")
 READY_SECONDS = 240.0
@@ -79,8 +81,16 @@ async def wait_until_ready(client: openai.AsyncOpenAI) -> None:
     await asyncio.sleep(5)
 
 
-async def stream(client: openai.AsyncOpenAI, messages: Any, max_tokens: int) -> list[float]:
-    """Return the times of a chat's start and of each chunk with text."""
+def letters(url: str) -> list[int]:
+    """Return the ids of a few letters, each of which is a token with text of its own."""
+    body = json.dumps({"model": "m", "prompt": "abcdefgh"}).encode()
+    request = urllib.request.Request(url.replace("/v1", "/tokenize"), body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return list(json.load(response)["tokens"])
+
+
+async def stream(client: openai.AsyncOpenAI, messages: Any, max_tokens: int, ids: list[int]) -> list[float]:
+    """Return the times of a chat's start and of each chunk with text. Only *ids* are drawn."""
     times = [time.perf_counter()]
     answer = await client.chat.completions.create(
         model="m",
@@ -88,7 +98,7 @@ async def stream(client: openai.AsyncOpenAI, messages: Any, max_tokens: int) -> 
         max_tokens=max_tokens,
         stream=True,
         temperature=1,
-        extra_body={"ignore_eos": True},
+        extra_body={"ignore_eos": True, "allowed_token_ids": ids},
     )
     async for chunk in answer:
         if chunk.choices and chunk.choices[0].delta.content:
@@ -101,11 +111,12 @@ async def load(url: str, seconds: float) -> Times:
     found = Times()
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
         await wait_until_ready(client)
+        ids = await asyncio.to_thread(letters, url)
         until = time.perf_counter() + seconds
 
         async def chat(number: int) -> None:
             while time.perf_counter() < until:
-                times = await stream(client, openai_messages(f"Tell me about {number}."), CHAT_TOKENS)
+                times = await stream(client, openai_messages(f"Tell me about {number}."), CHAT_TOKENS, ids)
                 found.itl += [after - before for before, after in itertools.pairwise(times[1:])]
 
         async def ask() -> None:
@@ -114,7 +125,7 @@ async def load(url: str, seconds: float) -> Times:
                 if time.perf_counter() >= until:
                     return
                 text = " ".join(draw.choices(WORDS, k=LONG_WORDS))
-                times = await stream(client, openai_messages(picture(SIDE, SIDE, seed), text), QUESTION_TOKENS)
+                times = await stream(client, openai_messages(picture(SIDE, SIDE, seed), text), QUESTION_TOKENS, ids)
                 found.ttft.append(times[1] - times[0])
 
         await asyncio.gather(*(chat(number) for number in range(CHATS)), ask())
