@@ -81,7 +81,7 @@ class Feed:
             yield decoder.decode(frame)
             if self._wait_seconds:
                 # The listener asks for the next message when this one is in the index, and its turn is over.
-                self.delays_ms.append((time.perf_counter() - due_at) * 1e3)
+                self.delays_ms.append(max(0.0, time.perf_counter() - due_at) * 1e3)
         await asyncio.Event().wait()
 
 
