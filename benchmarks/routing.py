@@ -116,9 +116,9 @@ async def choices_ms(dispatcher: Dispatcher, asked: Sequence[list[int]]) -> list
     """Return the CPU milliseconds of each choice."""
     times = []
     for token_ids in asked:
-        # A picture of a thousand tokens behind the shared ones, as in a prompt about a picture. The ids are new objects,
-        # as a tokenizer makes them just before.
+        # The ids are new objects, as a tokenizer makes them just before.
         fresh = msgspec.msgpack.decode(msgspec.msgpack.encode(token_ids), type=list[int])
+        # A picture of a thousand tokens stands behind the shared ones.
         prompt = Prompt(fresh, (MediaRun(SHARED_TOKENS, 1000, bytes(32)),))
         begun_at = time.thread_time()
         place = dispatcher.place("m", prompt)
