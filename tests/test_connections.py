@@ -33,8 +33,9 @@ ALLOWED = {
     },  # workers, whose addresses the operator gives
     # uses such a channel; a worker on this host, whose socket the operator names
     "transport/client.py": {"grpc", "create_unix_connection"},
-    "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
-    "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
+    "transport/dialects/smg_client.py": {"grpc", "insecure_channel"},  # the same
+    "transport/dialects/smg_answer.py": {"grpc"},  # names of status codes
+    "transport/dialects/smg_kv_events.py": {"grpc"},  # reads from a client's channel
     "transport/dialects/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
     "transport/dialects/vllm.py": {"aiohttp"},  # names of errors
     "transport/dialects/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
@@ -44,6 +45,10 @@ ALLOWED = {
     "transport/access.py": {"grpc"},  # refuses calls to the same
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "worker/service.py": {"grpc"},  # listens
+    "worker/local_client.py": {"grpc"},  # names of status codes
+    "worker/tokenspeed/server.py": {"grpc"},  # listens
+    "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
+    "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
