@@ -173,6 +173,16 @@ async def test_prompt_as_token_ids() -> None:  # E8 F4
     assert item["image_grid_thw"]["field"] == ["batched", {"keep_on_cpu": True}]
 
 
+async def test_a_large_body_is_sent_in_pieces() -> None:
+    # aiohttp warns of a body of more than 1 MiB that is written at once, and warnings are errors here.
+    server = VllmServer()
+    large = picture(pixel_shape=(100_000, 12), inline=bytes(1_200_000))
+    async with listening(server) as url, registered(url) as client:
+        assert len(await answer(client, ask(large))) == 2
+    (data,) = asked(server)[0]["features"]["kwargs_data"]["image"]
+    assert len(data) > 3_200_000
+
+
 async def test_normalised_patches_go_as_they_are() -> None:
     server = VllmServer()
     server.render = rendered(kwargs_data(bytes(4 * 24 * 4), (4, 24), (1, 2, 2), "float32"))

@@ -1,5 +1,6 @@
 """HTTP to a vLLM server: addresses, connections, answers in JSON, and streams of server-sent events."""
 
+import io
 import re
 import socket
 from collections.abc import AsyncGenerator
@@ -129,7 +130,8 @@ class Http:
     async def stream(self, path: str, body: bytes) -> aiohttp.ClientResponse:
         """POST JSON and return the answer once its head has arrived. Close the answer to abort it."""
         try:
-            return await self._session.post(path, data=body, headers=JSON, allow_redirects=False)
+            # Bytes would be written in one piece, which holds up the event loop.
+            return await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerUnavailable("The worker cannot be reached; try again shortly.") from error
 
