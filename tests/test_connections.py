@@ -33,8 +33,9 @@ ALLOWED = {
     },  # workers, whose addresses the operator gives
     # uses such a channel; a worker on this host, whose socket the operator names
     "transport/client.py": {"grpc", "create_unix_connection"},
-    "transport/dialects/tokenspeed.py": {"grpc", "insecure_channel"},  # the same
-    "transport/dialects/tokenspeed_messages.py": {"grpc"},  # names of methods
+    "transport/dialects/smg_client.py": {"grpc", "insecure_channel"},  # the same
+    "transport/dialects/smg_answer.py": {"grpc"},  # names of status codes
+    "transport/dialects/smg_kv_events.py": {"grpc"},  # reads from a client's channel
     "transport/dialects/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
     "transport/dialects/vllm.py": {"aiohttp"},  # names of errors
     "transport/dialects/event_publisher.py": {"zmq", "connect"},  # publishers that workers name

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import itertools
 import os
 import zipfile
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport import shared_memory
+from saccade.transport.dialects.smg_session import Surroundings, Traits
 from saccade.transport.dialects.tokenspeed import TokenSpeedClient
 from saccade.transport.shared_memory import SlotPool
 
@@ -66,6 +68,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         self.shm_namespace = shared_memory.namespace()
         self.bundle = zipped(FILES.files)
         self.digest: str | None = None
+        self.events: list[Any] | None = None
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -105,6 +108,18 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024}
         return pb.GetLoadsResponse(loads=[pb.SchedulerLoad(**load)])
 
+    async def SubscribeKvEvents(self, request: Any, context: Any) -> AsyncIterator[common_pb2.KvEventBatch]:
+        """Send *events*: batches, or a status to end with."""
+        if self.events is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "words of the engine's")
+        await context.send_initial_metadata(())
+        for number in itertools.count():
+            await until(lambda number=number: len(self.events or ()) > number)
+            event = (self.events or [])[number]
+            if isinstance(event, grpc.StatusCode):
+                await context.abort(event, "words of the engine's")
+            yield event
+
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
         half = len(self.bundle) // 2
         yield common_pb2.GetTokenizerChunk(data=self.bundle[:half])
@@ -143,14 +158,22 @@ class Slots:
     def links(self) -> list[Path]:
         """Names in /dev/shm that are none of the pool's and share a segment with it."""
         own = {path.stat().st_ino for path in shared_memory.FOLDER.glob(f"saccade-{os.getpid()}-*")}
-        return [path for path in shared_memory.FOLDER.glob("smg-tokenspeed-*") if path.stat().st_ino in own]
+        # By their directory entries: names of other processes may be gone before they are looked at.
+        entries = [entry for entry in os.scandir(shared_memory.FOLDER) if entry.name.startswith("smg-tokenspeed-")]
+        return [Path(entry) for entry in entries if entry.inode() in own]
+
+
+def surroundings(slots: Slots, **options: Any) -> Surroundings:
+    return Surroundings(
+        on_released=slots.released.extend,
+        on_discarded=slots.discarded.extend,
+        **({"traits": lambda _: Traits(grid_name="a_grid", plain_positions=True)} | options),
+    )
 
 
 @asynccontextmanager
 async def registered(url: str, slots: Slots, **options: Any) -> AsyncIterator[TokenSpeedClient]:
-    client = TokenSpeedClient(
-        url, slots.released.extend, on_discarded=slots.discarded.extend, grid_name=lambda _: "a_grid", **options
-    )
+    client = TokenSpeedClient(url, surroundings(slots, **options))
     await client.start()
     try:
         await until(lambda: client.ready)

@@ -123,12 +123,14 @@ class Gateway:
         async with contextlib.aclosing(follow(source, context, self.coverage)) as messages:
             async for message in messages:
                 self._messages += 1
-                assert self.index.take("w", message)
+                assert self.index.take("w", message) == 0  # orphans
 
     def overlap(self, prompt: Prompt) -> int:
         """Return how many tokens of a prompt the worker is known to hold; the last token is always computed."""
-        held = self.index.overlap("w", PARTITION, prompt.keys)
-        return BLOCK_SIZE * min(held, (len(prompt.token_ids) - 1) // BLOCK_SIZE)
+        return BLOCK_SIZE * min(self._held(prompt.keys), (len(prompt.token_ids) - 1) // BLOCK_SIZE)
+
+    def _held(self, keys: list[bytes]) -> int:
+        return self.index.overlaps(PARTITION, keys).get("w", 0)
 
     async def ask(self, prompt: Prompt, max_tokens: int = 1) -> tuple[list[int], int]:
         """Return the answer's token ids, and how many of the prompt's tokens vLLM found in its cache."""
@@ -141,7 +143,7 @@ class Gateway:
         """Wait until what the worker did for a prompt has been reported."""
         keys, seen = prompt.keys, -1
         async with asyncio.timeout(SECONDS):
-            while self.index.overlap("w", PARTITION, keys) < len(keys) or self._messages != seen:
+            while self._held(keys) < len(keys) or self._messages != seen:
                 seen = self._messages
                 await asyncio.sleep(QUIET_SECONDS)
 

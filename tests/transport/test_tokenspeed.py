@@ -47,7 +47,8 @@ from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
-from saccade.transport.dialects import shared_memory_links, tokenspeed
+from saccade.transport.dialects import shared_memory_links, smg_client, smg_model
+from saccade.transport.dialects.smg_session import Surroundings
 from saccade.transport.dialects.tokenspeed import TokenSpeedClient
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -362,7 +363,7 @@ async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None
     worker.script = [chunk(1), 60.0]
     changes: list[bool] = []
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, on_change=lambda changed: changes.append(changed.ready))
+        client = TokenSpeedClient(url, Surroundings(on_change=lambda changed: changes.append(changed.ready)))
         await client.start()
         await until(lambda: client.ready)
         deltas = client.generate(ask())
@@ -380,7 +381,7 @@ async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None
 
 
 async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenspeed, "LOADS_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(smg_client, "LOADS_EVERY_SECONDS", 0.01)
     worker = TokenSpeedWorker()
     async with listening(worker) as url, registered(url, slots) as client:
         worker.healthy = False
@@ -392,7 +393,7 @@ async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeyp
 @pytest.mark.parametrize("url", ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x"])
 def test_address(url: str) -> None:
     with pytest.raises(StartupError, match="tokenspeed://host:port"):
-        TokenSpeedClient(url)
+        TokenSpeedClient(url, Surroundings())
 
 
 # --- pixels ---
@@ -456,7 +457,7 @@ async def test_pixels_in_a_form_that_the_worker_does_not_take(slots: Slots, fiel
 
 
 async def test_more_inline_pixels_than_a_message_holds(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenspeed, "MAX_INLINE_BYTES", 100)
+    monkeypatch.setattr(smg_client, "MAX_INLINE_BYTES", 100)
     asked = ask(picture(inline=PIXELS), picture(inline=PIXELS, start=3))
     assert await outcome(TokenSpeedWorker(), slots, asked) is ImageTooLarge
 
@@ -517,14 +518,14 @@ BAD_BUNDLES = [
 async def test_bad_bundles_are_refused(
     bundle: bytes, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_FILE_BYTES", 1000)
-    monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_DIRECTORY_BYTES", 2000)
+    monkeypatch.setattr(smg_model, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(smg_model, "MAX_DIRECTORY_BYTES", 2000)
     if reason.startswith("over 3000"):
-        monkeypatch.setattr(tokenspeed.tokenspeed_model, "MAX_BUNDLE_BYTES", 3000)
+        monkeypatch.setattr(smg_model, "MAX_BUNDLE_BYTES", 3000)
     worker = TokenSpeedWorker()
     worker.bundle = bundle
     async with listening(worker) as url:
-        client = TokenSpeedClient(url)
+        client = TokenSpeedClient(url, Surroundings())
         await client.start()
         await until(lambda: reason in caplog.text)
         await client.close()
@@ -535,7 +536,7 @@ async def test_damaged_bundle_is_refused(caplog: pytest.LogCaptureFixture) -> No
     worker = TokenSpeedWorker()
     worker.digest = "0" * 64
     async with listening(worker) as url:
-        client = TokenSpeedClient(url)
+        client = TokenSpeedClient(url, Surroundings())
         await client.start()
         await until(lambda: "sha256" in caplog.text)
         await client.close()

@@ -47,14 +47,17 @@ class Seen:
         self.coverage = Coverage()
         self.keys: set[bytes] = set()
         self.parents: dict[bytes, bytes] = {}
+        self.firsts: set[bytes] = set()
         self._blocks = ReportedBlocks(context, self.coverage)
 
     def take(self, *events: dict[str, Any], encoding: Encoding = ("array", "map")) -> "Seen":
         for event in BatchDecoder().events(payload(events, encoding)):
             for change in self._blocks.take(event):
                 match change:
-                    case BlockStored(key, parent):
+                    case BlockStored(key, parent, is_first=is_first):
                         assert key not in self.keys
+                        assert is_first or parent in self.keys
+                        self.firsts |= {key} if is_first else set()
                         self.keys.add(key)
                         self.parents[key] = parent
                     case BlockRemoved(key):
@@ -92,6 +95,7 @@ def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> Non
     keys = keys_of(prompt)
     assert held.keys == set(keys)
     assert [held.parents[key] for key in keys] == [root_key(CONTEXT.fingerprint, prompt.salt), *keys[:-1]]
+    assert held.firsts == {keys[0]}
     assert held.coverage.exactness.level == "EXACT"
 
 

@@ -122,7 +122,8 @@ def gateway(
     ----------
     worker_url
         A worker: unix:/path, grpc://host:port, grpcs://host:port with TLS; tokenspeed://host:port for a TokenSpeed
-        worker; vllm://host:port or vllms://host:port with TLS for a vLLM server, with ?ranks=N at its end if it has N
+        worker; sglang://host:port for an SGLang worker, with ?prefill=host:port at its end if it only decodes;
+        vllm://host:port or vllms://host:port with TLS for a vLLM server, with ?ranks=N at its end if it has N
         data-parallel ranks. May be given many times.
     model
         Files of a served model, a folder in hub layout or a hub id, instead of those that its workers send; as

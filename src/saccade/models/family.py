@@ -22,7 +22,8 @@ class Family:
     break. With *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *external_grid* is the name of a picture's grid on external
-    wires; without it pictures cannot be sent over them. *ships_image_settings*: the releases include the settings of
+    wires; without it pictures cannot be sent over them. *plain_positions*: a token's position is its place in the
+    prompt, whatever pictures come before it. *ships_image_settings*: the releases include the settings of
     their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
     the family is not served.
     """
@@ -36,6 +37,7 @@ class Family:
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
     external_grid: str | None = None
+    plain_positions: bool = False
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
 

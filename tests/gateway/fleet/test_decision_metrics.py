@@ -7,7 +7,7 @@ import pytest
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.fleet.decision_metrics import DecisionMetrics
+from saccade.gateway.fleet.decision_metrics import MAX_REASONS, OTHER_REASONS, DecisionMetrics
 from saccade.gateway.fleet.workers import Model
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.routing.index import BlockIndex, Partition
@@ -28,8 +28,9 @@ class Decisions:
     """A router over two workers, and the metrics of what it chooses."""
 
     def __init__(self, policy: Policy, exactness: Exactness = EXACT) -> None:
+        self.exactness = exactness
         self.registry = CollectorRegistry()
-        self.metrics = DecisionMetrics(self.registry, lambda _: exactness)
+        self.metrics = DecisionMetrics(self.registry, lambda _: self.exactness)
         self.model = Model("m", DESCRIPTION, WORKERS)
         self.router = Router(policy, BlockIndex(1 << 20), Random(0))
         self.held = {"unix:/a": 2, "unix:/b": 9}
@@ -72,6 +73,18 @@ def test_what_is_not_exact_is_counted_and_said_once(caplog: pytest.LogCaptureFix
     assert decisions.value("inexact_total", **labels) == 3
     assert decisions.value("kv_hit_rate_count") == 0
     assert caplog.text.count(f"worker unix:/b, which is TEXT_PREFIX: {SILENT.reason}") == 1
+
+
+def test_reasons_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    decisions = Decisions("cost", SILENT)
+    for number in range(MAX_REASONS + 10):
+        decisions.exactness = Exactness("DEGRADED", f"reason {number}")
+        decisions.place()
+    labels = {"model_name": "m", "exactness": "DEGRADED"}
+    assert decisions.value("inexact_total", reason="reason 0", **labels) == 1
+    assert decisions.value("inexact_total", reason=OTHER_REASONS, **labels) == 10
+    assert caplog.text.count("requests go to worker") == MAX_REASONS
 
 
 def test_without_a_choice_nothing_is_claimed() -> None:

@@ -20,6 +20,11 @@ STAGES: tuple[Stage, ...] = ("keys", "lookup", "choice")
 _SHARES = tuple(step / 20 for step in range(21))
 _SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
+MAX_REASONS = 256
+"""Pairs of worker and reason that are told apart; a reason may quote what a worker says."""
+
+OTHER_REASONS = "another reason"
+
 logger = logging.getLogger(__name__)
 
 
@@ -95,7 +100,11 @@ class DecisionMetrics:
             self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
-        self._inexact.labels(model.name, known.level, known.reason).inc()
-        if (said := (worker.url, known.reason)) not in self._said:
-            self._said.add(said)
-            logger.info("routing: requests go to worker %s, which is %s: %s", worker.url, known.level, known.reason)
+        said, reason = (worker.url, known.reason), known.reason
+        if said not in self._said:
+            if len(self._said) < MAX_REASONS:
+                self._said.add(said)
+                logger.info("routing: requests go to worker %s, which is %s: %s", worker.url, known.level, reason)
+            else:
+                reason = OTHER_REASONS
+        self._inexact.labels(model.name, known.level, reason).inc()

@@ -1,6 +1,6 @@
 """From a worker's URL to the client that speaks its wire protocol."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from saccade import models
@@ -11,7 +11,9 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import WorkerCredentials
-from saccade.transport.dialects import tokenspeed, vllm_http
+from saccade.transport.dialects import sglang, sglang_address, tokenspeed, vllm_http
+from saccade.transport.dialects.sglang_pair import SglangPair
+from saccade.transport.dialects.smg_session import Surroundings, Traits
 from saccade.transport.dialects.vllm import VllmClient
 from saccade.transport.dialects.vllm_server import FileReader
 from saccade.transport.wire import target
@@ -35,18 +37,14 @@ class Hooks:
 
 def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
     """Return a client for every target behind *url*, not yet started. Raises StartupError where *url* is malformed."""
+    surroundings = Surroundings(
+        hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.given, read_model_files, _traits
+    )
     if url.startswith(tokenspeed.SCHEME):
-        return (
-            tokenspeed.TokenSpeedClient(
-                url,
-                hooks.on_released,
-                hooks.on_change,
-                hooks.on_discarded,
-                hooks.given,
-                read_model_files,
-                _grid_name,
-            ),
-        )
+        return (tokenspeed.TokenSpeedClient(url, surroundings),)
+    if url.startswith(sglang_address.SCHEME):
+        is_pair = bool(sglang_address.Address.read(url).prefill)
+        return (SglangPair(url, surroundings) if is_pair else sglang.SglangClient(url, surroundings),)
     if url.startswith(vllm_http.SCHEMES):
         reader = FileReader(hooks.given, read_model_files, _placeholder_id)
         return tuple(
@@ -56,17 +54,32 @@ def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
     return (WorkerClient(url, hooks.on_released, hooks.on_change, hooks.credentials),)
 
 
+def targets(urls: Iterable[str]) -> tuple[str, ...]:
+    """Return *urls* without repetitions, and with SGLang's prefill and decode workers paired. Raises StartupError."""
+    return sglang_address.paired(dict.fromkeys(urls))
+
+
 def check_url(url: str) -> None:
-    """Raise StartupError where *url* is malformed."""
-    if url.startswith(vllm_http.SCHEMES):
+    """Raise StartupError where *url* is no worker's address."""
+    if url.startswith(sglang_address.SCHEME):
+        sglang_address.Address.read(url)
+    elif url.startswith(vllm_http.SCHEMES):
         vllm_http.rank_urls(url)
     else:
         target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
 
 
-def _grid_name(files: ModelFiles) -> str | None:
-    """Return the name of a picture's grid on other wires, which depends on the model's family."""
-    return models.families()[models.family_of(parse_json(files, CONFIG))].external_grid
+def _traits(files: ModelFiles) -> Traits:
+    """Return what the wires of other projects must know of a model."""
+    config = parse_json(files, CONFIG)
+    family = models.families()[models.family_of(config)]
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    kinds = {kind for part in parts for kind in part.get("layer_types") or ()}
+    return Traits(
+        grid_name=family.external_grid,
+        plain_positions=family.plain_positions,
+        keeps_every_token=kinds <= {"full_attention"} and not any("full_attention_interval" in part for part in parts),
+    )
 
 
 def _placeholder_id(files: ModelFiles) -> int | None:

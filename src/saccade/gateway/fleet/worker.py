@@ -17,8 +17,14 @@ class Worker(Protocol):
     """A target of requests: a worker, or one data-parallel rank of it. *url* is unique in a fleet."""
 
     url: str
-    description: Description | None
-    load: Load | None
+
+    @property
+    def description(self) -> Description | None:
+        """What it said of itself last."""
+
+    @property
+    def load(self) -> Load | None:
+        """What it said of its work last."""
 
     @property
     def exactness(self) -> Exactness:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
-from saccade.gateway.fleet.dialects import Hooks, clients
+from saccade.gateway.fleet.dialects import Hooks, clients, targets
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
@@ -50,7 +50,7 @@ class Fleet:
         self._watchers: list[Callable[[], None]] = []
         self._announced: dict[str, Description] = {}
         hooks = Hooks(on_released, self.changed, on_discarded or on_released, given, credentials)
-        for url in dict.fromkeys(urls):
+        for url in targets(urls):
             for client in clients(url, hooks):
                 self.add(client)
 

@@ -26,4 +26,5 @@ FAMILY = Family(
     tiktoken_pattern=PATTERN,
     template_switches=("thinking",),
     external_grid="grid_thws",
+    plain_positions=True,
 )

@@ -56,6 +56,8 @@ class Links:
 
     def collect(self) -> None:
         """Release the slots whose links the consumer has unlinked."""
+        if not self._lent:
+            return
         consumed = [name for name in self._lent if not os.path.lexists(FOLDER / name)]
         if consumed:
             self.on_released([self._lent.pop(name) for name in consumed])

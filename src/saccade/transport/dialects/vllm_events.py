@@ -5,13 +5,13 @@ keys are computed on the event loop, at most MAX_EVENTS at a time.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 from saccade.errors import WorkerUnavailable
 from saccade.protocol.kv_events import KvEvent, KvEvents
 from saccade.transport.dialects.event_publisher import UNREADABLE_BATCH, EventSource, PublishedBatches
-from saccade.transport.dialects.vllm_events_wire import BatchDecoder
+from saccade.transport.dialects.vllm_events_wire import BatchDecoder, Event
 from saccade.transport.dialects.vllm_keys import Coverage, KeyContext, ReportedBlocks
 from saccade.transport.framing import UNREADABLE
 
@@ -49,8 +49,22 @@ async def follow(source: EventSource, context: KeyContext, coverage: Coverage) -
     void then; ask again.
     """
     coverage.begin()
-    translator = _Translator(ReportedBlocks(context, coverage))
-    async with PublishedBatches(source, coverage.note_missing) as batches:
+    messages = translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            yield message
+
+
+async def translated(
+    source: EventSource, take: Callable[[Event], Iterator[KvEvent]], on_missing: Callable[[str], None]
+) -> AsyncGenerator[KvEvents, None]:
+    """Yield what an engine publishes as a snapshot's messages, then increments; *take* yields what an event means.
+
+    *on_missing* is called with the reason why what was stored before is not known, "" where nothing was. Raises
+    WorkerUnavailable as follow() does.
+    """
+    translator = _Translator(take)
+    async with PublishedBatches(source, on_missing) as batches:
         async with contextlib.aclosing(batches.replayed()) as replayed:
             async for payload in replayed:
                 for events in translator.events(payload):
@@ -67,8 +81,8 @@ async def follow(source: EventSource, context: KeyContext, coverage: Coverage) -
 class _Translator:
     """From the engine's batches to events in our keys."""
 
-    def __init__(self, blocks: ReportedBlocks) -> None:
-        self._blocks = blocks
+    def __init__(self, take: Callable[[Event], Iterator[KvEvent]]) -> None:
+        self._take = take
         self._decoder = BatchDecoder()
 
     def events(self, payload: bytes) -> Iterator[list[KvEvent]]:
@@ -76,7 +90,7 @@ class _Translator:
         events: list[KvEvent] = []
         try:
             for reported in self._decoder.events(payload):
-                for event in self._blocks.take(reported):
+                for event in self._take(reported):
                     events.append(event)
                     if len(events) == MAX_EVENTS:
                         yield events

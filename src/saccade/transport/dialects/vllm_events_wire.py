@@ -17,7 +17,8 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
 
     *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of the LoRA adapter's
     name, of [identifier of a picture, its start relative to the block's], of the cache salt (first block of a prompt
-    only) and of a digest of prompt embeddings, in this order; each of them only where there is one.
+    only) and of a digest of prompt embeddings, in this order; each of them only where there is one. SGLang has no
+    *extra_keys*, but *cache_salt*.
     """
 
     block_hashes: list[Hash]
@@ -32,6 +33,7 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
+    cache_salt: str | None = None
 
 
 class Removed(msgspec.Struct, frozen=True, tag="BlockRemoved"):

@@ -7,7 +7,7 @@ block is computed from that. A block of which any part is not certain is not rep
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from blake3 import blake3
@@ -151,6 +151,7 @@ class ReportedBlocks:
         self._coverage = coverage
         self._blocks: dict[Hash, _Block] = {}
         self._groups: set[int | None] = set()
+        self._picture: tuple[bytes, str, bytes | None] = (b"", "", None)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -209,7 +210,8 @@ class ReportedBlocks:
             return
         for index, block_hash in enumerate(event.block_hashes):
             token_ids = event.token_ids[index * size : (index + 1) * size]
-            contents = self._contents((event.extra_keys or [])[index], is_first=parent is None)
+            is_first = parent is None
+            contents = self._contents((event.extra_keys or [])[index], is_first=is_first)
             if contents is None:
                 return
             if parent is None:
@@ -218,15 +220,17 @@ class ReportedBlocks:
             if runs is None:
                 return
             block = _Block(block_key(parent.key, token_ids, 0, runs), parent.salt)
-            yield from self._keep(block_hash, block, parent)
+            yield from self._keep(block_hash, block, parent, is_first=is_first)
             parent = block
 
-    def _keep(self, block_hash: Hash, block: _Block, parent: _Block) -> Iterator[BlockStored | BlockRemoved]:
+    def _keep(
+        self, block_hash: Hash, block: _Block, parent: _Block, *, is_first: bool
+    ) -> Iterator[BlockStored | BlockRemoved]:
         held = self._blocks.setdefault(block_hash, block)
         if held is block:
             if len(self._blocks) > self._context.max_blocks:
                 raise WorkerUnavailable(f"The worker holds more than {self._context.max_blocks} blocks.")
-            yield BlockStored(block.key, parent.key, [])
+            yield BlockStored(block.key, parent.key, [], is_first=is_first)
         elif held.key != block.key:
             # Two blocks have the same 64 bits, and which of them an event means cannot be told.
             self._coverage.num_refused["a block whose hash another one has"] += 1
@@ -263,21 +267,37 @@ class ReportedBlocks:
         """
         if not media:
             return []
-        runs = []
-        is_placeholder = self._context.placeholder_ids.__contains__
+        runs: list[MediaRun] = []
         stops = [start for _, start in media[1:]] + [len(token_ids)]
         for (identifier, start), stop in zip(media, stops, strict=True):
-            content_hash = content_hash_of(salt, identifier)
+            content_hash = self._content_hash_of(salt, identifier)
             if content_hash is None:
                 self._coverage.num_refused["a block of a picture that no gateway has sent"] += 1
                 return None
             first = max(0, start)
-            length = sum(1 for _ in takewhile(is_placeholder, islice(token_ids, first, max(first, stop))))
-            runs.append(MediaRun(first, length, content_hash, first - start))
-        if not all(run.length for run in runs) or sum(map(is_placeholder, token_ids)) != sum(r.length for r in runs):
+            runs.append(
+                MediaRun(first, self._num_leading(token_ids[first : max(first, stop)]), content_hash, first - start)
+            )
+        lengths = [run.length for run in runs]
+        if not all(lengths) or sum(lengths) != self._num_placeholders(token_ids):
             self._coverage.limit("TEXT_PREFIX", TEXT_IN_PICTURES)
             return None
         return runs
+
+    def _content_hash_of(self, salt: bytes, identifier: str) -> bytes | None:
+        """Do what content_hash_of() does, once for the blocks of one picture."""
+        if self._picture[:2] != (salt, identifier):
+            self._picture = (salt, identifier, content_hash_of(salt, identifier))
+        return self._picture[2]
+
+    def _num_leading(self, token_ids: list[int]) -> int:
+        """Return how many placeholders *token_ids* begin with. Most blocks of a picture have nothing else."""
+        if self._num_placeholders(token_ids) == len(token_ids):
+            return len(token_ids)
+        return len(list(takewhile(self._context.placeholder_ids.__contains__, token_ids)))
+
+    def _num_placeholders(self, token_ids: list[int]) -> int:
+        return sum(map(token_ids.count, self._context.placeholder_ids))
 
 
 def _is_local(medium: str | None, locality: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""The Description of a TokenSpeed worker, and the model's small files, which the worker streams as a zip."""
+"""What a worker behind one of SMG's scheduler wires says of itself, and its model's files, streamed as a zip."""
 
 import hashlib
 import io
@@ -19,31 +19,43 @@ END_RECORD_BYTES = 22
 ZIP64_LOCATOR_BYTES = 20
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
-PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
-"""What a worker's encoder dtype means for the wire; every other one takes float32 and narrows it itself."""
+MIN_BLOCK_TOKENS = 16
+"""A block of ours is one page of the worker's, or as many as come to this: SGLang's pages have one token by default."""
 
 
-def describe(info: Any, server: Any, files: ModelFiles) -> Description:
+def describe(info: Any, server: Any, files: ModelFiles, *, version: str, pixel_dtype: str, dtype: str) -> Description:
     """Return what GetModelInfo (*info*) and GetServerInfo (*server*) say. Raises StartupError for too little."""
     name = served_name(info)
     if not name or info.max_context_length <= 0:
         raise StartupError("The worker names neither its model nor the length of its context.")
     arguments = server.server_args.fields
-    block_size = _count(arguments, "block_size", "page_size") or 1
+    page_size = page_tokens(server)
+    block_size = page_size * -(-MIN_BLOCK_TOKENS // page_size)
     return Description(
         model=name,
         fingerprint=files_digest(files.files),
         files=files,
         max_model_len=info.max_context_length,
-        max_num_seqs=_count(arguments, "max_num_seqs", "max_running_requests") or 1,
+        max_num_seqs=count(arguments, "max_num_seqs", "max_running_requests") or 1,
         block_size=block_size,
         num_blocks=server.max_total_num_tokens // block_size,
-        dtype=info.model_dtype or "unknown",
+        dtype=dtype or "unknown",
         device="unknown",
         shm_namespace=server.scheduler_info.fields["shm_namespace_id"].string_value,
-        version=f"tokenspeed {server.tokenspeed_version}",
-        pixel_dtype=PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32"),
+        version=version,
+        pixel_dtype=pixel_dtype,
     )
+
+
+def page_tokens(server: Any) -> int:
+    """Return how many tokens a page of the worker's KV cache holds, which its events call a block."""
+    return count(server.server_args.fields, "block_size", "page_size") or 1
+
+
+def num_ranks(server: Any) -> int:
+    """Return how many KV caches the worker has: one for each of its data-parallel ranks."""
+    arguments = server.server_args.fields
+    return (count(arguments, "dp_size") or 1) * (count(arguments, "attn_dp_size") or 1)
 
 
 def served_name(info: Any) -> str:
@@ -64,7 +76,7 @@ def load_of(reply: Any, block_size: int) -> Load:
     )
 
 
-def _count(arguments: Any, *names: str) -> int:
+def count(arguments: Any, *names: str) -> int:
     """Return the first of the named numbers that is given and not 0; a Struct holds every number as a float."""
     numbers = (arguments[name].number_value for name in names)
     return next((int(number) for number in numbers if 1 <= number < 1 << 31), 0)

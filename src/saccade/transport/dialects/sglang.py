@@ -1,0 +1,93 @@
+"""An SGLang worker as a gateway sees it: `sglang.grpc.scheduler.SglangScheduler`."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
+
+from saccade.errors import RequestError, StartupError, UnsupportedParameter
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport.dialects import smg_model
+from saccade.transport.dialects.sent_pictures import SentPictures
+from saccade.transport.dialects.sglang_address import SCHEME
+from saccade.transport.dialects.sglang_messages import Meeting, generate_request
+from saccade.transport.dialects.smg_client import SmgClient
+from saccade.transport.dialects.smg_request import check_parameters, unsupported
+from saccade.transport.dialects.smg_session import Session, Surroundings
+
+TEXT_PREFIX = Exactness(
+    "TEXT_PREFIX",
+    "SGLang's events name pictures by hashes of their float values, which its gRPC call does not take",
+)
+BIGRAMS = "with speculative decoding of this kind its blocks depend on the token after them"
+BIGRAM_ALGORITHMS = ("EAGLE", "NEXTN", "FROZEN_KV_MTP")
+BOOTSTRAP_PORT = 8998
+"""SGLang's default."""
+
+BOTH, PREFILL, DECODE = "null", "prefill", "decode"
+"""`--disaggregation-mode` of a worker."""
+
+
+class SglangClient(SmgClient):
+    """An SGLang worker, which must have been started in *mode*. Pictures travel inline: it takes no shared memory."""
+
+    SCHEME = SCHEME
+    NAME = "SGLang"
+    MESSAGES = pb
+    STUB = SglangSchedulerStub
+    KNOWN = TEXT_PREFIX
+
+    def __init__(self, url: str, surroundings: Surroundings, mode: str = BOTH) -> None:
+        super().__init__(url, surroundings, SentPictures())
+        self.bootstrap_port = BOOTSTRAP_PORT
+        self._mode = mode
+        self._salt: bytes | None = None
+
+    def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
+        """Return what the worker says of itself. Raises StartupError for too little, or for another mode."""
+        arguments = server.server_args.fields
+        mode = arguments["disaggregation_mode"].string_value or BOTH
+        if mode != self._mode:
+            raise StartupError(
+                f"The worker runs with --disaggregation-mode {mode}, not {self._mode}. A prefill and a decode worker "
+                f"have one --worker-url: {SCHEME}DECODE_HOST:PORT?prefill=PREFILL_HOST:PORT."
+            )
+        self.bootstrap_port = smg_model.count(arguments, "disaggregation_bootstrap_port") or BOOTSTRAP_PORT
+        version, dtype = f"sglang {server.sglang_version}", arguments["dtype"].string_value
+        return smg_model.describe(info, server, files, version=version, pixel_dtype="float32", dtype=dtype)
+
+    def message(self, request: EngineRequest, payloads: Sequence[Any], session: Session) -> pb.GenerateRequest:
+        """Return *request* as SGLang's message."""
+        return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
+
+    def check(self, request: EngineRequest, session: Session) -> None:
+        """Raise UnsupportedParameter for what this wire lacks, and RequestError for a second tenant."""
+        check_parameters(request)
+        if request.sampling.seed is not None and request.sampling.temperature > 0:
+            raise unsupported("seed")
+        if request.media and not session.traits.plain_positions:
+            # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
+            raise UnsupportedParameter(
+                "Pictures for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
+                "the model needs with them.",
+                "messages",
+            )
+        if self._salt not in (None, request.salt):
+            raise RequestError(
+                "This model's workers cannot keep the caches of several API keys, or values of `cache_salt`, apart; "
+                "they serve the first that asked."
+            )
+        self._salt = request.salt
+
+    def unknowable(self, server: Any) -> str:
+        """Return why the worker's events cannot be read; "" where they can."""
+        algorithm = server.server_args.fields["speculative_algorithm"].string_value
+        return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")
+
+    def leg(self, request: EngineRequest, meeting: Meeting) -> AsyncGenerator[TokenDelta, None]:
+        """Do as generate() does with one of the two legs of *request*."""
+        return self._generate(request, meeting.tell)

@@ -1,0 +1,87 @@
+"""Addresses of SGLang workers: one worker, or a prefill and a decode worker that serve together.
+
+sglang://HOST:PORT                                  a worker that does both
+sglang://DECODE:PORT?prefill=PREFILL:PORT           a pair; &bootstrap=PORT where the worker does not say its own
+sglang://PREFILL:PORT?role=prefill&bootstrap=PORT   one side of pairs: every decode worker of a fleet is paired
+sglang://DECODE:PORT?role=decode                    with every prefill worker
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlsplit
+
+from saccade.errors import StartupError
+from saccade.transport import wire
+
+SCHEME = "sglang://"
+FORMS = (
+    f"The address of an SGLang worker is {SCHEME}HOST:PORT; of a decode and a prefill worker together, "
+    f"{SCHEME}HOST:PORT?prefill=HOST:PORT, with &bootstrap=PORT if need be; of one of them, "
+    f"{SCHEME}HOST:PORT?role=prefill or ?role=decode"
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A worker at *target*, `host:port`.
+
+    *prefill* is the target of the prefill worker that it is paired with, *bootstrap* that one's bootstrap port, 0 for
+    what the worker says. *role* is "prefill", "decode" or "".
+    """
+
+    target: str
+    prefill: str = ""
+    bootstrap: int = 0
+    role: str = ""
+
+    @classmethod
+    def read(cls, url: str) -> "Address":
+        """Read *url*. Raises StartupError."""
+        try:
+            split = urlsplit(url)
+            query = parse_qs(split.query, keep_blank_values=True, strict_parsing=bool(split.query), max_num_fields=4)
+            given = {name: value for name, (value,) in query.items()}
+            target = wire.target("grpc://" + split.netloc)
+            prefill = wire.target("grpc://" + given.pop("prefill")) if "prefill" in given else ""
+            address = cls(target, prefill, _port(given), given.pop("role", ""))
+        except (ValueError, StartupError) as error:
+            raise StartupError(f"{FORMS}, not {url!r}.") from error
+        known = address.role in ("", "prefill", "decode") and not (address.role and address.prefill)
+        lone = address.bootstrap and not address.prefill and address.role != "prefill"
+        if given or not known or lone or not url.startswith(SCHEME) or split.path.strip("/"):
+            raise StartupError(f"{FORMS}, not {url!r}.")
+        return address
+
+    @property
+    def url(self) -> str:
+        """The address as a URL."""
+        query = {"prefill": self.prefill, "bootstrap": self.bootstrap or "", "role": self.role}
+        said = "&".join(f"{name}={value}" for name, value in query.items() if value)
+        return f"{SCHEME}{self.target}" + (f"?{said}" if said else "")
+
+
+def _port(given: dict[str, str]) -> int:
+    """Take the bootstrap port out of a query. Raises ValueError."""
+    port = int(given.pop("bootstrap", "0"))
+    if not 0 <= port < 1 << 16:
+        raise ValueError(port)
+    return port
+
+
+def paired(urls: Iterable[str]) -> tuple[str, ...]:
+    """Return *urls* with every decode worker of SGLang paired with every prefill worker, after all others.
+
+    Raises StartupError where one of the two is missing.
+    """
+    urls = tuple(urls)
+    addresses = {url: Address.read(url) for url in urls if url.startswith(SCHEME)}
+    prefills = [address for address in addresses.values() if address.role == "prefill"]
+    decodes = [address for address in addresses.values() if address.role == "decode"]
+    if bool(prefills) != bool(decodes):
+        raise StartupError(
+            f"SGLang workers with ?role={(prefills or decodes)[0].role} need at least one worker of the other role."
+        )
+    others = tuple(url for url in urls if url not in addresses or not addresses[url].role)
+    return others + tuple(
+        Address(decode.target, prefill.target, prefill.bootstrap).url for decode in decodes for prefill in prefills
+    )

@@ -1,0 +1,148 @@
+"""GenerateResponses of SMG's scheduler wires to TokenDeltas, and their gRPC statuses to errors.
+
+The messages of TokenSpeed's and SGLang's wires have the same fields for an answer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from saccade.errors import (
+    DeadlineExceeded,
+    QueueFull,
+    RequestError,
+    SaccadeError,
+    UnsupportedParameter,
+    WorkerFailed,
+    WorkerUnavailable,
+)
+from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
+from saccade.protocol.request import EngineRequest
+
+FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
+REFUSED = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
+LOST = "The worker stopped while it answered; the request can be sent again."
+
+
+class Answer:
+    """One answer as it arrives. take() every message, then close() if the stream ends; `finished` after the last."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.finished = False
+        """Whether the worker has said its last word."""
+
+        self._request_id = request.request_id
+        self._with_logprobs = request.sampling.num_logprobs is not None
+        self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
+        self._num_tokens = 0
+        self._newest: int | None = None
+        self._last: TokenDelta | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token has come."""
+        return self._num_tokens > 0
+
+    def take(self, response: Any) -> TokenDelta | None:
+        """Return what *response* adds, None for nothing. Raises WorkerFailed where it makes no sense."""
+        # One message a token: every field that is read costs.
+        if response.HasField("chunk"):
+            chunk = response.chunk
+            _check_index(chunk)
+            # A worker that goes on after a stop id, as some do that ignore end-of-sequence ids, is not listened to.
+            return self._last or self._chunk(chunk)
+        if response.HasField("complete"):
+            _check_index(response.complete)
+            self.finished = True
+            return self._last or self._complete(response.complete)
+        raise WorkerFailed(NOT_ASKED_FOR)
+
+    def close(self) -> TokenDelta:
+        """Return the last delta if it is known already. Raises WorkerFailed: the stream ended without one."""
+        if self._last is None:
+            raise WorkerFailed("The worker ended the answer without saying why.")
+        return self._last
+
+    def _chunk(self, chunk: Any) -> TokenDelta | None:
+        token_ids = list(chunk.token_ids)
+        if not token_ids:
+            return None
+        logprobs = self._logprobs(chunk, token_ids) if self._with_logprobs else []
+        if self._stop_token_ids.isdisjoint(token_ids):
+            return self._delta(token_ids, None, chunk, logprobs)
+        end = next(index for index, token_id in enumerate(token_ids, 1) if token_id in self._stop_token_ids)
+        # The worker's own last message follows at once; leaving before it would be an abort to the worker.
+        self._last = self._delta(token_ids[:end], FinishReason.STOP, chunk, logprobs[:end])
+        return None
+
+    def _complete(self, complete: Any) -> TokenDelta:
+        reason = FINISH_REASONS.get(complete.finish_reason)
+        if reason is None:
+            raise WorkerFailed("The worker gave this request up.")
+        # output_ids is the whole answer, or no more than the last chunk again.
+        token_ids = list(complete.output_ids[self._num_tokens :])
+        logprobs = self._logprobs(complete, token_ids) if self._with_logprobs and token_ids else []
+        matched = complete.matched_token_id if complete.WhichOneof("matched_stop") == "matched_token_id" else None
+        if matched is not None and matched != (token_ids[-1] if token_ids else self._newest):
+            token_ids.append(matched)
+        return self._delta(token_ids, reason, complete, logprobs)
+
+    def _logprobs(self, message: Any, token_ids: Sequence[int]) -> list[TokenLogprob]:
+        """Return those of *token_ids*, the newest that *message* tells of. Raises UnsupportedParameter for none.
+
+        A worker that was started without them leaves them out, and so it does for a stop id that it trims.
+        """
+        told = message.output_logprobs
+        first = len(told.token_logprobs) - len(token_ids)
+        if first < 0:
+            raise UnsupportedParameter(
+                "This model's workers give no log probabilities; leave out `logprobs`.", "logprobs"
+            )
+        tops = told.top_logprobs[first:] or [None] * len(token_ids)
+        return [_logprob(*given) for given in zip(token_ids, told.token_logprobs[first:], tops, strict=False)]
+
+    def _delta(
+        self, token_ids: list[int], reason: FinishReason | None, message: Any, logprobs: list[TokenLogprob]
+    ) -> TokenDelta:
+        num_cached_tokens = 0 if self._num_tokens else message.cached_tokens
+        self._num_tokens += len(token_ids)
+        self._newest = token_ids[-1] if token_ids else self._newest
+        return TokenDelta(self._request_id, token_ids, reason, num_cached_tokens, logprobs=logprobs)
+
+
+def _check_index(message: Any) -> None:
+    """Raise WorkerFailed for an answer to another sample than the one of these wires' requests."""
+    if message.index:
+        raise WorkerFailed(NOT_ASKED_FOR)
+
+
+def _logprob(token_id: int, logprob: float, top: Any | None) -> TokenLogprob:
+    """Return the log probability of a token. The wire has no rank: one that is not among the top is put after them."""
+    if top is None:
+        return TokenLogprob(logprob, 1, [], [])
+    top_ids = list(top.token_ids)
+    rank = top_ids.index(token_id) + 1 if token_id in top_ids else len(top_ids) + 1
+    return TokenLogprob(logprob, rank, top_ids, list(top.values))
+
+
+def error_of(status: grpc.StatusCode, *, begun: bool) -> SaccadeError:
+    """Return what a gRPC status means for the client; *begun* when a part of the answer had come.
+
+    The statuses are those that the servicer makes of its engine's (smg_grpc_servicer/engine_status.py); its words
+    are the engine's and are not shown.
+    """
+    if status in REFUSED:
+        return RequestError("The worker does not accept this request as it is.")
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return QueueFull("The worker has too much work; try again shortly.")
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded("The worker took longer than its limit.")
+    if status is grpc.StatusCode.UNAVAILABLE and not begun:
+        return WorkerUnavailable("The worker is not ready; try again shortly.")
+    return WorkerFailed(LOST)

@@ -1,0 +1,56 @@
+"""What requests on SMG's scheduler wires have in common: sampling parameters, and what none of these wires can say."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from saccade.errors import UnsupportedParameter
+from saccade.protocol.request import EngineRequest, SamplingParams
+
+NO_LIMIT = -1
+
+
+def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) -> dict[str, Any]:
+    """Return the fields of a wire's SamplingParams but for the seed; *eos_token_ids* are the worker's own stops.
+
+    Everything is said, so that no default of the worker's applies. The id that ended an answer is asked for too. Our
+    stop_token_ids hold the end-of-sequence ids unless they are to be ignored: then the worker's must be, too.
+    """
+    stops = frozenset(sampling.stop_token_ids)
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or NO_LIMIT,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias.items()},
+        "max_new_tokens": sampling.max_tokens,
+        "min_new_tokens": sampling.min_tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": not stops or (bool(eos_token_ids) and stops.isdisjoint(eos_token_ids)),
+        "no_stop_trim": True,
+        "n": 1,
+    }
+
+
+def check_parameters(request: EngineRequest) -> None:
+    """Raise UnsupportedParameter for what these wires lack; of several samples, they cannot abort one by itself."""
+    asked = {
+        "n": request.num_samples > 1,
+        "allowed_token_ids": bool(request.sampling.allowed_token_ids),
+        "prompt_logprobs": request.sampling.num_prompt_logprobs is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise unsupported(name)
+
+
+def unsupported(name: str) -> UnsupportedParameter:
+    """Return the error for parameter *name*, which a wire cannot say."""
+    return UnsupportedParameter(f"`{name}` is not served by this model's workers; leave it out.", name)
+
+
+def int64_bytes(values: Iterable[int]) -> bytes:
+    """Return *values* as the wires' int64 tensors hold them."""
+    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
