@@ -45,6 +45,10 @@ ALLOWED = {
     "transport/access.py": {"grpc"},  # refuses calls to the same
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "worker/service.py": {"grpc"},  # listens
+    "worker/local_client.py": {"grpc"},  # names of status codes
+    "worker/tokenspeed/server.py": {"grpc"},  # listens
+    "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
+    "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up

@@ -259,21 +259,33 @@ def test_what_is_not_served_is_refused_by_name(gateways: Gateways) -> None:
 
 def test_repeated_prompts_land_on_the_holder(network_folder: Callable[[str], Path], tmp_path: Path) -> None:  # E1
     prompts = [f"{number}: " + f"a text with number {number}, again and again. " * 8 for number in range(8)]
+    folder = network_folder("qwen3_vl")
+
+    def ask_all(gateway: Smg) -> list[tuple[int, int]]:
+        """Return of each prompt how many tokens were cached, and how many are in its full blocks."""
+        usages = [ask(gateway.client, folder.name, prompt, max_tokens=1).usage for prompt in reversed(prompts)]
+        return [(usage.prompt_tokens_details.cached_tokens, (usage.prompt_tokens - 1) // 16 * 16) for usage in usages]
+
     with contextlib.ExitStack() as running:
-        folder = network_folder("qwen3_vl")
         urls = [running.enter_context(worker(folder, tmp_path / name / "w.sock")) for name in "ab"]
-        gateway = running.enter_context(smg(*urls, flags=("--policy", "cache_aware")))
-        gateway.wait_until_ready(folder.name, 2)
-        first = [ask(gateway.client, folder.name, prompt, max_tokens=1) for prompt in prompts]
-        wait_until_applied(gateway)
-        hits = gateway.metric(BRANCHES, branch="event_hit")
-        again = [ask(gateway.client, folder.name, prompt, max_tokens=1) for prompt in reversed(prompts)]
-        new_hits = gateway.metric(BRANCHES, branch="event_hit") - hits
-    held = [answer.usage.prompt_tokens_details.cached_tokens for answer in again]
-    full = [(answer.usage.prompt_tokens - 1) // 16 * 16 for answer in again]
-    assert not any(answer.usage.prompt_tokens_details.cached_tokens for answer in first)
-    assert held == full
-    assert new_hits == len(prompts)  # by our events, not by what SMG guesses from its own requests
+        with smg(*urls, flags=("--policy", "cache_aware")) as gateway:
+            gateway.wait_until_ready(folder.name, 2)
+            assert not any(cached for cached, _ in ask_all(gateway))
+            wait_until_applied(gateway)
+            check_hits(gateway, ask_all)
+        # A gateway that comes later learns of it from the snapshots.
+        with smg(*urls, flags=("--policy", "cache_aware")) as gateway:
+            gateway.wait_until_ready(folder.name, 2)
+            wait_until_applied(gateway)
+            check_hits(gateway, ask_all)
+
+
+def check_hits(gateway: Smg, ask_all: Callable[[Smg], list[tuple[int, int]]]) -> None:
+    """Every prompt finds all its full blocks, by our events and not by what SMG guesses from its own requests."""
+    before = gateway.metric(BRANCHES, branch="event_hit")
+    found = ask_all(gateway)
+    assert all(cached == full for cached, full in found), found
+    assert gateway.metric(BRANCHES, branch="event_hit") - before == len(found)
 
 
 def wait_until_applied(gateway: Smg) -> None:

@@ -25,7 +25,7 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, Medi
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta, TokenLogprob
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport import shared_memory
-from saccade.transport.dialects import tokenspeed_model
+from saccade.transport.dialects.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.pictures import SALT, pad_value
@@ -387,7 +387,7 @@ async def test_registration(model: Model, engine: Engine) -> None:  # A5
     assert server.max_total_num_tokens == 64 * 16
     bundle = b"".join(chunk.data for chunk in chunks)
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(bundle).hexdigest()]
-    assert tokenspeed_model.unpack_bundle(bundle) == model.description.files
+    assert unpack_bundle(bundle) == model.description.files
 
 
 async def test_load(engine: Engine) -> None:
@@ -428,10 +428,12 @@ async def batches(engine: Engine, messages: list[KvEvents], count: int) -> list[
         await until(lambda: engine.watchers)
         for message in messages:
             engine.watchers[0].send(msgspec.msgpack.encode(message))
-        read = [await call.read() for _ in range(count)]
+        opening, *read = [await call.read() for _ in range(1 + count)]
         call.cancel()
         await until(lambda: engine.left)
     assert engine.watched == [(True, False)]
+    assert (opening.sequence_number, opening.dp_rank) == (0, 0)
+    assert [event.WhichOneof("data") for event in opening.events] == ["cleared"]
     return read
 
 
@@ -446,8 +448,8 @@ async def test_cache_events(engine: Engine) -> None:  # E1
     first, second, third = await batches(engine, messages, 3)
     assert [batch.sequence_number for batch in (first, second, third)] == [1, 2, 3]
     assert [batch.dp_rank for batch in (first, second, third)] == [0, 0, 0]
-    assert [event.WhichOneof("data") for event in first.events] == ["cleared", "stored"]
-    chain = first.events[1].stored
+    assert [event.WhichOneof("data") for event in first.events] == ["stored"]
+    chain = first.events[0].stored
     assert not chain.HasField("parent_block_hash")
     assert [block.block_hash for block in chain.blocks] == [1, 2]
     assert {block.block_size for block in chain.blocks} == {16}
@@ -459,15 +461,15 @@ async def test_cache_events(engine: Engine) -> None:  # E1
     assert list(second.events[2].removed.block_hashes) == [2, 3]
     assert third.events[0].stored.blocks[0].block_hash == -1
     ids = [event.event_id for batch in (first, second, third) for event in batch.events]
-    assert ids == list(range(1, len(ids) + 1))
+    assert ids == list(range(2, len(ids) + 2))
 
 
 async def test_blocks_of_other_wires_are_not_told(engine: Engine) -> None:  # E5
     other = root_key(bytes(32), b"")
     events = [stored(1, other), stored(2, key(1)), stored(3, ROOT), BlockRemoved(key(1))]
     (batch,) = await batches(engine, [KvEvents(1, events, snapshot=True)], 1)
-    assert [event.WhichOneof("data") for event in batch.events] == ["cleared", "stored"]
-    assert [block.block_hash for block in batch.events[1].stored.blocks] == [3]
+    assert [event.WhichOneof("data") for event in batch.events] == ["stored"]
+    assert [block.block_hash for block in batch.events[0].stored.blocks] == [3]
 
 
 async def status_of_subscription(engine: Engine, start: int = 0, **port: Any) -> grpc.StatusCode:

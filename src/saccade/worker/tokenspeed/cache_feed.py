@@ -13,7 +13,7 @@ HASH_BYTES = 8
 
 
 class CacheFeed:
-    """One subscription: batch() every message of the engine's feed, the snapshot's first.
+    """One subscription: opening(), then batch() every message of the engine's feed, the snapshot's first.
 
     Only blocks that descend from *root* are told of: those of other wires and tenants serve no request of this wire.
     """
@@ -25,19 +25,22 @@ class CacheFeed:
         self._number = 0
         self._event_id = 0
 
-    def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:
-        """Return *message* as the subscription's next batch; None where it has nothing to tell.
+    def opening(self) -> common_pb2.KvEventBatch:
+        """Return the first batch, number 0: it clears what the subscriber knew of the worker."""
+        return self._numbered([common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())])
 
-        The first batch clears what the subscriber knew of the worker.
-        """
-        events = [] if self._number else [common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())]
-        events += self._events(message)
+    def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:
+        """Return *message* as the subscription's next batch; None where it has nothing to tell."""
+        events = list(self._events(message))
         if not events:
             return None
+        self._number += 1
+        return self._numbered(events)
+
+    def _numbered(self, events: list[common_pb2.KvCacheEvent]) -> common_pb2.KvEventBatch:
         for event in events:
             self._event_id += 1
             event.event_id = self._event_id
-        self._number += 1
         return common_pb2.KvEventBatch(
             sequence_number=self._number, timestamp=time.time(), events=events, dp_rank=DP_RANK
         )

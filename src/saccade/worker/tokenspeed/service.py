@@ -253,6 +253,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         # The subscriber's call returns when the metadata have come, and events may be long in coming.
         await context.send_initial_metadata(())
         feed = CacheFeed(root_key(described.fingerprint, SALT), described.block_size)
+        yield feed.opening()
         try:
             async with contextlib.aclosing(self._client.block_events()) as messages:
                 async for events in messages:
