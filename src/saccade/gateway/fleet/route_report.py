@@ -14,6 +14,7 @@ from saccade.routing.policy import Candidate
 from saccade.routing.router import Choice
 
 NO_ROOM = "it has all the requests that it may have"
+GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
 
 
 class PicturePlace(msgspec.Struct, frozen=True):
@@ -83,7 +84,10 @@ def _excluded(preview: Preview, fleet: Fleet, listener: CacheListener) -> list[E
     others = [worker for worker in fleet.clients if worker.url not in candidates]
     reports = [(worker, worker_report(worker, fleet, listener)) for worker in others]
     return [
-        ExcludedWorker(report.url, report.excluded or _refused(worker, preview.prompt) or NO_ROOM)
+        ExcludedWorker(
+            report.url,
+            report.excluded or (GOES_ON if report.role == "decode" else _refused(worker, preview.prompt) or NO_ROOM),
+        )
         for worker, report in reports
         if report.model in (None, preview.model.name)
     ]

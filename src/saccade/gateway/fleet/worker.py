@@ -15,6 +15,17 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply
 
 
+class Answering(Protocol):
+    """The worker, or the pair of workers, that answers a request."""
+
+    @property
+    def url(self) -> str:
+        """Its url, for the log."""
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request in progress; the other samples go on."""
+
+
 class Worker(Protocol):
     """A target of requests: a worker, or one data-parallel rank of it. *url* is unique in a fleet."""
 
