@@ -69,17 +69,19 @@ def asks(num_pictures: int, num_asks: int) -> list[Ask]:
     counts = dict.fromkeys(range(num_pictures), 0)
     found = []
     for seed, _ in order:
-        found.append(Ask(seed, counts[seed], _body(seed, counts[seed])))
+        found.append(Ask(seed, counts[seed], body(seed, counts[seed])))
         counts[seed] += 1
     return found
 
 
-def _body(seed: int, number: int) -> bytes:
+def body(seed: int, number: int, num_tokens: int = 4) -> bytes:
+    """Return a chat of one picture and a question, which asks for a stream of *num_tokens* tokens."""
     buffer = io.BytesIO()
     picture(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Question {number}?"}]
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0}
+    chat |= {"max_tokens": num_tokens, "ignore_eos": True}
     return json.dumps({**chat, "stream": True, "stream_options": {"include_usage": True}}).encode()
 
 
