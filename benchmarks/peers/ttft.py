@@ -29,6 +29,7 @@ from benchmarks.peers.__main__ import (
     VllmServer,
     ask,
     body,
+    empty,
     gateway,
     vllm,
     write_qwen3_vl,
@@ -127,8 +128,7 @@ def main() -> None:
 def beside(worker: VllmServer, folder: Path, scratch: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure vLLM by itself, then the same vLLM behind our gateway; its caches are emptied between."""
     rows = measure("vLLM by itself", worker.url, chosen)
-    worker.call("/reset_prefix_cache", method="POST")
-    worker.call("/reset_mm_cache", method="POST")
+    empty(worker)
     (port,) = free_ports(1)
     with over(f"vllm://127.0.0.1:{worker.port}", ("--model", f"{MODEL}={folder}"), port, scratch) as url:
         return [*rows, *measure("saccade gateway, vLLM", url, chosen)]
