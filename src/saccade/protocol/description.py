@@ -25,6 +25,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     compute attention are empty where the worker does not tell.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
+    *weights* (32 bytes) names the weights without the files, b"" where the worker does not tell them.
     """
 
     model: str
@@ -50,3 +51,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = ""
     role: Role = "both"
     kv_transfer_address: str | None = None
+    weights: bytes = b""

@@ -121,7 +121,7 @@ class Cluster:
         return ()
 
     async def answer(self, request: EngineRequest, on_token: Callable[[], object] = lambda: None) -> list[int]:
-        prompt = Prompt(request.token_ids, max_tokens=request.sampling.max_tokens, num_samples=request.num_samples)
+        prompt = Prompt(request.token_ids, sampling=request.sampling, num_samples=request.num_samples)
         async with self.dispatcher.place("m", prompt, self.excluded) as placement:
             tokens = []
             stream = self.dispatcher.stream(placement, request, self.supply)
@@ -297,7 +297,7 @@ async def test_client_that_leaves_ends_both_legs(waiting: Sequence[str]) -> None
 
 async def test_samples_are_aborted_at_the_decode_worker() -> None:
     subject = cluster(p="prefill", d="decode")
-    async with subject.dispatcher.place("m", Prompt([1], max_tokens=3, num_samples=2)) as placement:
+    async with subject.dispatcher.place("m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)) as placement:
         assert placement.pair is not None
         placement.pair.abort_sample("r", 1)
         assert placement.pair.url == "p + d"

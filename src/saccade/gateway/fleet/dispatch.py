@@ -17,14 +17,15 @@ from prometheus_client import CollectorRegistry
 from saccade.errors import InternalError, RequestError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
-from saccade.gateway.fleet.worker import Worker, takes_chats_only
+from saccade.gateway.fleet.worker import Worker, refusal, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.limits.place_queue import PlaceQueue
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
-from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
 from saccade.routing.prompt_keys import PromptKeys
@@ -53,17 +54,24 @@ class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
-    answers of at most *max_tokens*, which tells whether a decode worker goes on behind a prefill worker.
-    *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can.
+    answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
+    where it can.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
-    max_tokens: int = 1
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
+    sampling: SamplingParams | None = None
+
+    @property
+    def traits(self) -> RequestTraits:
+        """What workers may refuse it for."""
+        return RequestTraits(
+            len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
+        )
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,8 @@ class Dispatcher:
     ) -> Pair | None:
         """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
-        found = partners(first.worker, workers, prompt.max_tokens, prompt.num_samples)
+        max_tokens = prompt.sampling.max_tokens if prompt.sampling is not None else 1
+        found = partners(first.worker, workers, max_tokens, prompt.num_samples)
         if not found:
             return None
         now = time.monotonic()
@@ -383,11 +392,12 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
 
 
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
-    """Return those of *workers* that can take *prompt*. Raises the prompt's error where there are none."""
-    error = prompt.needs_token_ids
-    takers = [worker for worker in workers if error is None or not takes_chats_only(worker)]
-    if error is not None and not takers:
-        raise error
+    """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
+    traits = prompt.traits
+    refusals = [refusal(worker, traits) for worker in workers]
+    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
+    if not takers and refusals[0] is not None:
+        raise refusals[0]
     return takers
 
 

@@ -96,8 +96,10 @@ def why_excluded(worker: Worker, fleet: Fleet) -> str:
         return "it drains"
     if not worker.ready or worker.description is None:
         return "it is not ready"
-    if worker not in fleet.model(worker.description.model).workers:
-        return "it serves another build of its model than the first worker"
+    model = fleet.model(worker.description.model)
+    if worker not in model.workers:
+        difference = fleet.releases.difference(worker.description, model.description)
+        return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
 
