@@ -301,7 +301,9 @@ async def test_client_that_leaves_ends_both_legs(waiting: Sequence[str]) -> None
 
 async def test_samples_are_aborted_at_the_decode_worker() -> None:
     subject = cluster(p="prefill", d="decode")
-    async with subject.dispatcher.place("m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)) as placement:
+    async with subject.dispatcher.place(
+        "m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)
+    ) as placement:
         assert placement.pair is not None
         placement.pair.abort_sample("r", 1)
         assert placement.pair.url == "p + d"
