@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION
 
-from saccade.errors import InvalidValue, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InvalidValue, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
@@ -21,6 +21,7 @@ from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
@@ -67,6 +68,9 @@ class ScriptedWorker:
 
     async def close(self) -> None:
         pass
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         return False
