@@ -71,7 +71,7 @@ class Gateway:
             _ask(f"{self.admin_url}/reset_{cache}_cache", b"")
 
     def hit_rates(self) -> HitRates:
-        """Read the histogram, of all gateway processes together. Raises NotMeasured where /metrics cannot be read or does not have it."""
+        """Read the histogram of all gateway processes together. Raises NotMeasured where /metrics does not have it."""
         samples: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(_ask(f"{self.url}/metrics").decode()):
             for sample in family.samples if family.name == HIT_RATE else ():

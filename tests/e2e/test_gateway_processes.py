@@ -2,6 +2,7 @@
 them, or of the indexer, ends no service.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -17,13 +18,13 @@ from typing import Any
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server import free_port
 
 from benchmarks.fleet import gate
 from benchmarks.fleet.load import ask_all, chats, photos
 from benchmarks.fleet.plan import Plan
 from benchmarks.fleet.running import Gateway, NotMeasured, gateway, workers
 from saccade.gateway.group.shared_index import UNREACHABLE
-from server import free_port
 
 PLAN = Plan(num_pictures=10, num_asks=3, num_clients=4, size=(128, 96))
 WAIT_SECONDS = 60
@@ -51,7 +52,7 @@ def bodies(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def running(worker_urls: list[str], folder: Path) -> Iterator[Gateway]:
     """A gateway of two processes, both ready."""
-    flags = ("--gateway-processes", "2", "--decode-processes", "2", "--shutdown-timeout", "20")
+    flags = ("--gateway-processes", "2", "--shutdown-timeout", "20")
     with gateway(worker_urls, "auto", folder / "gateway.log", flags) as started:
         wait_until(lambda: processes_on_page(started) == {"0", "1", "indexer"})
         wait_until(lambda: connections_spread(started) == {"0", "1"})
@@ -93,9 +94,10 @@ def connections_spread(running: Gateway) -> set[str]:
 def process(running: Gateway, member: str) -> psutil.Process:
     """The process *member* of the gateway: its number, or `indexer`."""
     for child in psutil.Process(running.pid).children():
-        words = child.cmdline()
-        if "--group-member" in words and words[words.index("--group-member") + 1] == member:
-            return child
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            words = child.cmdline()
+            if "--group-member" in words and words[words.index("--group-member") + 1] == member:
+                return child
     raise NotMeasured(f"there is no process {member}")
 
 
@@ -163,20 +165,6 @@ def test_service_goes_on_without_the_indexer_which_comes_back(
     running.wait_until_idle()
 
 
-def test_reset_reaches_the_caches_of_every_process(running: Gateway, bodies: list[dict[str, Any]]) -> None:
-    ask_all(running.url, bodies, [0] * 12, 1)
-    wait_until(lambda: sum(one.value for one in samples(running, "saccade_slots_in_use")) == 0)
-    assert cached_pictures(running)
-    running.reset()
-    assert not cached_pictures(running)
-
-
-def cached_pictures(running: Gateway) -> list[str]:
-    """The slots that belong to the gateway's processes: after a request only their caches of pictures have any."""
-    owners = {str(child.pid) for child in psutil.Process(running.pid).children(recursive=True)}
-    return [path.name for path in Path("/dev/shm").glob("saccade-*") if path.name.split("-")[1] in owners]
-
-
 def test_port_in_use_is_one_sentence(running: Gateway, worker_urls: list[str]) -> None:
     """Also where the program that has the port would share it."""
     command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", worker_urls[0]]
@@ -196,7 +184,7 @@ def test_signal_ends_all_processes(worker_urls: list[str]) -> None:
         below = psutil.Process(started.pid).children(recursive=True)
         started.send_signal(signal.SIGTERM)
         assert started.wait(WAIT_SECONDS) == 0
-    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below)
+    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
 
 
 def answers(port: int) -> bool:

@@ -362,6 +362,7 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
         num_waiting=worker.load.num_waiting if worker.load is not None else 0,
+        num_running=worker.load.num_running if worker.load is not None else 0,
     )
 
 

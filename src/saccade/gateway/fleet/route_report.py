@@ -112,6 +112,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
         "foreign_tokens": candidate.foreign_tokens,
+        "foreign_decode_blocks": candidate.foreign_decode_blocks,
         "total": candidate.cost,
     }
 
