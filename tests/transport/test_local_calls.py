@@ -50,7 +50,7 @@ async def answered(client: CallClient, request: bytes) -> bytes:
         return True
 
     async with asyncio.timeout(SECONDS):
-        while not await has_answered():
+        while not await has_answered():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found[0]
 
