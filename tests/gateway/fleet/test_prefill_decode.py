@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION
 
-from saccade.errors import InvalidValue, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InvalidValue, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
@@ -21,6 +21,7 @@ from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
@@ -67,6 +68,9 @@ class ScriptedWorker:
 
     async def close(self) -> None:
         pass
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         return False
@@ -121,7 +125,7 @@ class Cluster:
         return ()
 
     async def answer(self, request: EngineRequest, on_token: Callable[[], object] = lambda: None) -> list[int]:
-        prompt = Prompt(request.token_ids, max_tokens=request.sampling.max_tokens, num_samples=request.num_samples)
+        prompt = Prompt(request.token_ids, sampling=request.sampling, num_samples=request.num_samples)
         async with self.dispatcher.place("m", prompt, self.excluded) as placement:
             tokens = []
             stream = self.dispatcher.stream(placement, request, self.supply)
@@ -297,7 +301,9 @@ async def test_client_that_leaves_ends_both_legs(waiting: Sequence[str]) -> None
 
 async def test_samples_are_aborted_at_the_decode_worker() -> None:
     subject = cluster(p="prefill", d="decode")
-    async with subject.dispatcher.place("m", Prompt([1], max_tokens=3, num_samples=2)) as placement:
+    async with subject.dispatcher.place(
+        "m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)
+    ) as placement:
         assert placement.pair is not None
         placement.pair.abort_sample("r", 1)
         assert placement.pair.url == "p + d"

@@ -54,15 +54,14 @@ class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
-    answers of at most *max_tokens*, which tells whether a decode worker goes on behind a prefill worker, drawn as
-    *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can.
+    answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
+    where it can.
     """
 
     token_ids: Sequence[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
     reads_cache: bool = True
-    max_tokens: int = 1
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
     sampling: SamplingParams | None = None
@@ -225,7 +224,8 @@ class Dispatcher:
     ) -> Pair | None:
         """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
-        found = partners(first.worker, workers, prompt.max_tokens, prompt.num_samples)
+        max_tokens = prompt.sampling.max_tokens if prompt.sampling is not None else 1
+        found = partners(first.worker, workers, max_tokens, prompt.num_samples)
         if not found:
             return None
         now = time.monotonic()

@@ -97,7 +97,6 @@ class Generation:
             runs,
             salt,
             reads_cache=sampling.num_prompt_logprobs is None,
-            max_tokens=sampling.max_tokens,
             num_samples=asked.request.n or 1,
             needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
             sampling=sampling,
