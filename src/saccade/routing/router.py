@@ -61,8 +61,8 @@ class RoutedPrompt(NamedTuple):
 class Option(NamedTuple):
     """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
 
-    *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting* samples
-    wait there and *num_running* run.
+    *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
+    samples wait there and *num_running* run.
     """
 
     name: str

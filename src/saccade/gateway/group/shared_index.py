@@ -24,6 +24,9 @@ LOOKUP_SECONDS = 1.0
 POLL_SECONDS = 0.25
 """As often as workers tell of their load."""
 
+RETRY_SECONDS = 0.05
+"""Between two polls while the indexer is out of reach."""
+
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
 
@@ -115,7 +118,7 @@ class SharedIndex:
                 self._learn(self._workers.decode(encoded))
             except (NotReached, *UNREADABLE):
                 self._note(is_reached=False)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS if self._is_reached else RETRY_SECONDS)
 
     def _learn(self, said: KnownWorkers) -> None:
         before, self._known = self._known, {known.url: known for known in said.workers}
