@@ -64,11 +64,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels."""
+    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
+
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
+    """
 
     worker: Worker
     pixel_dtype: str
     booking: Booking | None = None
+    model: str = ""
+    held_share: float | None = None
 
     def first_token(self) -> None:
         """Note that the worker has computed the prompt."""
@@ -176,9 +181,10 @@ class Dispatcher:
             with self._metrics.stage("choice"):
                 booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         try:
-            self._metrics.observe(serving, len(prompt.token_ids), booking)
+            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             worker = next(worker for worker in workers if worker.url == booking.worker)
-            yield Placement(worker, worker.description.pixel_dtype if worker.description else "uint8", booking)
+            pixel_dtype = worker.description.pixel_dtype if worker.description else "uint8"
+            yield Placement(worker, pixel_dtype, booking, name, held_share)
         finally:
             booking.close()
             self.queue.changed()
@@ -226,6 +232,7 @@ class Dispatcher:
 
     def _begun(self, placement: Placement) -> None:
         placement.first_token()
+        self._metrics.served(placement.model, placement.held_share)
         if self._router.breakers.succeeded(placement.worker.url):
             logger.info("routing: worker %s answers again and gets requests", placement.worker.url)
 
