@@ -48,6 +48,7 @@ ALLOWED = {
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "worker/service.py": {"grpc"},  # listens
     "worker/local_client.py": {"grpc"},  # names of status codes
+    "worker/tokenspeed/border.py": {"grpc"},  # names of status codes
     "worker/tokenspeed/server.py": {"grpc"},  # listens
     "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
     "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names

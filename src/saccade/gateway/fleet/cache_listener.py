@@ -29,19 +29,21 @@ PAUSE_SECONDS = 0.001
 ALONE = "a fleet of one worker needs no reports"
 STARTING = "its snapshot has not arrived yet"
 AWAY = "it is not ready"
+NOT_READY = Exactness("NONE", AWAY)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Feed:
-    """How far the gateway knows one worker. *reason* says why it does not know all; "" while it does.
+    """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
 
-    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
-    dropped because their parents are not held.
+    *logged* is what the log said last. *num_lost* counts feeds that were lost, by a gap for instance, and asked for
+    again; *num_orphans* blocks that were dropped because their parents are not held.
     """
 
     reason: str
+    logged: Exactness = NOT_READY
     num_events: int = 0
     num_snapshots: int = 0
     num_lost: int = 0
@@ -185,8 +187,9 @@ class CacheListener:
                 return False
             feed.num_events += len(message.events)
             feed.num_orphans += num_orphans
-            if self.router.index.is_exact(worker.url) and feed.reason:
-                feed.num_snapshots += 1
+            if self.router.index.is_exact(worker.url):
+                feed.num_snapshots += feed.reason != ""
+                # The worker's own level may change with any message.
                 self._note(worker, feed, "")
             self._num_since_pause += len(message.events)
             pauses = self._num_since_pause >= EVENTS_PER_TURN
@@ -196,17 +199,15 @@ class CacheListener:
         return True
 
     def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
-        """Note why a worker is not known, and log it where it has changed."""
-        if reason == feed.reason:
-            return
+        """Note why a worker is not known, "" where its feed is followed; log its level where that has changed."""
         feed.reason = reason
-        if reason:
-            level = logging.INFO if reason == AWAY else logging.WARNING
-            logger.log(level, "routing: worker %s is NONE: %s", worker.url, reason)
-        else:
-            can = worker.exactness
-            why = can.reason or "all that it holds is known"
-            logger.info("routing: worker %s is %s: %s", worker.url, can.level, why)
+        known = Exactness("NONE", reason) if reason else worker.exactness
+        if known == feed.logged:
+            return
+        feed.logged = known
+        level = logging.WARNING if reason not in ("", AWAY) else logging.INFO
+        why = known.reason or "all that it holds is known"
+        logger.log(level, "routing: worker %s is %s: %s", worker.url, known.level, why)
 
 
 def _pieces(message: KvEvents) -> Iterator[KvEvents]:

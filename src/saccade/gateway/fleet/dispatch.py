@@ -76,15 +76,18 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels.
+    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
 
     With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
     """
 
     worker: Worker
     pixel_dtype: str
     leg: Leg | None = None
     pair: Pair | None = None
+    model: str = ""
+    held_share: float | None = None
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -208,10 +211,10 @@ class Dispatcher:
                 booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         with contextlib.ExitStack() as booked:
             leg = self._leg(booking, workers, booked)
-            self._metrics.observe(serving, len(prompt.token_ids), booking)
+            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
             said = leg.worker.description
-            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair)
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share)
 
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
         """Return what *booking* stands for; it ends with *booked*, or before."""
@@ -279,6 +282,7 @@ class Dispatcher:
 
     def _begun(self, placement: Placement) -> None:
         placement.first_token()
+        self._metrics.served(placement.model, placement.held_share)
         for worker in placement.workers:
             if self._router.breakers.succeeded(worker.url):
                 logger.info("routing: worker %s answers again and gets requests", worker.url)

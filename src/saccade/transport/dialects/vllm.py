@@ -105,6 +105,7 @@ class VllmClient:
         self._session: _Session | None = None
         self._tokenises_alike = True
         self._coverage = Coverage()
+        self._is_followed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -150,9 +151,13 @@ class VllmClient:
         server = self._session.server if self._session is not None else None
         if server is None or server.source is None:
             raise WorkerUnavailable(NOT_READY)
-        async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
-            async for message in messages:
-                yield message
+        self._is_followed = True
+        try:
+            async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._is_followed = False
 
     async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
@@ -283,7 +288,9 @@ class VllmClient:
         self.description = session.server.description
         self._session = session
         self._tokenises_alike = True
-        self._coverage = Coverage()
+        if not self._is_followed:
+            # A feed outlives a server that was only slow, and goes on to tell what it covers.
+            self._coverage = Coverage()
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
         self._on_change(self)
