@@ -68,13 +68,8 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        router = FleetRouter(
-            config.routing_policy,
-            BlockIndex(INDEX_BYTES),
-            Random(),
-            config.routing_temperature,
-            assumes=config.assumes_holdings,
-        )
+        policy, temperature = config.routing_policy, config.routing_temperature
+        router = FleetRouter(policy, BlockIndex(INDEX_BYTES), Random(), temperature, assumes=config.assumes_holdings)
         self._router = router
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
