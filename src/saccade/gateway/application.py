@@ -16,6 +16,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport, route_report
 from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
 from saccade.gateway.fleet.worker_report import exactness
@@ -43,7 +44,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
 
-    *model_registry* has the models that it serves, *listener* what is known of the workers' caches.
+    *model_registry* has the models that it serves, *listener* what is known of the workers' caches, *members* which
+    workers there are.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Application:
         self.listener = CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
         dispatcher = Dispatcher(fleet, router, decisions, config.dispatch)
+        self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
@@ -125,7 +128,8 @@ class Application:
         await self.preparation.start()
 
     async def close(self) -> None:
-        """Stop listening to workers, close connections and drop cached pictures."""
+        """Stop looking for workers and listening to them, close connections and drop cached pictures."""
+        await self.members.close()
         await self.listener.close()
         await self.preparation.close()
 

@@ -99,6 +99,12 @@ class DecisionMetrics:
             self._passed_over.labels(model.name).inc()
             self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
 
+    def forget(self, worker: str) -> None:
+        """Drop what has the label *worker*."""
+        with contextlib.suppress(KeyError):
+            self._requests.remove(worker)
+        self._said = {said for said in self._said if said[0] != worker}
+
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
         said, reason = (worker.url, known.reason), known.reason
         if said not in self._said:
