@@ -33,6 +33,8 @@ LEAST_LIFE_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """How long a replica may take to tell its address; one whose node is gone may take longer than Ray to notice."""
 
+CONNECT_SECONDS = 5.0
+
 PROGRAM = ("-m", "saccade.cli.main")
 
 logger = logging.getLogger(__name__)
@@ -161,8 +163,12 @@ def connect(address: str) -> None:
     if ray.is_initialized():
         return
     try:
+        if address != "auto":
+            # Ray itself would try on for minutes where nobody listens.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address=address, namespace="saccade", log_to_driver=False, configure_logging=False)
-    except (RayError, ConnectionError, ValueError, RuntimeError) as error:
+    except (RayError, OSError, ValueError, RuntimeError) as error:
         raise StartupError(
             f"There is no Ray cluster at {address}: start one with `ray start --head`, and pass its HOST:PORT as --ray."
         ) from error
