@@ -20,7 +20,7 @@ CHUNKS = (16, 2048)
 def row(release: str, folder: Path) -> tuple[float, int, int]:
     """Return the largest difference of a logit, how many ids are the reference's greedy choice, and how many in all."""
     import engines
-    from conformance.test_engine import LONG, PROMPTS
+    from conformance.oracle_checks import LONG, PROMPTS
     from references.networks import ORACLES
 
     oracle = ORACLES[release](folder)

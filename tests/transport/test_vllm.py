@@ -315,13 +315,15 @@ async def test_a_request_that_waits_for_its_first_token_is_aborted() -> None:
         await until(lambda: server.num_aborted)
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_http, "IDLE_SECONDS", 60.0)
     server = VllmServer()
     async with listening(server) as url, registered(url) as client:
-        for _ in range(3):
+        for _ in range(6):
             await answer(client, ask())
-    assert server.num_finished == 3
-    assert len(server.peers) == 1
+    assert server.num_finished == 6
+    # The client asks for load and health at the same time, over a connection of its own.
+    assert len(server.peers) <= 2
 
 
 async def test_pictures_that_were_sent_go_by_their_hash() -> None:  # F5

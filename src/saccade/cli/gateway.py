@@ -104,6 +104,8 @@ class RoutingFlags:
     "Requests that wait so; more get 429."
     max_waiting_seconds: Seconds = DEFAULTS.dispatch.wait_seconds
     "Seconds that a request waits so before it gets 429."
+    assume_same_release: Many = ()
+    "A model whose workers share its work although they tell of different releases. May be given many times."
 
     def applied(self, config: GatewayConfig) -> GatewayConfig:
         """Return *config* with these settings."""
@@ -116,6 +118,7 @@ class RoutingFlags:
             routing_temperature=self.routing_temperature,
             assumes_holdings=self.routing_assumptions,
             dispatch=dispatch,
+            assumed_releases=self.assume_same_release,
         )
 
 

@@ -82,7 +82,7 @@ async def serve(
     pool = DecodePool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = Fleet((), pool.release, discard, models, config.worker_credentials)
+    fleet = Fleet((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
     app = create_app(config, fleet, pool, models, logs)
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
     try:

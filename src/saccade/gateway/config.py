@@ -21,7 +21,8 @@ class GatewayConfig:
 
     *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy). With
     *assumes_holdings*, a worker that reports nothing is taken to hold what was sent there lately. *dispatch* bounds
-    what workers get, what waits for them, and retries.
+    what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
+    they tell of it.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
     over TCP; *worker_sources* are where further workers come from. Without *api_keys* every client is served that uses
     an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although
@@ -44,6 +45,7 @@ class GatewayConfig:
     routing_temperature: float = 0.0
     assumes_holdings: bool = True
     dispatch: DispatchLimits = DEFAULT_LIMITS
+    assumed_releases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

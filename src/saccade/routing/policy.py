@@ -85,7 +85,8 @@ class Chooser:
         self.policy = policy
         self._temperature = temperature
         self._random = random
-        self._turn = 0
+        # Of each worker its last turn, since prefill and decode workers are chosen apart.
+        self._turns: dict[str, int] = {}
 
     def effective(self, *, reported: bool) -> Policy:
         """Return the policy that decides: auto is cost or least_load."""
@@ -101,8 +102,9 @@ class Chooser:
             case "cost":
                 return self._by_cost(candidates)
             case "round_robin":
-                self._turn += 1
-                return sorted(candidates)[(self._turn - 1) % len(candidates)]
+                chosen = min(candidates, key=lambda each: (self._turns.get(each.name, 0), each.name))
+                self._turns[chosen.name] = max(self._turns.values(), default=0) + 1
+                return chosen
             case "power_of_two":
                 return self._least(self._random.sample(candidates, 2), operator.attrgetter("load"))
             case "consistent_hash":

@@ -134,7 +134,7 @@ class RayFleet:
     """*num_replicas* workers of *spec* on the cluster at *address*, from the start to close(). Raises StartupError."""
 
     def __init__(self, address: str, spec: ReplicaSpec, num_replicas: int) -> None:
-        connect(address)
+        join(address)
         self._spec = spec
         self._replicas = [_Replica(spec) for _ in range(num_replicas)]
 
@@ -158,7 +158,7 @@ class RayFleet:
         ray.shutdown()
 
 
-def connect(address: str) -> None:
+def join(address: str) -> None:
     """Connect to the cluster at *address*, unless that is done. Raises StartupError."""
     if ray.is_initialized():
         return

@@ -94,7 +94,7 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation |
     for source, found in _sections(config, folder):
         # hf_quant_config.json is Model Optimizer's own file, and does not name it.
         method = found.get("quant_method", "modelopt" if source == HF_QUANT_CONFIG else None)
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise StartupError(f"{source}: the weight format {method!r} is not known. Known: {', '.join(METHODS)}.")
         return METHODS[method](found, source)
     return None
@@ -119,8 +119,8 @@ def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Ma
 
 
 def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
-    kind: Any = found.get("format")
-    if kind not in COMPRESSED:
+    kind = found.get("format")
+    if not isinstance(kind, str) or kind not in COMPRESSED:
         raise _unknown(source, "format", kind, ", ".join(COMPRESSED))
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
@@ -135,9 +135,9 @@ def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
 
 
 def _packed(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
-    sizes = {weight.get("group_size") for weight in weights}
-    size = sizes.pop()
-    if sizes or not isinstance(size, int) or size < PER_WORD or size % PER_WORD:
+    size, *others = (weight.get("group_size") for weight in weights)
+    is_one = all(other == size for other in others)
+    if not is_one or not isinstance(size, int) or size < PER_WORD or size % PER_WORD:
         raise StartupError(f"{source}: `group_size` must be one multiple of {PER_WORD}, not {size!r}.")
     return Int4Group(size)
 
@@ -202,8 +202,8 @@ def _modelopt(found: Mapping[str, Any], source: str) -> Quantisation:
 
 def _algorithm(found: Mapping[str, Any], source: str, known: Iterable[str]) -> WeightFormat:
     """Return the format of Model Optimizer's `quant_algo`; *known* are the names for an error."""
-    algorithm: Any = found.get("quant_algo")
-    if algorithm not in ALGORITHMS:
+    algorithm = found.get("quant_algo")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _unknown(source, "quant_algo", algorithm, ", ".join(known))
     format = ALGORITHMS[algorithm]
     if isinstance(format, Nvfp4) and found.get("group_size", GROUP_SIZE) != GROUP_SIZE:

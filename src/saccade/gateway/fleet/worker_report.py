@@ -7,6 +7,7 @@ import msgspec
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness, Level
 from saccade.routing.breaker import BreakerReport
@@ -42,6 +43,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     fingerprint: str | None
     block_size: int | None
+    role: Role | None
     ready: bool
     draining: bool
     excluded: str
@@ -64,6 +66,7 @@ def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> Work
         model=said.model if said else None,
         fingerprint=said.fingerprint.hex() if said else None,
         block_size=said.block_size if said else None,
+        role=said.role if said else None,
         ready=worker.ready,
         draining=_drains(worker),
         excluded=why_excluded(worker, fleet) or breaker.reason,
@@ -95,8 +98,10 @@ def why_excluded(worker: Worker, fleet: Fleet) -> str:
         return "it drains"
     if not worker.ready or worker.description is None:
         return "it is not ready"
-    if worker not in fleet.model(worker.description.model).workers:
-        return "it serves another build of its model than the first worker"
+    model = fleet.model(worker.description.model)
+    if worker not in model.workers:
+        difference = fleet.releases.difference(worker.description, model.description)
+        return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
 

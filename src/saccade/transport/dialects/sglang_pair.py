@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from saccade.errors import StartupError, WorkerUnavailable
+from saccade.errors import RequestError, StartupError, WorkerUnavailable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply, slots_of
 from saccade.transport.dialects.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.dialects.sglang_address import SCHEME, Address
@@ -79,6 +80,10 @@ class SglangPair:
     async def close(self) -> None:
         """End every call; open requests raise WorkerFailed."""
         await asyncio.gather(self._prefill.close(), self._decode.close())
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return what either worker refuses."""
+        return self._prefill.refuses(traits) or self._decode.refuses(traits)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return False: this wire takes no picture without its pixels."""

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import InternalError, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -19,6 +19,7 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
 from saccade.transport.credentials import WorkerCredentials
@@ -27,7 +28,7 @@ from saccade.transport.dialects.vllm_answer import NOT_READY, Answer, error_of
 from saccade.transport.dialects.vllm_events import follow
 from saccade.transport.dialects.vllm_http import Address, Http, address, events
 from saccade.transport.dialects.vllm_keys import Coverage
-from saccade.transport.dialects.vllm_messages import chat_body, generate_body
+from saccade.transport.dialects.vllm_messages import chat_body, generate_body, refused_parameter
 from saccade.transport.dialects.vllm_server import CHAT, GENERATE, FileReader, Server
 
 WATCH_EVERY_SECONDS = 5.0
@@ -136,6 +137,10 @@ class VllmClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return the error for what vLLM does not stream, or for a prompt that no chat becomes where it takes chats."""
+        return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the server was sent a picture lately and so is believed to hold its pixels."""

@@ -79,7 +79,7 @@ class KeyContext:
     """What keys of a worker's blocks depend on beside its events. Sizes count tokens.
 
     *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for pictures.
-    A worker of more than *max_blocks* blocks is not followed; a block takes about 250 bytes here.
+    A worker of more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
     """
 
     fingerprint: bytes
