@@ -34,6 +34,8 @@ Preview = Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
 
 
 class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that adds or removes a worker."""
+
     url: str
 
 
