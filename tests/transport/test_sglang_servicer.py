@@ -212,6 +212,8 @@ async def test_pictures_of_models_whose_positions_follow_from_them(
 async def test_one_tenant(servicer_of: Any, engine: Engine, slots: Slots) -> None:
     found = await outcome(engine.servicer(servicer_of), slots, ask(salt=b"one"), ask(salt=b"one"), ask(salt=b"other"))
     assert isinstance(found, RequestError)
+    assert "cache_salt" in found.message
+    assert "operator" in found.message
     assert len(engine.requests) == 2
 
 

@@ -5,6 +5,9 @@ import msgspec
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef
 
+MAX_NUM_SAMPLES = 128
+"""Of one request; whoever reads requests of strangers checks this before anything is kept for each sample."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only.

@@ -10,11 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
 from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
+from saccade.gateway.group.siblings import Siblings, booked_together
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
@@ -43,18 +44,20 @@ class Admin:
     """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
 
     Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *preview* tells
-    where a chat would go; *forget_media* empties the caches of the gateway. Raises StartupError where there is no key.
+    where a chat would go; *forget_media* empties the caches of the gateway. *siblings* are the
+    processes that share the port. Raises StartupError where there is no key.
     """
 
     def __init__(
         self,
         keys: Collection[str],
         members: Members,
-        listener: CacheListener,
+        listener: CacheView,
         preview: Preview,
         forget_media: Callable[[], None],
         metrics: Metrics,
         access_log: AccessLog | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
@@ -63,6 +66,7 @@ class Admin:
         self._listener = listener
         self._preview = preview
         self._forget_media = forget_media
+        self._siblings = siblings
         router = Router(
             [
                 route("GET", "/workers", self.workers),
@@ -81,14 +85,20 @@ class Admin:
         await self._app(scope, receive, send)
 
     async def workers(self, request: Request) -> Response:
-        """GET /workers: each worker's health and load, and what is known of its caches."""
+        """GET /workers: each worker's health and load, what is known of its caches, and what is booked there.
+
+        The booked work is that of all processes that share the port; the breaker is this process's.
+        """
         workers = (*self._fleet.clients, *self._fleet.leaving)
         reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
+        if self._siblings is not None:
+            works = await self._siblings.works()
+            reports = [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
         return _json({"workers": reports})
 
     async def add_worker(self, request: Request) -> Response:
         """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""
-        url = await _url(request)
+        url = await self._url(request)
         try:
             check_url(url)
         except StartupError as error:
@@ -98,13 +108,19 @@ class Admin:
 
     async def remove_worker(self, request: Request) -> Response:
         """DELETE /workers: drop the worker at the url in the body, which POST /workers has added."""
-        url = await _url(request)
+        url = await self._url(request)
         sources = self._members.wanted_by(url)
         if SOURCE not in sources:
             origin = f"it comes from {', '.join(sources)}, so take it out there" if sources else "there is none at it"
             raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
         await self._members.drop(SOURCE, url)
         return self._wanted_by(url)
+
+    async def _url(self, request: Request) -> str:
+        """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
+        if self._siblings is not None:
+            raise InvalidValue("With --gateway-processes over 1 the workers are those of --worker-url.", "url")
+        return await _url(request)
 
     def _wanted_by(self, url: str) -> Response:
         return _json({"url": url, "sources": self._members.wanted_by(url)})
@@ -123,8 +139,17 @@ class Admin:
 
     async def reset_mm_cache(self, request: Request) -> Response:
         """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
-        self._forget_media()
-        return self._reset(media=True)
+        missed = []
+        if self._siblings is None:
+            self._forget_media()
+        else:
+            missed = await self._siblings.forget_media()
+        answer = self._reset(media=True)
+        if missed:
+            raise WorkerUnavailable(
+                f"These gateway processes did not take the command: {', '.join(missed)}; the others did. Send it again."
+            )
+        return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
         """Send the command; requests that the gateway sends later find the caches empty."""

@@ -76,15 +76,18 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels.
+    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
 
     With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
     """
 
     worker: Worker
     pixel_dtype: str
     leg: Leg | None = None
     pair: Pair | None = None
+    model: str = ""
+    held_share: float | None = None
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -117,6 +120,8 @@ class Preview:
 class DispatchLimits:
     """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
 
+    Of *num_processes* of one gateway, each sends a worker its part of these.
+
     Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
     fails before the first token is sent again at most *max_retries* times.
     """
@@ -125,6 +130,7 @@ class DispatchLimits:
     max_waiting: int = 256
     wait_seconds: float = 30.0
     max_retries: int = 1
+    num_processes: int = 1
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -214,10 +220,10 @@ class Dispatcher:
                 booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         with contextlib.ExitStack() as booked:
             leg = self._leg(booking, workers, booked)
-            self._metrics.observe(serving, len(prompt.token_ids), booking)
+            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
             said = leg.worker.description
-            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair)
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share)
 
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
         """Return what *booking* stands for; it ends with *booked*, or before."""
@@ -285,6 +291,7 @@ class Dispatcher:
 
     def _begun(self, placement: Placement) -> None:
         placement.first_token()
+        self._metrics.served(placement.model, placement.held_share)
         for worker in placement.workers:
             if self._router.breakers.succeeded(worker.url):
                 logger.info("routing: worker %s answers again and gets requests", worker.url)
@@ -317,7 +324,8 @@ class Dispatcher:
 
     def _num_free(self, worker: Worker) -> int:
         computes = worker.description.max_num_seqs if worker.description else 1
-        return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
+        places = -(-(computes + self.limits.worker_queue) // self.limits.num_processes)
+        return max(0, places - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
@@ -419,6 +427,7 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
         num_waiting=worker.load.num_waiting if worker.load is not None else 0,
+        num_running=worker.load.num_running if worker.load is not None else 0,
     )
 
 

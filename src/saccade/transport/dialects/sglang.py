@@ -81,8 +81,9 @@ class SglangClient(SmgClient):
             )
         if self._salt not in (None, traits.salt):
             return RequestError(
-                "This model's workers cannot keep the caches of several API keys, or values of `cache_salt`, apart; "
-                "they serve the first that asked."
+                "An SGLang worker serves one API key and one value of `cache_salt`, the first that asked, because it "
+                "cannot keep the caches of several apart. Send the request with those; for several, the operator must "
+                "run other workers, such as vLLM's."
             )
         return None
 

@@ -112,9 +112,9 @@ class SglangPair:
         port = self._bootstrap or self._prefill.bootstrap_port
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
         prefilling = asyncio.create_task(_end_of(self._prefill.leg(request, meeting)))
-        # A task that is cancelled before it has begun would leave the request's slots with nobody.
-        await asyncio.sleep(0)
         try:
+            # A task that is cancelled before it has begun would leave the request's slots with nobody.
+            await asyncio.sleep(0)
             async with contextlib.aclosing(
                 self._decode.leg(msgspec.structs.replace(request, media=()), meeting)
             ) as deltas:
