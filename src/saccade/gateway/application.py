@@ -127,15 +127,7 @@ class Application:
             self._keys,
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
         )
-        if config.allowed_origins:
-            guarded = CORSMiddleware(
-                guarded,
-                allow_origins=config.allowed_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=EXPOSED_HEADERS,
-            )
-        self._app = TelemetryMiddleware(guarded, self.metrics, access_log)
+        self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
         """Prepare to fetch pictures; with siblings, answer them, and connect to the indexer. Raises OSError."""
@@ -174,3 +166,16 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
+    """Return *app* as web pages of *origins* may call it."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
