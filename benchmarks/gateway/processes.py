@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,20 @@ def measure(count: int, folder: Path, log: Path, num_requests: int) -> dict[str,
         started = running.enter_context(process([*command, "--gateway-processes", str(count)], file.fileno(), {}))
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + READY_SECONDS
-        while not answers(url):
+        while not (answers(url) and all_serve(url, count)):
             if started.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the gateway did not become ready; {log} tells more")
             time.sleep(0.1)
         load = Load(url, MODEL, 32, num_requests, 500, gateway_pid=started.pid)
         return figures(load)
+
+
+def all_serve(url: str, count: int) -> bool:
+    """Whether all *count* processes have answered, so that none of them is still starting."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+        page = response.read().decode()
+    asked = [line for line in page.splitlines() if line.startswith("saccade_http_requests_total")]
+    return count == 1 or all(any(f'gateway_process="{one}"' in line for line in asked) for one in range(count))
 
 
 def main() -> None:
