@@ -79,12 +79,7 @@ class Application:
         self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
-        # What the engines report is the same in all processes that share a port.
-        of_engines = self.metrics.registry if config.member is None else CollectorRegistry()
-        of_engines.register(FleetCollector(fleet))
-        self.siblings: Siblings | None = None
-        if config.member is not None:
-            self.siblings = Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+        self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -150,6 +145,15 @@ class Application:
                 "x-api-key",
             ) from error
         return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
+
+    def _siblings(self, config: GatewayConfig) -> Siblings | None:
+        """Return what answers for all processes that share the port; have the engines' metrics shown once."""
+        if config.member is None:
+            self.metrics.registry.register(FleetCollector(self._fleet))
+            return None
+        of_engines = CollectorRegistry()
+        of_engines.register(FleetCollector(self._fleet))
+        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
 
     def _work(self) -> Work:
         """Return what this process is doing."""
