@@ -39,10 +39,12 @@ ALLOWED = {
     "transport/dialects/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
     "transport/dialects/vllm.py": {"aiohttp"},  # names of errors
     "transport/dialects/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
+    "transport/kv_transfer/destination.py": {"open_connection"},  # a prefill worker, whose address the gateway gives
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
     "transport/gateway_streams.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
     "transport/access.py": {"grpc"},  # refuses calls to the same
+    "transport/local_calls.py": {"create_unix_connection"},  # processes of the same gateway, in a private folder
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "worker/service.py": {"grpc"},  # listens
     "worker/local_client.py": {"grpc"},  # names of status codes

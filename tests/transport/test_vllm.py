@@ -406,8 +406,7 @@ async def test_pictures_that_the_form_does_not_fit() -> None:
 async def test_slots_come_back_and_are_refused() -> None:
     released: list[str] = []
     slot = SlotRef(name="s", generation=1, nbytes=96)
-    async with listening(VllmServer()) as url, registered(url) as client:
-        client._on_released = released.extend
+    async with listening(VllmServer()) as url, registered(url, on_released=released.extend) as client:
         with pytest.raises(InternalError):
             await answer(client, ask(picture(inline=None, slot=slot)))
     assert released == ["s"]

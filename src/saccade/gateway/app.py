@@ -19,7 +19,6 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.engine_metrics import FleetCollector
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
 from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
@@ -57,7 +56,6 @@ def create_app(
     """
     application = Application(config, fleet, pool, models, access_log(logs))
     registry = application.metrics.registry
-    registry.register(FleetCollector(fleet))
     ProcessCollector(registry=registry)
     if logs is not None:
         registry.register(DroppedLines(logs))
@@ -72,8 +70,11 @@ async def serve(
     A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong, and
     where the only models of the workers cannot be served.
     """
-    listener = listen(config.host, config.port)
-    admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
+    shares = config.member is not None
+    listener = listen(config.host, config.port, shares=shares)
+    admin_listener = None
+    if config.admin_port is not None:
+        admin_listener = listen(HOST, config.admin_port, "--admin-port", shares=shares)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
     pool = DecodePool(config.media)
@@ -98,17 +99,41 @@ async def serve(
         await pool.close()
 
 
-def listen(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
-    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*."""
+def listen(host: str, port: int, flags: str = "--host or --port", *, shares: bool = False) -> socket.socket:
+    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*.
+
+    With *shares*, other processes of this user may listen there too, if they say so; each connection goes to one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shares)
     except (OSError, UnicodeError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
-        raise StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another {flags}.") from error
+        raise _cannot_listen(host, port, flags, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
+
+
+def reserve(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
+    """Return a socket that keeps *host* and *port* for processes that will share them; it does not listen.
+
+    Raises StartupError where another program listens there, also one that would share.
+    """
+    listen(host, port, flags).close()
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        holder.bind((host, port))
+    except OSError as error:
+        holder.close()
+        raise _cannot_listen(host, port, flags, error) from error
+    return holder
+
+
+def _cannot_listen(host: str, port: int, flags: str, error: Exception) -> StartupError:
+    number = error.errno if isinstance(error, OSError) else None
+    cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
+    return StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another {flags}.")
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +144,7 @@ async def administered(
     if listener is None:
         yield
         return
-    admin = Admin(keys, fleet, app.listener, app.preview, app.forget_media, app.metrics, log)
+    admin = Admin(keys, fleet, app.listener, app.preview, app.forget_media, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -49,6 +50,31 @@ class Feed:
     num_orphans: int = 0
 
 
+class CacheView(Protocol):
+    """What is known of the workers' caches, by this process or by another; *router* has the work in flight."""
+
+    router: Router
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds, once all of them have arrived."""
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+
+    async def close(self) -> None:
+        """Stop learning."""
+
+
 class CacheListener:
     """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
 
@@ -73,6 +99,23 @@ class CacheListener:
         if worker.exactness.level == "NONE":
             return Feed(worker.exactness.reason)
         return self._feeds.setdefault(worker.url, Feed(AWAY))
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+        return self.router.index.num_bytes
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds."""
+        return worker.exactness
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+        return self.router.index.num_blocks(url)
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+        return self.router.index.num_states(url)
 
     async def close(self) -> None:
         """Stop listening."""

@@ -120,6 +120,8 @@ class Preview:
 class DispatchLimits:
     """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
 
+    Of *num_processes* of one gateway, each sends a worker its part of these.
+
     Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
     fails before the first token is sent again at most *max_retries* times.
     """
@@ -128,6 +130,7 @@ class DispatchLimits:
     max_waiting: int = 256
     wait_seconds: float = 30.0
     max_retries: int = 1
+    num_processes: int = 1
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -312,7 +315,8 @@ class Dispatcher:
 
     def _num_free(self, worker: Worker) -> int:
         computes = worker.description.max_num_seqs if worker.description else 1
-        return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
+        places = -(-(computes + self.limits.worker_queue) // self.limits.num_processes)
+        return max(0, places - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
@@ -414,6 +418,7 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
         num_waiting=worker.load.num_waiting if worker.load is not None else 0,
+        num_running=worker.load.num_running if worker.load is not None else 0,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
 from saccade.gateway.fleet.dispatch import Preview, Prompt
 from saccade.gateway.fleet.worker import Worker, refusal
 from saccade.gateway.fleet.worker_report import exactness, worker_report
@@ -64,7 +64,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: list[ExcludedWorker]
 
 
-def route_report(preview: Preview, fleet: Fleet, listener: CacheListener) -> RouteReport:
+def route_report(preview: Preview, fleet: Fleet, listener: CacheView) -> RouteReport:
     """Return *preview* with what is known of the workers of *fleet*."""
     return RouteReport(
         model=preview.model.name,
@@ -78,7 +78,7 @@ def route_report(preview: Preview, fleet: Fleet, listener: CacheListener) -> Rou
     )
 
 
-def _excluded(preview: Preview, fleet: Fleet, listener: CacheListener) -> list[ExcludedWorker]:
+def _excluded(preview: Preview, fleet: Fleet, listener: CacheView) -> list[ExcludedWorker]:
     """Return the workers of the model that are no candidates, and why."""
     candidates = {candidate.name for candidate in preview.choice.candidates}
     others = [worker for worker in fleet.clients if worker.url not in candidates]
@@ -98,7 +98,7 @@ def _refused(worker: Worker, prompt: Prompt) -> str:
     return f"it cannot serve this request: {error.message}" if error is not None else ""
 
 
-def _candidate(candidate: Candidate, preview: Preview, listener: CacheListener) -> CandidateReport:
+def _candidate(candidate: Candidate, preview: Preview, listener: CacheView) -> CandidateReport:
     worker = next(each for each in preview.model.workers if each.url == candidate.name)
     known = exactness(worker, listener)
     block_size = (worker.description or preview.model.description).block_size
@@ -123,6 +123,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
         "foreign_tokens": candidate.foreign_tokens,
+        "foreign_decode_blocks": candidate.foreign_decode_blocks,
         "total": candidate.cost,
     }
 

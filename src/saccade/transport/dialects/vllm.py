@@ -15,7 +15,7 @@ from saccade.errors import InternalError, RequestError, SaccadeError, WorkerFail
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
@@ -39,7 +39,6 @@ THREAD_FROM_TOKENS = 8192
 MAX_MISSES = 3
 """A worker that lacks so many pictures in a row keeps none."""
 
-LEVELS = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
 
