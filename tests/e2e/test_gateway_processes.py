@@ -138,8 +138,13 @@ def test_service_goes_on_without_a_process_which_comes_back(
     for _ in range(4):
         assert ask_all(running.url, bodies, [0], 1)[0].cached_tokens > 0
     wait_until(lambda: process(running, "1").pid != killed.pid)
+    # The new process opens its port when it can serve: no client is refused meanwhile.
+    deadline = time.monotonic() + WAIT_SECONDS
+    while connections_spread(running) != {"0", "1"}:
+        assert running.is_ready()
+        assert time.monotonic() < deadline
+    assert all(one.cached_tokens for one in ask_all(running.url, bodies, [0] * 8, 2))
     wait_until(lambda: processes_on_page(running) == {"0", "1", "indexer"})
-    wait_until(lambda: connections_spread(running) == {"0", "1"})
 
 
 def test_service_goes_on_without_the_indexer_which_comes_back(

@@ -36,6 +36,11 @@ SEND_BUFFER_BYTES = 256 << 10
 ABORT_SECONDS = 2
 """Time for requests that are still running after the drain to clean up."""
 
+UNREADY_SECONDS = 20.0
+"""How long a process of several keeps its port closed while no model can be served; then it answers 503."""
+
+UNREADY_POLL_SECONDS = 0.05
+
 COLLECTOR_THRESHOLDS = (10_000, 20, 50)
 """Fewer collections than by default: requests leave almost no reference cycles."""
 
@@ -70,11 +75,8 @@ async def serve(
     A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong, and
     where the only models of the workers cannot be served.
     """
-    shares = config.member is not None
-    listener = listen(config.host, config.port, shares=shares)
-    admin_listener = None
-    if config.admin_port is not None:
-        admin_listener = listen(HOST, config.admin_port, "--admin-port", shares=shares)
+    # A process of several has its ports reserved by its parent, and opens them when it can serve.
+    listeners = None if config.member is not None else _listeners(config)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
     pool = DecodePool(config.media)
@@ -86,6 +88,9 @@ async def serve(
     await app.start()
     await fleet.start()
     try:
+        if listeners is None:
+            await _until_settled(app)
+        listener, admin_listener = listeners or _listeners(config)
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
         async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
@@ -97,6 +102,27 @@ async def serve(
         await fleet.close()
         await app.close()
         await pool.close()
+
+
+def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
+    """Return the sockets of the port and of the admin port, if there is one. Raises StartupError."""
+    shares = config.member is not None
+    listener = listen(config.host, config.port, shares=shares)
+    if config.admin_port is None:
+        return listener, None
+    return listener, listen(HOST, config.admin_port, "--admin-port", shares=shares)
+
+
+async def _until_settled(app: Application) -> None:
+    """Wait until a model can be served, or none ever can; at most UNREADY_SECONDS.
+
+    Clients of the other processes must not get 503 from one that has just been started again.
+    """
+    registry = app.model_registry
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(UNREADY_SECONDS):
+            while not registry.ready and not registry.unservable.done():  # noqa: ASYNC110
+                await asyncio.sleep(UNREADY_POLL_SECONDS)
 
 
 def listen(host: str, port: int, flags: str = "--host or --port", *, shares: bool = False) -> socket.socket:
