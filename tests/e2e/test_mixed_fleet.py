@@ -48,12 +48,12 @@ class Fleet:
     async def ask(self, *parts: Part, **options: Any) -> tuple[str, Any]:
         """Ask; return the URL of the worker that answered, and the answer."""
         before = await asyncio.to_thread(self.placed)
-        answer = await asyncio.to_thread(self._ask, parts, options)
+        answer = await asyncio.to_thread(self.send, parts, options)
         after = await asyncio.to_thread(self.placed)
         (worker,) = (url for url in after if after[url] > before.get(url, 0))
         return worker, answer
 
-    def _ask(self, parts: tuple[Part, ...], options: dict[str, Any]) -> Any:
+    def send(self, parts: tuple[Part, ...], options: dict[str, Any]) -> Any:
         given: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0}
         with self.gateway.client() as client:
             return client.chat.completions.create(
@@ -95,7 +95,7 @@ async def fleet(workers: list[str], folder: Path, policy: str) -> AsyncIterator[
                     if set(made.placed()) == set(urls):
                         break
                     # No two prompts begin alike, so that each may go to any worker that is ready.
-                    await asyncio.to_thread(made._ask, (f"{number}: are all of you there?",), {})
+                    await asyncio.to_thread(made.send, (f"{number}: are all of you there?",), {})
             yield made
 
 

@@ -92,7 +92,13 @@ class SharedIndex:
         if not self._is_reached:
             return Feed(UNREACHABLE)
         known = self._known.get(worker.url, NOTHING)
-        return Feed(known.reason, known.num_events, known.num_snapshots, known.num_lost, known.num_orphans)
+        return Feed(
+            known.reason,
+            num_events=known.num_events,
+            num_snapshots=known.num_snapshots,
+            num_lost=known.num_lost,
+            num_orphans=known.num_orphans,
+        )
 
     def exactness(self, worker: Worker) -> Exactness:
         """Return how exactly the reports of *worker* tell what it holds: as the indexer sees it, or we if that is less.
