@@ -68,14 +68,7 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        router = FleetRouter(
-            config.routing_policy,
-            BlockIndex(INDEX_BYTES),
-            Random(),
-            config.routing_temperature,
-            assumes=config.assumes_holdings,
-        )
-        self._router = router
+        router = self._router = _fleet_router(config)
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
@@ -171,3 +164,13 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+def _fleet_router(config: GatewayConfig) -> FleetRouter:
+    return FleetRouter(
+        config.routing_policy,
+        BlockIndex(INDEX_BYTES),
+        Random(),
+        config.routing_temperature,
+        assumes=config.assumes_holdings,
+    )
