@@ -69,9 +69,7 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        policy, temperature = config.routing_policy, config.routing_temperature
-        router = FleetRouter(policy, BlockIndex(INDEX_BYTES), Random(), temperature, assumes=config.assumes_holdings)
-        self._router = router
+        router = self._router = _fleet_router(config)
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
@@ -177,4 +175,14 @@ def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
         expose_headers=EXPOSED_HEADERS,
+    )
+
+
+def _fleet_router(config: GatewayConfig) -> FleetRouter:
+    return FleetRouter(
+        config.routing_policy,
+        BlockIndex(INDEX_BYTES),
+        Random(),
+        config.routing_temperature,
+        assumes=config.assumes_holdings,
     )
