@@ -69,14 +69,7 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        router = FleetRouter(
-            config.routing_policy,
-            BlockIndex(INDEX_BYTES),
-            Random(),
-            config.routing_temperature,
-            assumes=config.assumes_holdings,
-        )
-        self._router = router
+        router = self._router = _fleet_router(config)
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
@@ -84,12 +77,7 @@ class Application:
         self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
-        # What the engines report is the same in all processes that share a port.
-        of_engines = self.metrics.registry if config.member is None else CollectorRegistry()
-        of_engines.register(FleetCollector(fleet))
-        self.siblings: Siblings | None = None
-        if config.member is not None:
-            self.siblings = Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+        self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -156,6 +144,15 @@ class Application:
             ) from error
         return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
 
+    def _siblings(self, config: GatewayConfig) -> Siblings | None:
+        """Return what answers for all processes that share the port; have the engines' metrics shown once."""
+        if config.member is None:
+            self.metrics.registry.register(FleetCollector(self._fleet))
+            return None
+        of_engines = CollectorRegistry()
+        of_engines.register(FleetCollector(self._fleet))
+        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+
     def _work(self) -> Work:
         """Return what this process is doing."""
         return Work(self.admission.num_requests, {url: booked(work) for url, work in self._router.work.items()})
@@ -178,4 +175,14 @@ def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
         expose_headers=EXPOSED_HEADERS,
+    )
+
+
+def _fleet_router(config: GatewayConfig) -> FleetRouter:
+    return FleetRouter(
+        config.routing_policy,
+        BlockIndex(INDEX_BYTES),
+        Random(),
+        config.routing_temperature,
+        assumes=config.assumes_holdings,
     )

@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 class Feed:
     """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
 
-    *logged* is what the log said last. *num_lost* counts feeds that were lost, by a gap for instance, and asked for
-    again; *num_orphans* blocks that were dropped because their parents are not held.
+    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
+    dropped because their parents are not held. *logged* is what the log said last.
     """
 
     reason: str
-    logged: Exactness = NOT_READY
     num_events: int = 0
     num_snapshots: int = 0
     num_lost: int = 0
     num_orphans: int = 0
+    logged: Exactness = NOT_READY
 
 
 class CacheView(Protocol):
