@@ -157,6 +157,8 @@ def gateway(
         The least level that is logged.
     """
     sources = workers.sources()
+    if server.gateway_processes > 1 and sources:
+        raise StartupError("--gateway-processes over 1 takes --worker-url only, not --workers-file or --worker-dns.")
     if not (worker_url or sources or server.admin_port):
         raise StartupError(
             "A gateway needs a --worker-url such as grpc://HOST:PORT, or --workers-file, --worker-dns or --admin-port."
@@ -166,8 +168,6 @@ def gateway(
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    if server.gateway_processes > 1 and sources:
-        raise StartupError("--gateway-processes over 1 takes --worker-url only, not --workers-file or --worker-dns.")
     if server.gateway_processes > 1:
         arguments = [word for url in worker_url for word in ("--worker-url", url)]
         arguments += [word for one in model for word in ("--model", one)]
