@@ -220,7 +220,7 @@ def test_media_under_another_name_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, [], {}, "", False])
 def test_empty_media_under_another_name_are_nothing(value: Any) -> None:
-    empty = dict.fromkeys([*MEDIA, "tool_calls"], value)
+    empty = dict.fromkeys([*MEDIA, "function_call"], value)
     assert read([{"role": "user", "content": "hi", "image_url": value, **empty}]) == read(
         [{"role": "user", "content": "hi"}]
     )

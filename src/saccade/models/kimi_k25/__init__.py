@@ -25,6 +25,7 @@ FAMILY = Family(
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
     template_switches=("thinking",),
+    tool_format="kimi_k2",
     external_grid="grid_thws",
     plain_positions=True,
 )
