@@ -50,6 +50,7 @@ def _load(case: Case, running: Running, work: Path, scale: float) -> Load:
         pictures=[str(path) for path in pictures],
         gateway_pid=running.gateway.pid,
         worker_pid=running.worker.pid,
+        stream_tokens=case.stream_tokens,
     )
 
 

@@ -10,6 +10,8 @@ import uvloop
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from saccade import config as settings
+from saccade.cli import gateway_group
 from saccade.cli.flags import (
     DEFAULTS,
     MEDIA_FLAGS,
@@ -22,11 +24,14 @@ from saccade.cli.flags import (
     default_name,
     gateway_config,
 )
+from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
 from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.dispatch import DispatchLimits
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -88,6 +93,8 @@ class RoutingFlags:
     "Requests that wait so; more get 429."
     max_waiting_seconds: Seconds = DEFAULTS.dispatch.wait_seconds
     "Seconds that a request waits so before it gets 429."
+    assume_same_release: Many = ()
+    "A model whose workers share its work although they tell of different releases. May be given many times."
 
     def applied(self, config: GatewayConfig) -> GatewayConfig:
         """Return *config* with these settings."""
@@ -100,6 +107,7 @@ class RoutingFlags:
             routing_temperature=self.routing_temperature,
             assumes_holdings=self.routing_assumptions,
             dispatch=dispatch,
+            assumed_releases=self.assume_same_release,
         )
 
 
@@ -115,7 +123,8 @@ def gateway(
     server: ServerFlags = SERVER_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
     log_level: LogLevel = "INFO",
-) -> None:
+    group: MemberFlags = MEMBER_FLAGS,
+) -> int:
     """Serve the OpenAI API over workers that run elsewhere.
 
     Parameters
@@ -138,8 +147,27 @@ def gateway(
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
+    if server.gateway_processes > 1:
+        arguments = [word for url in worker_url for word in ("--worker-url", url)]
+        arguments += [word for one in model for word in ("--model", one)]
+        arguments += [word for flags in (workers, routing, media) for word in settings.to_arguments(flags)]
+        arguments += ["--log-level", log_level]
+        return gateway_group.run(server, arguments, server.shutdown_timeout + gateway_group.STOP_SECONDS)
+    member = group.member()
+    if member is not None and group.is_indexer:
+        uvloop.run(_index(worker_url, credentials, models, member.indexer))
+        return 0
     config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
-    uvloop.run(app.serve(routing.applied(config), models, logs))
+    config = routing.applied(config)
+    uvloop.run(app.serve(config if member is None else config.shared(member), models, logs))
+    return 0
+
+
+async def _index(
+    urls: tuple[str, ...], credentials: WorkerCredentials, models: dict[str, ModelFiles], path: Path
+) -> None:
+    """Run the indexer of several gateway processes."""
+    await indexer.serve(Fleet(urls, lambda _: None, given=models, credentials=credentials), path)
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import msgspec
+
 from saccade.engine import warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.encoder_cache import EncoderCache
@@ -22,8 +24,9 @@ from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
-from saccade.engine.self_description import describe, describe_machine
+from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.models.facts import Grid, ModelFacts
+from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -46,7 +49,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
             _use_all_memory(config, model, execution, peers)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers)
-        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
+        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
         return assemble(config, model, execution, caches, peers, progress)
@@ -83,7 +86,9 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Executi
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
     # This pool holds one step only; the context length applies to the engine that follows.
-    config = dataclasses.replace(config, max_model_len=None, record_steps=None, cuda_graphs=False)
+    config = dataclasses.replace(
+        config, max_model_len=None, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None
+    )
     warmup.run(assemble(config, model, execution, caches, peers), num_text_tokens, grid)
 
 
@@ -134,7 +139,12 @@ def assemble(
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)
-    return Engine(recorder or executor, scheduler, validator, description, recorder)
+    if config.role == "both":
+        return Engine(recorder or executor, scheduler, validator, description, recorder)
+    form = kv_form(description, caches)
+    transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
+    described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
+    return Engine(executor, scheduler, validator, described, transfers=transfers, kv_form=form)
 
 
 def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:

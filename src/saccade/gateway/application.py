@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from random import Random
 
+from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,14 +14,17 @@ from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.engine_metrics import FleetCollector
 from saccade.gateway.fleet.route_report import RouteReport, route_report
 from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
-from saccade.gateway.fleet.worker_report import exactness
+from saccade.gateway.fleet.worker_report import booked, exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
+from saccade.gateway.group.shared_index import SharedIndex
+from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.body_reader import COPIES, BodyReader
@@ -33,6 +37,7 @@ from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.protocol.description import ModelFiles
+from saccade.protocol.gateway_calls import Work
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
@@ -43,7 +48,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
 
-    *model_registry* has the models that it serves, *listener* what is known of the workers' caches.
+    *model_registry* has the models that it serves, *listener* what is known of the workers' caches. *siblings* are the
+    processes that share its port, None where it is alone.
     """
 
     def __init__(
@@ -69,11 +75,19 @@ class Application:
             config.routing_temperature,
             assumes=config.assumes_holdings,
         )
-        self.listener = CacheListener(fleet, router)
+        self._router = router
+        self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
+        self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
-        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch)
+        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch, self._index)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
+        # What the engines report is the same in all processes that share a port.
+        of_engines = self.metrics.registry if config.member is None else CollectorRegistry()
+        of_engines.register(FleetCollector(fleet))
+        self.siblings: Siblings | None = None
+        if config.member is not None:
+            self.siblings = Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -86,6 +100,7 @@ class Application:
             memory=self.memory,
             proxies=self.proxies,
             strict_parameters=config.strict_parameters,
+            siblings=self.siblings,
         )
         self._chat = ChatCompletions(
             admission=self.admission,
@@ -121,12 +136,18 @@ class Application:
         self._app = TelemetryMiddleware(guarded, self.metrics, access_log)
 
     async def start(self) -> None:
-        """Prepare to fetch pictures."""
+        """Prepare to fetch pictures; with siblings, answer them, and connect to the indexer. Raises OSError."""
         await self.preparation.start()
+        if self.siblings is not None:
+            await self.siblings.start()
+        if self._index is not None:
+            self._index.start()
 
     async def close(self) -> None:
         """Stop listening to workers, close connections and drop cached pictures."""
         await self.listener.close()
+        if self.siblings is not None:
+            await self.siblings.close()
         await self.preparation.close()
 
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
@@ -139,6 +160,10 @@ class Application:
                 "x-api-key",
             ) from error
         return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
+
+    def _work(self) -> Work:
+        """Return what this process is doing."""
+        return Work(self.admission.num_requests, {url: booked(work) for url, work in self._router.work.items()})
 
     def forget_media(self) -> None:
         """Empty the caches of pictures and of URLs, except for what requests are using."""

@@ -10,10 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
 from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group.siblings import Siblings, booked_together
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
@@ -31,18 +32,19 @@ class Admin:
     """An ASGI application that shows workers and routes, and empties caches. Every path needs one of *keys*.
 
     *listener* knows what the workers of *fleet* hold; *preview* tells where a chat would go; *forget_media* empties the
-    caches of the gateway. Raises StartupError where there is no key.
+    caches of the gateway. *siblings* are the processes that share the port. Raises StartupError where there is no key.
     """
 
     def __init__(
         self,
         keys: Collection[str],
         fleet: Fleet,
-        listener: CacheListener,
+        listener: CacheView,
         preview: Preview,
         forget_media: Callable[[], None],
         metrics: Metrics,
         access_log: AccessLog | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
@@ -50,6 +52,7 @@ class Admin:
         self._listener = listener
         self._preview = preview
         self._forget_media = forget_media
+        self._siblings = siblings
         router = Router(
             [
                 route("GET", "/workers", self.workers),
@@ -66,8 +69,14 @@ class Admin:
         await self._app(scope, receive, send)
 
     async def workers(self, request: Request) -> Response:
-        """GET /workers: each worker's health and load, and what is known of its caches."""
+        """GET /workers: each worker's health and load, what is known of its caches, and what is booked there.
+
+        The booked work is that of all processes that share the port; the breaker is this process's.
+        """
         reports = [worker_report(worker, self._fleet, self._listener) for worker in self._fleet.clients]
+        if self._siblings is not None:
+            works = await self._siblings.works()
+            reports = [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
         return _json({"workers": reports})
 
     async def route(self, request: Request) -> Response:
@@ -84,8 +93,17 @@ class Admin:
 
     async def reset_mm_cache(self, request: Request) -> Response:
         """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
-        self._forget_media()
-        return self._reset(media=True)
+        missed = []
+        if self._siblings is None:
+            self._forget_media()
+        else:
+            missed = await self._siblings.forget_media()
+        answer = self._reset(media=True)
+        if missed:
+            raise WorkerUnavailable(
+                f"These gateway processes did not take the command: {', '.join(missed)}; the others did. Send it again."
+            )
+        return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
         """Send the command; requests that the gateway sends later find the caches empty."""

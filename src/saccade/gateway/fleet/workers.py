@@ -3,11 +3,12 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.gateway.fleet.dialects import Hooks, clients, targets
+from saccade.gateway.fleet.releases import Releases
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
@@ -33,7 +34,7 @@ class Fleet:
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
     may still be reading. *given* are files of models, by name, for workers that send none. Saccade workers get
-    *credentials*.
+    *credentials*. Workers of a model named in *assumed_releases* share its work whatever they tell of it.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Fleet:
         on_discarded: Callable[[Sequence[str]], None] | None = None,
         given: Mapping[str, ModelFiles] = MappingProxyType({}),
         credentials: WorkerCredentials = NO_CREDENTIALS,
+        assumed_releases: Collection[str] = (),
     ) -> None:
+        self.releases = Releases(assumed_releases)
         self.release = on_released
         self._clients: list[Worker] = []
         self._listeners: list[Callable[[Model], None]] = []
@@ -90,10 +93,16 @@ class Fleet:
 
     def _announce(self, client: Worker, said: Description) -> None:
         model = self._model(said.model)
-        if not _same_model(said, model.description):
-            logger.error("worker %s serves another %r than the first: it gets no work", client.url, said.model)
+        if difference := self.releases.told_difference(said, model.description):
+            gets_work = client in model.workers
+            level, gets = (logging.WARNING, "work all the same") if gets_work else (logging.ERROR, "no work")
+            logger.log(
+                level,
+                "worker %s serves another release of %r than the first worker (%s): it gets %s",
+                *(client.url, said.model, difference, gets),
+            )
         announced = self._announced.get(model.name)
-        if announced is None or not _same_model(announced, model.description):
+        if announced is None or self.releases.told_difference(announced, model.description):
             self._announced[model.name] = model.description
             for listener in self._listeners:
                 listener(model)
@@ -143,15 +152,11 @@ class Fleet:
     def _model(self, name: str) -> Model:
         """Return the model *name*.
 
-        Workers whose description differs from the first ready one's are left out: their token ids could differ.
+        Workers that serve another release than the first ready one are left out: their answers could differ.
         """
         described = [(client, client.description) for client in self._clients if client.description]
         serving = [(client, said) for client, said in described if said.model == name]
         ready = [(client, said) for client, said in serving if client.ready]
         description = (ready or serving)[0][1]
-        workers = tuple(client for client, said in ready if _same_model(said, description))
+        workers = tuple(client for client, said in ready if not self.releases.difference(said, description))
         return Model(name=name, description=description, workers=workers)
-
-
-def _same_model(one: Description, other: Description) -> bool:
-    return one.fingerprint == other.fingerprint and one.files == other.files
