@@ -14,6 +14,7 @@ from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.http.connection import ConnectionLimits
+from saccade.gateway.served_models.tool_call_tokens import Parsers, ReasoningParser, ToolParser
 from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
@@ -96,6 +97,10 @@ class ServerFlags:
     "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
+    tool_call_parser: ToolParser = DEFAULTS.parsers.tool_calls
+    "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
+    reasoning_parser: ReasoningParser = DEFAULTS.parsers.reasoning
+    "auto, or a name of vLLM's, reads reasoning between <think> and </think>; none leaves it in the content."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -289,6 +294,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         ),
         trusted_proxies=server.trusted_proxies,
         strict_parameters=server.strict_parameters,
+        parsers=Parsers(server.tool_call_parser, server.reasoning_parser),
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,
         decode_timeout_seconds=media.decode_timeout,

@@ -67,7 +67,7 @@ class Application:
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
-        self.model_registry = ModelRegistry(fleet, models)
+        self.model_registry = ModelRegistry(fleet, models, config.parsers)
         router = FleetRouter(
             config.routing_policy,
             BlockIndex(INDEX_BYTES),

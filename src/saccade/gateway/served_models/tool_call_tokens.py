@@ -8,12 +8,15 @@ from saccade.models.family import Family, ToolFormat
 from saccade.tokenization.tokenizer import Tokenizer
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
-ReasoningParser = Literal["auto", "none"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """What is read out of answers; "auto" is what the model's family declares, "none" leaves it in the content."""
+    """What is read out of answers; "auto" is what the model's family declares, "none" leaves it in the content.
+
+    The other names of *reasoning* are those of vLLM's parsers for the markers that "auto" looks for.
+    """
 
     tool_calls: ToolParser = "auto"
     reasoning: ReasoningParser = "auto"

@@ -28,4 +28,5 @@ FAMILY = Family(
     tool_format="kimi_k2",
     external_grid="grid_thws",
     plain_positions=True,
+    limits=("Prompts declare tools as JSON, not as the TypeScript that the release's own code makes of them.",),
 )
