@@ -89,8 +89,8 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
         _read_message(message, f"messages[{position}]", limits, pictures)
         for position, message in enumerate(request.messages or ())
     ]
-    _refuse_lost_thinking(request, family.template_switches)
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    switches |= _thinking(request, family.template_switches)
     add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
     tools = read_tools(request)
     return Chat(messages, num_characters(request), pictures, add_generation_prompt, switches, tools)
@@ -259,22 +259,30 @@ def _unknown_key(key: str, known: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
 
 
-def _refuse_lost_thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> None:
-    """Raise UnsupportedParameter for a reasoning parameter that has no effect though the template has a switch for it.
+def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
+    """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
 
-    With a template that has no such switch, `enable_thinking` and "none" change nothing and are accepted.
+    With a template that has no such switch, `enable_thinking` and "none" change nothing. Raises UnsupportedParameter
+    for another effort, and InvalidValue where the request contradicts itself.
     """
     effort = request.reasoning_effort
     switch = next((name for name in THINKING_SWITCHES if name in known), None)
-    if effort is not None and (effort != "none" or switch is not None):
-        advice = f'send `chat_template_kwargs`: {{"{switch}": false}}' if effort == "none" else "leave it out"
-        raise UnsupportedParameter(f"`reasoning_effort` is not served yet; {advice}.", "reasoning_effort")
-    if request.enable_thinking is not None and switch is not None:
-        value = str(request.enable_thinking).lower()
+    if effort is not None and effort != "none":
         raise UnsupportedParameter(
-            f'`enable_thinking` is not read at the top level; send `chat_template_kwargs`: {{"{switch}": {value}}}.',
-            "enable_thinking",
+            '`reasoning_effort`: only "none" is served; leave it out, and the model reasons as it is used to.',
+            "reasoning_effort",
         )
+    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": None if effort is None else False}
+    if switch is None or set(given.values()) == {None}:
+        return {}
+    given[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)
+    wanted = {field: value for field, value in given.items() if value is not None}
+    if len(set(wanted.values())) > 1:
+        raise InvalidValue(
+            f"{' and '.join(f'`{field}`' for field in wanted)} contradict each other; send one of them.",
+            next(iter(wanted)),
+        )
+    return {switch: bool(next(iter(wanted.values())))}
 
 
 def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
