@@ -54,6 +54,7 @@ ALLOWED = {
     "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
+    "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback
 }

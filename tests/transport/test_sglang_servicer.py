@@ -218,7 +218,8 @@ async def test_one_tenant(servicer_of: Any, engine: Engine, slots: Slots) -> Non
 
 
 async def test_what_it_refuses_is_known_before_it_is_sent(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # F9
-    async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
+    traits = {"traits": lambda _: Traits("image_grid_thw")}
+    async with listening(engine.servicer(servicer_of)) as target, registered(target, slots, **traits) as client:
         known = RequestTraits.of(ask(salt=b"one"))
         others = [RequestTraits.of(ask(salt=b"other")), RequestTraits.of(ask(floats(inline=PIXELS), salt=b"one"))]
         others += [RequestTraits.of(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]

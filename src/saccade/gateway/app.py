@@ -19,6 +19,9 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.fleet.dialects import targets
+from saccade.gateway.fleet.members import Members
+from saccade.gateway.fleet.sources import FLAGS, WorkersDns, WorkersFile
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
 from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
@@ -82,26 +85,43 @@ async def serve(
     pool = DecodePool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = Fleet(config.worker_urls, pool.release, discard, models, config.worker_credentials, config.assumed_releases)
+    fleet = Fleet((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
     app = create_app(config, fleet, pool, models, logs)
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
-    await app.start()
-    await fleet.start()
     try:
+        await app.start()
+        await _find_workers(app.members, config)
         if listeners is None:
             await _until_settled(app)
         listener, admin_listener = listeners or _listeners(config)
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
-        async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
+        async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
             await DrainingServer(app, config).serve([listener])
-            if app.model_registry.unservable.done() and not app.model_registry.unservable.cancelled():
+            if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
                 raise app.model_registry.unservable.result()
     finally:
         lag.cancel()
+        await app.members.close()
         await fleet.close()
         await app.close()
         await pool.close()
+
+
+async def _find_workers(members: Members, config: GatewayConfig) -> None:
+    """Connect to the workers of all sources. Raises StartupError where --worker-url has half of a pair alone."""
+    sources = config.worker_sources
+    if not sources:
+        targets(config.worker_urls)
+    await members.replace(FLAGS, config.worker_urls)
+    if sources.file is not None:
+        members.follow(WorkersFile(sources.file))
+    for url in sources.dns:
+        members.follow(WorkersDns(url))
+
+
+def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
+    return reason.done() and not reason.cancelled()
 
 
 def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
@@ -164,13 +184,13 @@ def _cannot_listen(host: str, port: int, flags: str, error: Exception) -> Startu
 
 @contextlib.asynccontextmanager
 async def administered(
-    app: Application, fleet: Fleet, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
+    app: Application, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
 ) -> AsyncIterator[None]:
     """Serve the admin port on *listener*, if there is one, while the block runs. Raises StartupError."""
     if listener is None:
         yield
         return
-    admin = Admin(keys, fleet, app.listener, app.preview, app.forget_media, app.metrics, log, app.siblings)
+    admin = Admin(keys, app.members, app.listener, app.preview, app.forget_media, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:
@@ -213,7 +233,8 @@ class DrainingServer(uvicorn.Server):
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
-        app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
+        if config.has_fixed_fleet:
+            app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, stop."""

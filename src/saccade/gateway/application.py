@@ -18,6 +18,7 @@ from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
 from saccade.gateway.fleet.engine_metrics import FleetCollector
+from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport, route_report
 from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
 from saccade.gateway.fleet.worker_report import booked, exactness
@@ -48,8 +49,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
 
-    *model_registry* has the models that it serves, *listener* what is known of the workers' caches. *siblings* are the
-    processes that share its port, None where it is alone.
+    *model_registry* has the models that it serves, *listener* what is known of the workers' caches, *members* which
+    workers there are. *siblings* are the processes that share its port, None where it is alone.
     """
 
     def __init__(
@@ -68,26 +69,15 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models, config.parsers)
-        router = FleetRouter(
-            config.routing_policy,
-            BlockIndex(INDEX_BYTES),
-            Random(),
-            config.routing_temperature,
-            assumes=config.assumes_holdings,
-        )
-        self._router = router
+        router = self._router = _fleet_router(config)
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
         dispatcher = Dispatcher(fleet, router, decisions, config.dispatch, self._index)
+        self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
-        # What the engines report is the same in all processes that share a port.
-        of_engines = self.metrics.registry if config.member is None else CollectorRegistry()
-        of_engines.register(FleetCollector(fleet))
-        self.siblings: Siblings | None = None
-        if config.member is not None:
-            self.siblings = Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+        self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -125,15 +115,7 @@ class Application:
             self._keys,
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
         )
-        if config.allowed_origins:
-            guarded = CORSMiddleware(
-                guarded,
-                allow_origins=config.allowed_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=EXPOSED_HEADERS,
-            )
-        self._app = TelemetryMiddleware(guarded, self.metrics, access_log)
+        self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
         """Prepare to fetch pictures; with siblings, answer them, and connect to the indexer. Raises OSError."""
@@ -144,7 +126,8 @@ class Application:
             self._index.start()
 
     async def close(self) -> None:
-        """Stop listening to workers, close connections and drop cached pictures."""
+        """Stop looking for workers and listening to them, close connections and drop cached pictures."""
+        await self.members.close()
         await self.listener.close()
         if self.siblings is not None:
             await self.siblings.close()
@@ -161,6 +144,15 @@ class Application:
             ) from error
         return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
 
+    def _siblings(self, config: GatewayConfig) -> Siblings | None:
+        """Return what answers for all processes that share the port; have the engines' metrics shown once."""
+        if config.member is None:
+            self.metrics.registry.register(FleetCollector(self._fleet))
+            return None
+        of_engines = CollectorRegistry()
+        of_engines.register(FleetCollector(self._fleet))
+        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+
     def _work(self) -> Work:
         """Return what this process is doing."""
         return Work(self.admission.num_requests, {url: booked(work) for url, work in self._router.work.items()})
@@ -171,3 +163,26 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
+    """Return *app* as web pages of *origins* may call it."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
+
+
+def _fleet_router(config: GatewayConfig) -> FleetRouter:
+    return FleetRouter(
+        config.routing_policy,
+        BlockIndex(INDEX_BYTES),
+        Random(),
+        config.routing_temperature,
+        assumes=config.assumes_holdings,
+    )

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, DispatchLimits
+from saccade.gateway.fleet.sources import SourceConfig
 from saccade.gateway.group.member import Member
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
@@ -26,11 +27,12 @@ class GatewayConfig:
     what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
     they tell of it.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
-    over TCP. Without *api_keys* every client is served that uses an IP address, a loopback name, *host* or one of
-    *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
-    loopback, which needs one of *admin_keys*. *limit_images* and *max_picture_pixels* hold per request and per
-    picture. *max_requests* are served at a time; more get 429. With *strict_parameters* an unknown parameter is refused
-    rather than ignored with a warning. *parsers* choose what is read out of answers of every model.
+    over TCP; *worker_sources* are where further workers come from. Without *api_keys* every client is served that uses
+    an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although
+    there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*. *limit_images* and
+    *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429. With
+    *strict_parameters* an unknown parameter is refused rather than ignored with a warning. *parsers* choose what is
+    read out of answers of every model.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -43,6 +45,7 @@ class GatewayConfig:
     port: int = 8000
     worker_urls: tuple[str, ...] = ()
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
+    worker_sources: SourceConfig = field(default_factory=SourceConfig)
     routing_policy: Policy = "auto"
     routing_temperature: float = 0.0
     assumes_holdings: bool = True
@@ -97,6 +100,11 @@ class GatewayConfig:
             picture_cache_bytes=part(self.picture_cache_bytes),
             url_cache_bytes=part(self.url_cache_bytes),
         )
+
+    @property
+    def has_fixed_fleet(self) -> bool:
+        """Whether no workers can come but those of *worker_urls*, unless an operator adds them to these."""
+        return not self.worker_sources and bool(self.worker_urls)
 
     @property
     def max_tenant_requests(self) -> int:

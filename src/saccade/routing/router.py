@@ -191,6 +191,14 @@ class Router:
         self.predictions.forget(worker)
         self.assumptions.forget(worker)
 
+    def forget(self, worker: str) -> None:
+        """Drop everything about *worker*, which has left and has no work."""
+        self.index.forget(worker)
+        self.expect_nothing(worker)
+        self.breakers.forget(worker)
+        self.work.pop(worker, None)
+        self._most.pop(worker, None)
+
     def _is_assumed(self, option: Option) -> bool:
         return self._assumes and not option.reports
 

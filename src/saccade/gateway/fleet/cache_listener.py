@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 class Feed:
     """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
 
-    *logged* is what the log said last. *num_lost* counts feeds that were lost, by a gap for instance, and asked for
-    again; *num_orphans* blocks that were dropped because their parents are not held.
+    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
+    dropped because their parents are not held. *logged* is what the log said last.
     """
 
     reason: str
-    logged: Exactness = NOT_READY
     num_events: int = 0
     num_snapshots: int = 0
     num_lost: int = 0
     num_orphans: int = 0
+    logged: Exactness = NOT_READY
 
 
 class CacheView(Protocol):
@@ -91,6 +91,7 @@ class CacheListener:
         self._turn = asyncio.Lock()
         self._num_since_pause = 0
         fleet.on_change(self._listen)
+        fleet.on_forget(self._forget)
 
     def feed(self, worker: Worker) -> Feed:
         """Return how far *worker* is known."""
@@ -124,6 +125,17 @@ class CacheListener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _forget(self, url: str) -> None:
+        self._feeds.pop(url, None)
+        if (task := self._tasks.pop(url, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for _ in iter(self.router.index.sweep, False):
+            await asyncio.sleep(0)
+
     def _listen(self) -> None:
         """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
         for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
@@ -143,8 +155,7 @@ class CacheListener:
             while worker.ready:
                 backoff.started()
                 wait_seconds = await self._follow_once(worker, feed)
-                for _ in iter(self.router.index.sweep, False):
-                    await asyncio.sleep(0)
+                await self._sweep()
                 await asyncio.sleep(wait_seconds or backoff.after_failure())
         finally:
             # A connection that is closed cancels this task, too.

@@ -107,6 +107,12 @@ class DecisionMetrics:
         if held_share is not None:
             self._shares.labels(model).observe(held_share)
 
+    def forget(self, worker: str) -> None:
+        """Drop what has the label *worker*."""
+        with contextlib.suppress(KeyError):
+            self._requests.remove(worker)
+        self._said = {said for said in self._said if said[0] != worker}
+
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
         said, reason = (worker.url, known.reason), known.reason
         if said not in self._said:

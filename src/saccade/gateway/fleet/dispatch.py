@@ -170,10 +170,19 @@ class Dispatcher:
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
         fleet.on_change(self.queue.changed)
+        fleet.on_forget(self._forget)
 
     @property
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
+
+    def num_requests_at(self, worker: str) -> int:
+        """Return how many requests are at the worker with the url *worker*, from their choice to their end."""
+        return self._router.work[worker].num_requests if worker in self._router.work else 0
+
+    async def _forget(self, worker: str) -> None:
+        self._router.forget(worker)
+        self._metrics.forget(worker)
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
         """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
@@ -327,7 +336,7 @@ class Dispatcher:
         if len(options) > 1:
             with self._metrics.stage("lookup"):
                 overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
-            ready = {worker.url for worker in workers if worker.ready}
+            ready = {worker.url for worker in self._fleet.clients if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:
                 raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")

@@ -87,6 +87,8 @@ def exactness(worker: Worker, listener: CacheView) -> Exactness:
 
 def why_excluded(worker: Worker, fleet: Fleet) -> str:
     """Return why *worker* is not one of those that get requests for its model, "" where it is."""
+    if worker in fleet.leaving:
+        return "it was removed, and finishes its requests"
     if _drains(worker):
         return "it drains"
     if not worker.ready or worker.description is None:
