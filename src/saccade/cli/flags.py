@@ -97,10 +97,6 @@ class ServerFlags:
     "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
-    tool_call_parser: ToolParser = DEFAULTS.parsers.tool_calls
-    "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
-    reasoning_parser: ReasoningParser = DEFAULTS.parsers.reasoning
-    "auto, or a name of vLLM's, reads reasoning between <think> and </think>; none leaves it in the content."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -111,6 +107,10 @@ class ServerFlags:
     "A second port, on loopback, to see workers and empty caches; needs --admin-key."
     admin_key: Many = ()
     "A key for the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    tool_call_parser: ToolParser = DEFAULTS.parsers.tool_calls
+    "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
+    reasoning_parser: ReasoningParser = DEFAULTS.parsers.reasoning
+    "auto, or a name of vLLM's, reads reasoning between <think> and </think>; none leaves it in the content."
 
     def __post_init__(self) -> None:
         """Raise StartupError for a malformed key, or a missing or shared admin key."""
