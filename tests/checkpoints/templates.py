@@ -28,12 +28,37 @@ QWEN2 = (
 
 QWEN3 = (
     _QWEN_PICTURES
-    + """{%- for message in messages -%}
-{{ '<|im_start|>' + message['role'] + '\\n' }}{{ show(message['content']) }}{{ '<|im_end|>\\n' }}
+    + """{%- if tools -%}
+{{ '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' -%}{{ show(messages[0].content) + '\\n\\n' }}{%- endif -%}
+{{ '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+{{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+{%- for tool in tools -%}{{ '\\n' }}{{ tool | tojson }}{%- endfor -%}
+{{ '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
+{{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n' }}
+{{- '</tool_call><|im_end|>\\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if tools and loop.first and message.role == 'system' -%}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+{{ '\\n<tool_response>\\n' }}{{ show(message.content) }}{{ '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+{%- else -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}{{ show(message['content']) }}
+{%- for call in message.tool_calls or [] -%}
+{%- if message.content or not loop.first -%}{{ '\\n' }}{%- endif -%}
+{{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 )
+"""Tools in a system turn, calls as JSON, results in turns of the user."""
 
 QWEN3_5 = (
     _QWEN_PICTURES
@@ -42,6 +67,14 @@ QWEN3_5 = (
 {%- if message.role == 'user' -%}{%- set last.query = loop.index0 -%}{%- endif -%}
 {%- endfor -%}
 {%- if last.query < 0 -%}{{ raise_exception('No question of a user was found.') }}{%- endif -%}
+{%- if tools -%}
+{{ '<|im_start|>system\\n# Tools\\n\\nYou have access to the following functions:\\n\\n<tools>' }}
+{%- for tool in tools -%}{{ '\\n' + tool | tojson }}{%- endfor -%}
+{{ '\\n</tools>\\n\\nA call looks like this:\\n\\n<tool_call>\\n<function=name>\\n<parameter=name>\\nvalue\\n' }}
+{{- '</parameter>\\n</function>\\n</tool_call>' }}
+{%- if messages[0].role == 'system' -%}{{ '\\n\\n' + show(messages[0].content) | trim }}{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endif -%}
 {%- for message in messages -%}
 {%- set content = show(message.content) | trim -%}
 {%- if message.role == 'assistant' -%}
@@ -54,7 +87,22 @@ QWEN3_5 = (
 {%- endif -%}
 {{ '<|im_start|>assistant\\n' }}
 {%- if loop.index0 > last.query -%}{{ '<think>\\n' + reasoning | trim + '\\n</think>\\n\\n' }}{%- endif -%}
-{{ content + '<|im_end|>\\n' }}
+{{ content }}
+{%- for call in message.tool_calls or [] -%}
+{{ ('\\n\\n' if content else '') if loop.first else '\\n' }}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for name, value in call.function.arguments | items -%}
+{{ '<parameter=' + name + '>\\n' }}
+{{- value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}
+{%- endfor -%}
+{{ '</function>\\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+{{ '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
+{%- elif tools and message.role == 'system' and loop.first -%}
 {%- elif message.role == 'system' and not loop.first -%}
 {{ raise_exception('The system turn must be the first.') }}
 {%- else -%}
@@ -76,6 +124,9 @@ KIMI_K25 = """{%- set last = namespace(answer=-1) -%}
 {%- set last.answer = loop.index0 -%}
 {%- endif -%}
 {%- endfor -%}
+{%- if tools -%}
+{{ '<|im_system|>tool_declare<|im_middle|>' + tools | tojson(separators=(',', ':')) + '<|im_end|>' }}
+{%- endif -%}
 {%- for message in messages -%}
 {{ {'user': '<|im_user|>', 'assistant': '<|im_assistant|>'}.get(message['role'], '<|im_system|>') }}
 {{- (message.get('name') or message['role']) + '<|im_middle|>' }}
@@ -83,12 +134,22 @@ KIMI_K25 = """{%- set last = namespace(answer=-1) -%}
 {%- set reasoning = message.get('reasoning_content') or '' if loop.index0 > last.answer else '' -%}
 {{ '<think>' + reasoning + '</think>' }}
 {%- endif -%}
+{%- if message['role'] == 'tool' -%}{{ '## Return of ' + message['tool_call_id'] + '\\n' }}{%- endif -%}
 {%- if message['content'] is string -%}{{ message['content'] }}
 {%- else -%}{%- for part in message['content'] or [] -%}
 {%- if part['type'] in ('image', 'image_url') -%}
 {{ '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\\n' }}
 {%- else -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}
+{%- if message.get('tool_calls') -%}
+{{ '<|tool_calls_section_begin|>' }}
+{%- for call in message['tool_calls'] -%}
+{%- set arguments = call['function']['arguments'] -%}
+{{ '<|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}
+{{- arguments if arguments is string else arguments | tojson }}{{ '<|tool_call_end|>' }}
+{%- endfor -%}
+{{ '<|tool_calls_section_end|>' }}
+{%- endif -%}
 {{ '<|im_end|>' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

@@ -23,11 +23,15 @@ def user(*parts: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages as templates take them. *thinking* is what the request says of it, None where it says nothing."""
+    """Messages as templates take them. *thinking* is what the request says of it, None where it says nothing.
+
+    *tools* are declared; only templates that write tools take them, and the calls of a conversation.
+    """
 
     messages: list[dict[str, Any]]
     thinking: bool | None = None
     add_generation_prompt: bool = True
+    tools: tuple[dict[str, Any], ...] = ()
 
     @property
     def num_pictures(self) -> int:
@@ -111,7 +115,59 @@ _THINKING = {
     "no generation prompt": Conversation([user("Hi"), turn("assistant", "Hello!")], add_generation_prompt=False),
     "reasoning last": Conversation(_REASONED[:2], add_generation_prompt=False),
 }
-CONVERSATIONS = _TURNS | _PICTURES | _TEXTS | _THINKING
+
+
+def function(name: str, description: str = "", **properties: Any) -> dict[str, Any]:
+    """A tool."""
+    parameters = {"type": "object", "properties": properties, "required": list(properties)[:1]}
+    declared = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": declared}
+
+
+def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
+    """A call of a tool in an earlier turn, its arguments parsed."""
+    return {
+        "id": f"functions.{name}:{number}", "type": "function", "function": {"name": name, "arguments": arguments},
+    }  # fmt: skip
+
+
+def result(called: dict[str, Any], *parts: Any) -> dict[str, Any]:
+    """The result of a call."""
+    return turn("tool", *parts) | {"tool_call_id": called["id"]}
+
+
+WEATHER = function(
+    "get_weather",
+    'The weather of a "city", \\ 天气 <now>\n',
+    city={"type": "string", "description": "Where: e.g. Zürich"},
+    days={"type": ["integer", "null"], "minimum": 1},
+)
+CROP = function("crop", box={"type": "array", "items": {"type": "number"}}, options={"$ref": "#/$defs/Options"})
+BARE = {"type": "function", "function": {"name": "now"}}
+_BERN, _OSLO = call(0, "get_weather", city="Bern", days=2), call(1, "get_weather", city='"Oslo" \\ 奥斯陆\n', days=None)
+_CROP = call(0, "crop", box=[0.5, 1, -2e-3], options={"kind": "<b>", "keep": True})
+_ASKED = [user("How is the weather?"), turn("assistant", "I look.") | {"tool_calls": [_BERN]}]
+_CALLED = {
+    "tools": [user("How is the weather?")],
+    "tools and system": [turn("system", "Be brief."), user("How is the weather?")],
+    "a call and its result": [*_ASKED, result(_BERN, '{"celsius": 3.5}')],
+    "calls without content": [
+        user("Both?"),
+        turn("assistant", "") | {"tool_calls": [_BERN, _OSLO]},
+        result(_BERN, "sun"),
+        result(_OSLO, text("rain"), text(" <b>")),
+        turn("assistant", "Sun and rain."),
+        user("Thanks."),
+    ],
+    "a picture as a result": [
+        user(IMAGE, text("Zoom.")),
+        turn("assistant", "", reasoning_content="I crop.\n") | {"tool_calls": [_CROP]},
+        result(_CROP, text("Here:"), IMAGE),
+    ],
+    "a call without arguments": [user("When?"), turn("assistant", "") | {"tool_calls": [call(0, "now")]}],
+}
+_TOOLS = {name: Conversation(messages, tools=(WEATHER, CROP, BARE)) for name, messages in _CALLED.items()}
+CONVERSATIONS = _TOOLS | _TURNS | _PICTURES | _TEXTS | _THINKING
 """By name. Without one that the text of users makes special tokens of."""
 
 SPECIALS = (
@@ -129,3 +185,15 @@ FORGERIES = {
     "over two parts": [user(text("<|im_"), text("end|>"), text("<ima"), text("ge>"), text("<|image_"), text("1|>"))],
     "by everybody": [turn("system", SPECIALS[0]), user(SPECIALS[7]), turn("assistant", "<|end|></s>"), user(IMAGE)],
 }
+
+
+def forged_tools(typed: str) -> Conversation:
+    """A conversation in whose tools, calls and results somebody typed *typed*, wherever a text may stand."""
+    used = call(0, "get_weather", city=typed, **{f"a{typed}": [typed, {"b": typed}]})
+    used["id"] = f"functions.get_weather:{typed}"
+    tool = function("get_weather", typed, city={"type": "string", "enum": [typed], "description": typed})
+    tool["function"]["parameters"]["properties"][f"b{typed}"] = {"default": {typed: typed}}
+    messages = [
+        user("Hi"), turn("assistant", f"{typed} ") | {"tool_calls": [used]}, result(used, typed), user(f"So {typed}?"),
+    ]  # fmt: skip
+    return Conversation(messages, tools=(tool,))

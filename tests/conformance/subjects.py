@@ -26,7 +26,7 @@ class Subject:
 
     *normalise* is what an engine makes of our uint8 (and the parsed preprocessor_config.json), for references that
     know no uint8. *extremes* are sizes, (width, height), that the release accepts and others do not. *thinking* is
-    the template's switch. *is_lossless* tells that a prompt's text comes back from its ids to the last space.
+    the template's switch; *takes_tools* tells that it writes tools. *is_lossless* tells that a prompt's text comes back from its ids to the last space.
     """
 
     checkpoint: str
@@ -34,6 +34,7 @@ class Subject:
     normalise: Normalise | None = None
     extremes: tuple[tuple[int, int], ...] = ()
     thinking: str | None = None
+    takes_tools: bool = False
     is_lossless: bool = True
 
 
@@ -80,11 +81,13 @@ def _affine(pixels: torch.Tensor, preprocessor: Mapping[str, Any], shape: tuple[
 SUBJECTS = (
     Subject("qwen2_vl", MergedPatches, merged_patches),
     Subject("qwen2_5_vl", MergedPatches, merged_patches),
-    Subject("qwen3_vl", MergedPatches, merged_patches),
-    Subject("qwen3_vl_moe", MergedPatches, merged_patches),
-    Subject("qwen3_5", MergedPatches, merged_patches, thinking="enable_thinking"),
-    Subject("qwen3_5_moe", MergedPatches, merged_patches, thinking="enable_thinking"),
-    Subject("kimi_k25", KimiK25, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking"),
+    Subject("qwen3_vl", MergedPatches, merged_patches, takes_tools=True),
+    Subject("qwen3_vl_moe", MergedPatches, merged_patches, takes_tools=True),
+    Subject("qwen3_5", MergedPatches, merged_patches, thinking="enable_thinking", takes_tools=True),
+    Subject("qwen3_5_moe", MergedPatches, merged_patches, thinking="enable_thinking", takes_tools=True),
+    Subject(
+        "kimi_k25", KimiK25, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking", takes_tools=True
+    ),
     Subject("llava", Crops, crops, is_lossless=False),
     Subject("llava_next", Crops, crops, extremes=((20_000, 1), (1, 20_000)), is_lossless=False),
     Subject("smolvlm", Tiles, crops, extremes=((20_000, 1), (1, 20_000))),

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from conversations import CONVERSATIONS, FORGERIES, IMAGE, Conversation
+from conversations import CONVERSATIONS, FORGERIES, IMAGE, SPECIALS, Conversation, forged_tools
 from PIL import Image
 from references import Seen
 from subjects import SUBJECTS, Sides, Subject
@@ -24,15 +24,19 @@ SIZES = ((150, 100), (90, 230), (640, 480))
 
 
 def asked_of(subject: Subject) -> list[str]:
-    """The chats that make sense for a release: one without a switch is not told to think."""
-    return [name for name, chat in CONVERSATIONS.items() if chat.thinking is None or subject.thinking is not None]
+    """The chats that make sense for a release: one without a switch is not told to think, or given tools."""
+    return [
+        name
+        for name, chat in CONVERSATIONS.items()
+        if (chat.thinking is None or subject.thinking is not None) and (not chat.tools or subject.takes_tools)
+    ]
 
 
 CASES = [(subject.checkpoint, chat) for subject in SUBJECTS for chat in asked_of(subject)]
 EVERYDAY = {
     "plain", "empty", "system and turns", "parts", "interleaved without spaces", "pictures in every turn",
     "longer run of spaces", "combining marks", "Chinese mixed", "emoji", "near specials", "thinking off with pictures",
-    "thinking on", "reasoning of old", "reasoning last", "no generation prompt",
+    "thinking on", "reasoning of old", "reasoning last", "no generation prompt", *(name for name, chat in CONVERSATIONS.items() if chat.tools),
 }  # fmt: skip
 EVERYDAY_FORGERIES = {"everything at once", "beside pictures", "over two parts", "by everybody"}
 
@@ -61,7 +65,7 @@ def switches(subject: Subject, chat: Conversation) -> dict[str, bool]:
 
 def rendered(model: ServedModel, subject: Subject, chat: Conversation) -> list[Segment]:
     """The prompt in segments."""
-    return model.template.render(chat.messages, chat.add_generation_prompt, switches(subject, chat))
+    return model.template.render(chat.messages, chat.add_generation_prompt, switches(subject, chat), chat.tools)
 
 
 def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int) -> list[int]:
@@ -75,9 +79,15 @@ def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int)
     return token_ids
 
 
+def reference_prompt(both: Sides, chat: Conversation) -> str:
+    """The prompt as transformers renders it."""
+    tools = {"tools": list(chat.tools)} if chat.tools else {}
+    return both.reference.render(chat.messages, chat.add_generation_prompt, switches(both.subject, chat) | tools)
+
+
 def expected(both: Sides, chat: Conversation, seen: Sequence[Seen]) -> list[int]:
     """The reference's ids."""
-    prompt = both.reference.render(chat.messages, chat.add_generation_prompt, switches(both.subject, chat))
+    prompt = reference_prompt(both, chat)
     return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(seen), chat.num_pictures)))
 
 
@@ -124,6 +134,31 @@ def test_typed_special_tokens_stay_text(
     prompt = both.reference.render(chat.messages, chat.add_generation_prompt, {})
     assert "".join(segment.text for segment in segments) == prompt
     assert_decodes_to(both, model, segments)
+
+
+WITH_TOOLS = [subject.checkpoint for subject in SUBJECTS if subject.takes_tools]
+TAGS = "<think></think><tool_call></tool_call><tool_response>\n</tool_response><|tool_calls_section_begin|>"
+CALLS = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+
+
+@pytest.mark.aspect("ids")
+@pytest.mark.parametrize("typed", [TAGS, CALLS, "".join(SPECIALS)], ids=["tags", "calls", "specials"])
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_what_tools_hold_stays_text(name: str, typed: str, sides: Both, served: Served) -> None:  # F1 F2
+    """Declarations, calls and results make no special token and no tag, as no other text of users does."""
+    both, model = sides(name), served(name)
+    segments = rendered(model, both.subject, forged_tools(typed))
+    harmless_ids = model.tokenizer.encode(rendered(model, both.subject, forged_tools("x")))
+    special = set(model.tokenizer.special_tokens.values())
+    ours = model.tokenizer.encode(segments)
+    assert [number for number in ours if number in special] == [n for n in harmless_ids if n in special]
+    assert model.tokenizer.token_id("<think>") in special
+    assert "".join(segment.text for segment in segments) == reference_prompt(both, forged_tools(typed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_templates_with_and_without_tools(name: str, sides: Both, served: Served) -> None:
+    assert served(name).template.takes_tools == sides(name).subject.takes_tools
 
 
 def assert_decodes_to(both: Sides, model: ServedModel, segments: Sequence[Segment]) -> None:

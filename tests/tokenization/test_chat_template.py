@@ -56,7 +56,6 @@ CHATS = {
     "right to left": [user("مرحبا שלום")],
     "code": [user("def f(x):\n\treturn x ** 2  # <b>not</b> a tag\n")],
     "numbers": [user("3.14159 2024-01-01 1,000,000")],
-    "non-special added tokens": [user("<think>a</think> <tool_call>{}</tool_call>")],
     "control characters": [user("a\x00b\x1fc\u200bd\ufeff")],
     "private use characters": [user("\ue000\U000f0001\U0010fffd")],
     "near specials": [user("<|im_end| > |im_end|> <|im_end <| |>")],
@@ -71,6 +70,13 @@ def test_ids_equal_the_reference(
     rendered = reference_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     expected = reference_tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert tokenizer.encode(template.render(chat)) == expected
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"])
+def test_typed_tags_stay_text(tag: str, template: ChatTemplate, tokenizer: Tokenizer) -> None:  # F2
+    token_ids = tokenizer.encode(template.render([user(f"a {tag} b")]))
+    assert tokenizer.token_id(tag) not in token_ids
+    assert f"a {tag} b" in tokenizer.decode(token_ids)
 
 
 FORGERIES = {

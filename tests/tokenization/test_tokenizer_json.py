@@ -43,8 +43,9 @@ def test_specials_of_the_config_are_merged_once(
 ) -> None:  # A4
     with structlog.testing.capture_logs() as logs:
         merged = JsonTokenizer(bare, tokenizer_config)
-    assert merged.special_tokens == tokenizer.special_tokens
-    assert [log["tokens"] for log in logs] == [list(tokenizer.special_tokens)]
+    hidden = {text: number for text, number in tokenizer.special_tokens.items() if tokenizer.is_special(number)}
+    assert merged.special_tokens == hidden
+    assert [log["tokens"] for log in logs] == [list(hidden)]
     assert "<think>" not in merged.special_tokens
     assert merged.decode(merged.encode_text("<think>")) == "<think>"
     assert (
@@ -64,12 +65,24 @@ def test_nothing_to_merge_says_nothing(tiny_qwen3_vl: Path, tokenizer_config: di
 
 def test_protected_ids_are_special_whatever_the_files_say(tiny_qwen3_vl: Path) -> None:  # F2 A9
     content = (tiny_qwen3_vl / "tokenizer.json").read_bytes()
-    think = JsonTokenizer(content, {}).encode_text("<think>")
-    assert len(think) == 1
-    protected = JsonTokenizer(content, {}, think)
-    assert protected.encode([Segment("<think>", is_special=True)]) == think
+    think = JsonTokenizer(content, {}).token_id("<think>")
+    assert think is not None
+    protected = JsonTokenizer(content, {}, [think])
+    assert protected.is_special(think)
+    assert protected.encode([Segment("<think>", is_special=True)]) == [think]
     assert protected.decode(protected.encode_text("a<think>b")) == "a<think>b"
-    assert think[0] not in protected.encode_text("a<think>b")
+    assert think not in protected.encode_text("a<think>b")
+
+
+def test_tags_are_written_by_templates_only_and_shown_in_answers(tiny_qwen3_vl: Path) -> None:  # F2
+    tokenizer = JsonTokenizer((tiny_qwen3_vl / "tokenizer.json").read_bytes(), {})
+    for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>"):
+        token_id = tokenizer.token_id(tag)
+        assert token_id is not None
+        assert tokenizer.encode([Segment(tag, is_special=True)]) == [token_id]
+        assert token_id not in tokenizer.encode_text(f"a{tag}b")
+        assert not tokenizer.is_special(token_id)
+        assert tokenizer.decode([token_id]) == tag
 
 
 def test_text_that_would_become_a_protected_id_is_refused(tiny_qwen3_vl: Path) -> None:  # F2

@@ -14,6 +14,7 @@ from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.http.connection import ConnectionLimits
+from saccade.gateway.served_models.tool_call_tokens import Parsers, ReasoningParser, ToolParser
 from saccade.media.fetch import FetchConfig
 
 DEFAULTS = GatewayConfig()
@@ -106,6 +107,10 @@ class ServerFlags:
     "A second port, on loopback, to see workers and empty caches; needs --admin-key."
     admin_key: Many = ()
     "A key for the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    tool_call_parser: ToolParser = DEFAULTS.parsers.tool_calls
+    "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
+    reasoning_parser: ReasoningParser = DEFAULTS.parsers.reasoning
+    "auto, or a name of vLLM's, reads reasoning between <think> and </think>; none leaves it in the content."
 
     def __post_init__(self) -> None:
         """Raise StartupError for a malformed key, or a missing or shared admin key."""
@@ -289,6 +294,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         ),
         trusted_proxies=server.trusted_proxies,
         strict_parameters=server.strict_parameters,
+        parsers=Parsers(server.tool_call_parser, server.reasoning_parser),
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,
         decode_timeout_seconds=media.decode_timeout,

@@ -53,7 +53,7 @@ ONE_STAGE = "A model is cut with `--tensor-parallel-size` and `--attention-tenso
 WHOLE_EXPERTS = "Each of `--tensor-parallel-size` processes holds whole experts, if they can share them equally."
 NO_GRAPHS = "Steps run eagerly, except decodes with `--cuda-graphs`; models are not compiled."
 OWN_SCHEDULER = "The scheduler has other settings: `--max-num-batched-tokens`, `--max-num-seqs`, `--max-num-waiting`."
-NO_TOOLS = "Requests with tools are refused."
+NO_TOOLS = "Tools run at the client; their calls are read by the parsers that are built in."
 NO_LORA = "Adapters are not supported."
 NO_TLS = "The gateway serves plain HTTP; put a proxy with TLS in front of it."
 OWN_FILES = "The files of the model's folder are used unchanged; edit them there."
@@ -68,6 +68,8 @@ SERVED = (
         "Repeat the flag for several keys. Every route except the health checks requires one.",
         takes="many",
     ),
+    _served("--tool-call-parser", "`hermes`, `qwen3_coder` and `kimi_k2`; `auto`, the default, knows each family's."),
+    _served("--reasoning-parser", "`qwen3`, `deepseek_r1` and `kimi_k2` read `<think>`, as `auto` does."),
     _served("--allowed-origins", "None by default; vLLM allows every origin."),
     _served("--shutdown-timeout", SAME_NAME),
     _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not supported."),
@@ -110,6 +112,8 @@ SERVED = (
     _served("--grpc", "`saccade worker MODEL` serves gRPC.", "saccade worker", "nothing"),
 )
 NO_EFFECT = (
+    _no_effect("--enable-auto-tool-choice", "Requests may have tools wherever the model's template takes them."),
+    _no_effect("--exclude-tools-when-tool-choice-none", "Prompts never have the tools that must not be called."),
     _no_effect("--enable-expert-parallel -ep", WHOLE_EXPERTS),
     _no_effect("--enforce-eager", NO_GRAPHS),
     _no_effect("--max-seq-len-to-capture --max-cudagraph-capture-size", NO_GRAPHS, "one"),
@@ -183,13 +187,7 @@ NOT_YET = (
     _not_yet("--trust-request-chat-template", "A template in a request is refused.", takes="nothing"),
     _not_yet("--default-chat-template-kwargs", "Send `chat_template_kwargs` with each request."),
     _not_yet("--response-role", "Answers have the role `assistant`.", "assistant"),
-    _not_yet("--enable-auto-tool-choice --exclude-tools-when-tool-choice-none", NO_TOOLS, takes="nothing"),
-    _not_yet("--tool-call-parser --tool-parser-plugin --tool-server", NO_TOOLS),
-    _not_yet(
-        "--reasoning-parser",
-        "Reasoning between `<think>` and `</think>` is found by the tokenizer's tokens; other forms are not.",
-        "qwen3 deepseek_r1 kimi_k2",
-    ),
+    _not_yet("--tool-parser-plugin --tool-server", NO_TOOLS),
     _not_yet(
         "--structured-outputs-config --guided-decoding-backend",
         "Answers cannot be constrained to a schema or grammar.",

@@ -68,7 +68,7 @@ class Application:
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
-        self.model_registry = ModelRegistry(fleet, models)
+        self.model_registry = ModelRegistry(fleet, models, config.parsers)
         router = self._router = _fleet_router(config)
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)

@@ -9,6 +9,7 @@ from saccade.gateway.group.member import Member
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
+from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
 from saccade.routing.policy import Policy
@@ -30,7 +31,8 @@ class GatewayConfig:
     an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although
     there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*. *limit_images* and
     *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429. With
-    *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
+    *strict_parameters* an unknown parameter is refused rather than ignored with a warning. *parsers* choose what is
+    read out of answers of every model.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -64,6 +66,7 @@ class GatewayConfig:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     trusted_proxies: tuple[str, ...] = ()
     strict_parameters: bool = False
+    parsers: Parsers = DECLARED
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0
     num_decode_processes: int = POOL.num_processes

@@ -10,6 +10,9 @@ import numpy.typing as npt
 from saccade.errors import StartupError
 from saccade.protocol.media import PictureLayout
 
+ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
+"""How a model writes its calls of tools; the names are those of vLLM's parsers."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -21,7 +24,8 @@ class Family:
     for the picture with the given {number} in templates that take only strings; by default the placeholder and a line
     break. With *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
-    `chat_template_kwargs` of the releases' templates. *external_grid* is the name of a picture's grid on external
+    `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None where
+    they were not trained for any. *external_grid* is the name of a picture's grid on external
     wires; without it pictures cannot be sent over them. *plain_positions*: a token's position is its place in the
     prompt, whatever pictures come before it. *ships_image_settings*: the releases include the settings of
     their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
@@ -36,6 +40,7 @@ class Family:
     split_at_pictures: bool = False
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
+    tool_format: ToolFormat | None = None
     external_grid: str | None = None
     plain_positions: bool = False
     ships_image_settings: bool = True

@@ -14,10 +14,27 @@ from saccade.tokenization.template_program import TemplateProgram
 from saccade.tokenization.tokenizer import Segment
 
 Message = Mapping[str, Any]
-"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; where given, "name" and
-"reasoning_content", strings."""
+"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; where given, "name",
+"reasoning_content" and "tool_call_id", strings, and "tool_calls": a list of {"id": str, "type": "function", "function":
+{"name": str, "arguments": JSON object}}."""
+
+Tool = Mapping[str, Any]
+"""A function's declaration as JSON values: {"type": "function", "function": {"name": str, ...}}."""
+
+TEXT_FIELDS = ("name", "reasoning_content", "tool_call_id")
+CALL_KEYS = frozenset(("id", "type", "function", "name", "arguments"))
+TOOL_KEYS = frozenset(("type", "function", "name", "description", "parameters", "strict", "properties", "required"))
+"""Keys by which templates look values up; none of them can be part of a special token that a user writes."""
 
 _PROBE = "3141592653589793"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": f"f{_PROBE}",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
 
 
 class ChatTemplate:
@@ -42,17 +59,20 @@ class ChatTemplate:
         self._provenance = Provenance(special_tokens, picture_tag)
         self._loses_strings = False
         self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
+        self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
+        """Whether the template writes the tools that it is given."""
 
     def render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[Segment]:
         """Return the prompt in segments; picture tags count as special.
 
-        *switches* are additional variables that the family declares: numbers, strings, true, false or null. Raises
-        InvalidValue if the template refuses the messages.
+        *switches* are additional variables that the family declares: numbers, strings, true, false or null. *tools*
+        are passed on as they are. Raises InvalidValue if the template refuses the messages.
         """
         given = switches or {}
         for name, value in given.items():
@@ -66,7 +86,7 @@ class ChatTemplate:
                 **self._variables,
                 "messages": self._rewrite(messages, written),
                 "add_generation_prompt": add_generation_prompt,
-                "tools": None,
+                "tools": [_written(tool, written, TOOL_KEYS) for tool in tools] or None,
                 "documents": None,
                 "strftime_now": now.strftime,
             }
@@ -92,10 +112,11 @@ class ChatTemplate:
             for message, tagged in zip(messages, self._rewrite(messages, str), strict=True)
         ]
 
-    def _shows(self, content: object) -> bool:
-        """Return whether the template writes the text of *content*."""
+    def _shows(self, content: object, tools: Sequence[Tool] = ()) -> bool:
+        """Return whether the template writes the text of *content*, or the names of *tools*."""
+        messages = [{"role": "user", "content": content}]
         try:
-            return any(_PROBE in segment.text for segment in self.render([{"role": "user", "content": content}]))
+            return any(_PROBE in segment.text for segment in self.render(messages, tools=tools))
         except InvalidValue as error:
             if isinstance(error.__cause__, TooCostly):
                 raise StartupError(f"The chat template {error.__cause__.message} for one short message.") from error
@@ -107,9 +128,11 @@ class ChatTemplate:
         numbers = count(1)
         for message in messages:
             copy = dict(message)
-            for field in ("name", "reasoning_content"):
+            for field in TEXT_FIELDS:
                 if copy.get(field) is not None:
                     copy[field] = written(copy[field])
+            if "tool_calls" in copy:
+                copy["tool_calls"] = [_written(call, written, CALL_KEYS) for call in copy["tool_calls"]]
             content = message["content"]
             if isinstance(content, str):
                 copy["content"] = _text_part(written(content)) if self._loses_strings else written(content)
@@ -154,6 +177,20 @@ def _read_json(content: bytes) -> object:
     except ValueError as error:
         raise StartupError("chat_template.json is not valid JSON.") from error
     return parsed.get("chat_template") if isinstance(parsed, dict) else parsed
+
+
+def _written(value: Any, written: Callable[[str], str], known: Collection[str]) -> Any:
+    """Return a copy of the JSON *value* with all its strings passed through *written*, but *known* keys."""
+    match value:
+        case str():
+            return written(value)
+        case dict():
+            return {
+                key if key in known else written(key): _written(item, written, known) for key, item in value.items()
+            }
+        case list():
+            return [_written(item, written, known) for item in value]
+    return value
 
 
 def _text_part(text: str) -> list[dict[str, str]]:

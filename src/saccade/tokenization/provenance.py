@@ -46,7 +46,10 @@ class Provenance:
         plain = render(str)
         for characters in self._disguised:
             on, off = _disguise(characters)
-            disguised = render(lambda text, on=on: _exchange(text, on))  # type: ignore[misc]
+            try:
+                disguised = render(lambda text, on=on: _exchange(text, on))  # type: ignore[misc]
+            except InvalidValue:
+                continue  # The template looks for words that are disguised, such as a schema's types.
             if _exchange(disguised, off) == plain:
                 return self._segments(disguised, off)
         raise InvalidValue(

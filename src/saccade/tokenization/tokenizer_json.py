@@ -2,11 +2,13 @@
 
 Users cannot write special tokens: the library treats special tokens as text, and every special token gets a random
 alias, an added token that users cannot guess. A special token of the template is passed to the library as its alias;
-all other text is passed unchanged. One call encodes the whole prompt, so pre-tokenisation is the same as in the
+all other text is passed unchanged. Tags (TAG) that are added tokens are treated likewise, but answers show them, as the
+reference does. One call encodes the whole prompt, so pre-tokenisation is the same as in the
 reference (`transformers`, AutoTokenizer.apply_chat_template).
 """
 
 import json
+import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,6 +23,9 @@ from saccade.tokenization.token_bytes import read_token_bytes
 from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
 
 PLAIN_WORD = "a"
+
+TAG = re.compile(r"</?[^\s<>/]+>")
+"""Added tokens of this form, such as `<think>` and `</tool_call>`, have a meaning although they are not special."""
 
 
 class JsonTokenizer(Tokenizer):
@@ -41,7 +46,9 @@ class JsonTokenizer(Tokenizer):
         merge_special_tokens(self._tokenizer, tokenizer_config)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.num_tokens = max(vocab.values()) + 1
-        self.special_tokens = self._find_special_tokens(protected)
+        hidden = self._find_special_tokens(protected)
+        self._hidden_ids = frozenset(hidden.values())
+        self.special_tokens = hidden | self._protect_tags()
         self._special_ids = frozenset(self.special_tokens.values())
         self._before = [] if tokenizer_config.get("add_bos_token") is False else self._find_ids_before_text()
         # Unknown text becomes this token, in the reference too; users can write it without harm.
@@ -93,8 +100,8 @@ class JsonTokenizer(Tokenizer):
         return token_id
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether *token_id* is a special token or not a token of this model."""
-        return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
+        """Return whether *token_id* is a special token, and no tag, or not a token of this model."""
+        return token_id in self._hidden_ids or not 0 <= token_id < self.num_tokens
 
     def stream(self) -> TextStream:
         return self._token_bytes.stream(self.token_bytes)
@@ -117,6 +124,15 @@ class JsonTokenizer(Tokenizer):
                 self._tokenizer.add_special_tokens([tokenizers.AddedToken(content, special=True, **flags)])
             special[content] = token_id
         return special
+
+    def _protect_tags(self) -> dict[str, int]:
+        """Make the tags special tokens, so that the library finds none in users' text. Return their ids."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        tags = {id_: token for id_, token in added.items() if not token.special and TAG.fullmatch(token.content)}
+        self._tokenizer.add_special_tokens(
+            [tokenizers.AddedToken(token.content, special=True, **_flags(token)) for token in tags.values()]
+        )
+        return {token.content: token_id for token_id, token in tags.items()}
 
     def _find_ids_before_text(self) -> list[int]:
         bare: list[int] = self._tokenizer.encode(PLAIN_WORD, add_special_tokens=False).ids

@@ -27,6 +27,29 @@ def body(**fields: Any) -> dict[str, Any]:
     return {**GOOD, **fields}
 
 
+def tool(**fields: Any) -> dict[str, Any]:
+    """A tool of a request."""
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def nested_schema(depth: int) -> dict[str, Any]:
+    """A schema of nested objects."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def call(arguments: str, **fields: Any) -> dict[str, Any]:
+    """A call in an earlier turn."""
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}, **fields}
+
+
+def called(arguments: str, **fields: Any) -> dict[str, Any]:
+    """A body with such a turn."""
+    return message(role="assistant", tool_calls=[call(arguments, **fields)])
+
+
 def content(*parts: Any) -> dict[str, Any]:
     return body(messages=[{"role": "user", "content": list(parts)}])
 
@@ -67,8 +90,16 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "no content": (body(messages=[{"role": "user"}]), 400, "invalid_value", "messages[0].content"),
     "no role": (body(messages=[{"content": "a"}]), 400, "invalid_value", "messages[0].role"),
     "unknown role": (message(role="boss"), 400, "invalid_value", "messages[0].role"),
-    "tool role": (message(role="tool"), 400, "unsupported_parameter", "messages[0]"),
-    "tool calls": (message(tool_calls=[{}]), 400, "unsupported_parameter", "messages[0]"),
+    "tool role without a call": (message(role="tool"), 400, "invalid_value", "messages[0].tool_call_id"),
+    "function role": (message(role="function"), 400, "unsupported_parameter", "messages[0]"),
+    "function call": (message(function_call={"name": "f"}), 400, "unsupported_parameter", "messages[0]"),
+    "tool call without a function": (message(tool_calls=[{"id": "a"}]), 400, "invalid_value", "messages[0].tool_calls[0].function"),
+    "tool calls of a user": (message(tool_calls=[call("{}")]), 400, "invalid_value", "messages[0].tool_calls"),
+    "arguments that are no JSON": (called("{"), 400, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+    "arguments that are no object": (called("[]"), 400, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+    "arguments with half a character": (called('{"a": "\\ud800"}'), 400, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+    "deep arguments": (called('{"a":' * 70 + "1" + "}" * 70), 400, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
+    "call of another type": (called("{}", type="custom"), 400, "unsupported_parameter", "messages[0].tool_calls[0].type"),
     "part without type": (content({"text": "a"}), 400, "invalid_value", "messages[0].content[0].type"),
     "text part without text": (content({"type": "text"}), 400, "invalid_value", "messages[0].content[0].text"),
     "video": (content({"type": "video_url"}), 400, "unsupported_parameter", "messages[0].content[0].type"),
@@ -95,7 +126,23 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "stop with a number": (body(stop=["a", 1]), 400, "invalid_value", "stop[1]"),
     "stream as text": (body(stream="yes"), 400, "invalid_value", "stream"),
     "stream_options of a wrong type": (body(stream_options=[]), 400, "invalid_value", "stream_options"),
-    "tools": (body(tools=[{"type": "function"}]), 400, "unsupported_parameter", "tools"),
+    "tools": (body(tools=[{"type": "function"}]), 400, "invalid_value", "tools[0].function"),
+    "tool of another type": (body(tools=[{"type": "web_search"}]), 400, "unsupported_parameter", "tools[0].type"),
+    "tool without a name": (body(tools=[tool(name=None)]), 400, "invalid_value", "tools[0].function.name"),
+    "tool with a wrong name": (body(tools=[tool(name="a b")]), 400, "invalid_value", "tools[0].function.name"),
+    "tool with a long name": (body(tools=[tool(name="a" * 65)]), 400, "invalid_value", "tools[0].function.name"),
+    "tool twice": (body(tools=[tool(), tool()]), 400, "invalid_value", "tools"),
+    "129 tools": (body(tools=[tool(name=f"f{number}") for number in range(129)]), 400, "invalid_value", "tools"),
+    "too long tools": (body(tools=[tool(description="a" * 2**18)]), 400, "invalid_value", "tools"),
+    "description of a wrong type": (body(tools=[tool(description=1)]), 400, "invalid_value", "tools[0].function.description"),
+    "parameters of a wrong type": (body(tools=[tool(parameters=[])]), 400, "invalid_value", "tools[0].function.parameters"),
+    "parameters of no object": (body(tools=[tool(parameters={"type": "array"})]), 400, "invalid_value", "tools[0].function.parameters"),
+    "deep parameters": (body(tools=[tool(parameters=nested_schema(70))]), 400, "invalid_value", "tools[0].function"),
+    "strict tool": (body(tools=[tool(strict=True)]), 400, "unsupported_parameter", "tools[0].function.strict"),
+    "functions": (body(functions=[{"name": "f"}]), 400, "unsupported_parameter", "functions"),
+    "function_call": (body(function_call={"name": "f"}), 400, "unsupported_parameter", "function_call"),
+    "named tool": (body(tools=[tool()], tool_choice={"type": "function", "function": {"name": "f"}}), 400, "unsupported_parameter", "tool_choice"),
+    "unknown tool_choice": (body(tools=[tool()], tool_choice="some"), 400, "invalid_value", "tool_choice"),
     "effort": (body(reasoning_effort="high"), 400, "unsupported_parameter", "reasoning_effort"),
     "Ollama's pictures": (message(images=["aGk="]), 400, "unsupported_parameter", "messages[0].images"),
     "Ollama's format": (body(format="json"), 400, "unsupported_parameter", "format"),
@@ -104,7 +151,7 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "a source in a part": (content({**TEXT[0], "source": {"data": "aGk="}}), 400, "unsupported_parameter", "messages[0].content[0].source"),
     "other media that are no text": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "images": "\\ud800"}]}', 400, "invalid_value", None),
     "other media that are not UTF-8": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "images": "\xff"}]}', 400, "invalid_value", None),
-    "refused value that is not UTF-8": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "tools": "\xff"}', 400, "invalid_value", None),
+    "refused value that is not UTF-8": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "functions": "\xff"}', 400, "invalid_value", None),
     "unknown name that is not UTF-8": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "\xff": 1}', 400, "invalid_value", None),
     "2049 messages": (body(messages=GOOD["messages"] * 2049), 400, "invalid_value", "messages"),
     "4097 parts": (body(messages=[{"role": "user", "content": TEXT * 4096}, {"role": "user", "content": TEXT}]), 400, "invalid_value", "messages"),

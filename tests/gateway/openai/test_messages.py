@@ -1,5 +1,6 @@
 """OpenAI messages become what templates take; what is not served is refused, and the field is named."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -180,12 +181,21 @@ def test_thinking_is_taken_where_nothing_switches_it(kind: type, switches: tuple
 
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
-def test_thinking_by_another_name_is_refused_where_it_can_be_switched(switch: str) -> None:
-    family = Family(("Thinking",), "<picture>", template_switches=(switch,))
-    spelling = f'`chat_template_kwargs`: {{"{switch}": false}}'
-    refused(UnsupportedParameter, "enable_thinking", spelling, family=family, enable_thinking=False)
-    refused(UnsupportedParameter, "reasoning_effort", spelling, family=family, reasoning_effort="none")
-    assert user(TEXT, family=family, chat_template_kwargs={switch: False}).switches == {switch: False}
+def test_parameters_about_reasoning_set_the_templates_switch(switch: str) -> None:
+    family = Family(("Some",), "<picture>", template_switches=(switch,))
+
+    def switches(**fields: Any) -> Mapping[str, Any]:
+        return read([{"role": "user", "content": "hi"}], family, **fields).switches
+
+    assert switches(enable_thinking=False) == {switch: False}
+    assert switches(enable_thinking=True) == {switch: True}
+    assert switches(reasoning_effort="none", chat_template_kwargs={switch: False}) == {switch: False}
+    assert switches(enable_thinking=None, reasoning_effort=None) == {}
+    given = {"enable_thinking": True}
+    refused(InvalidValue, "enable_thinking", "contradict", family=family, reasoning_effort="none", **given)
+    kwargs = {"chat_template_kwargs": {switch: False}}
+    refused(InvalidValue, "enable_thinking", "contradict", family=family, **given, **kwargs)
+    refused(UnsupportedParameter, "reasoning_effort", family=family, reasoning_effort="low")
 
 
 MEDIA = [
@@ -220,7 +230,7 @@ def test_media_under_another_name_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, [], {}, "", False])
 def test_empty_media_under_another_name_are_nothing(value: Any) -> None:
-    empty = dict.fromkeys([*MEDIA, "tool_calls"], value)
+    empty = dict.fromkeys([*MEDIA, "function_call"], value)
     assert read([{"role": "user", "content": "hi", "image_url": value, **empty}]) == read(
         [{"role": "user", "content": "hi"}]
     )

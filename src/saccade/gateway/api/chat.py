@@ -14,6 +14,7 @@ from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import prompt_logprobs
 from saccade.gateway.generation.generate import Asked, Generation
+from saccade.gateway.generation.tool_calls.reader import GeneratedCall
 from saccade.gateway.http.body_reader import COPIES, BodyReader
 from saccade.gateway.http.clients import TrustedProxies
 from saccade.gateway.http.connection import CONNECTION
@@ -156,10 +157,11 @@ async def send_stream(stream: EventStream, answer: Answer, deltas: AsyncIterator
 
 def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> answers.Choice:
     content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
+    calls = [_tool_call(call) for chunk in chunks for call in chunk.calls]
     reasoning = "".join(chunk.reasoning for chunk in chunks)
     logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
     return answers.Choice(
-        message=answers.AnswerMessage(content, reasoning or UNSET),
+        message=answers.AnswerMessage((content or None) if calls else content, reasoning or UNSET, calls or UNSET),
         finish_reason=choice.finish_reason or "",
         index=choice.index,
         logprobs=logprobs,
@@ -180,18 +182,27 @@ def _roles(template: answers.ChatCompletionChunk, answer: Answer) -> bytes:
 
 
 def _events(template: answers.ChatCompletionChunk, chunk: Chunk) -> bytes:
-    """Return one event for reasoning and one for content, where there are; the last one has the finish reason.
+    """Return one event for reasoning, one for content and one for each call; the last one has the finish reason.
 
     Tokens that a client asked about come with the first event after them.
     """
     choice = chunk.choice
-    events = b""
-    if chunk.reasoning:
-        events = _event(_with_delta(template, choice, answers.Delta(reasoning_content=chunk.reasoning)))
-    if chunk.content or choice.finish_reason is not None:
-        delta = answers.Delta(content=chunk.content) if chunk.content else answers.Delta()
-        events += _event(_with_delta(template, choice, delta, choice.finish_reason))
-    return events
+    deltas = [answers.Delta(reasoning_content=chunk.reasoning)] if chunk.reasoning else []
+    deltas += [answers.Delta(content=chunk.content)] if chunk.content else []
+    deltas += [answers.Delta(tool_calls=[_tool_call_delta(call)]) for call in chunk.calls]
+    if choice.finish_reason is not None and not (chunk.content or chunk.calls):
+        deltas.append(answers.Delta())
+    reasons = [None] * (len(deltas) - 1) + [choice.finish_reason]
+    wires = (_with_delta(template, choice, delta, reason) for delta, reason in zip(deltas, reasons, strict=False))
+    return b"".join(map(_event, wires))
+
+
+def _tool_call(call: GeneratedCall) -> answers.ToolCall:
+    return answers.ToolCall(call.id, answers.CalledFunction(call.name, call.arguments))
+
+
+def _tool_call_delta(call: GeneratedCall) -> answers.ToolCallDelta:
+    return answers.ToolCallDelta(call.index, call.id, answers.CalledFunction(call.name, call.arguments))
 
 
 def _with_delta(

@@ -14,21 +14,22 @@ from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
+from saccade.tokenization.chat_template import Tool
 
 
 class Answer:
-    """The answer to *request*. Its clock starts when it is made, before the prompt is prepared.
+    """The answer to *request*, which may call *tools*. Its clock starts when it is made, before the prompt is prepared.
 
     A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
     before chunks().
     """
 
-    def __init__(self, request: ChatRequest, served: ServedModel, metrics: Metrics) -> None:
+    def __init__(self, request: ChatRequest, served: ServedModel, metrics: Metrics, tools: Sequence[Tool] = ()) -> None:
         self.request = request
         self.served = served
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.choices = choices_of(request, served)
+        self.choices = choices_of(request, served, tools)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self._worker: Answering | None = None

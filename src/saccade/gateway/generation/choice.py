@@ -1,6 +1,6 @@
 """One choice of an answer as it grows: text, reasoning, tokens, finish reason."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -9,20 +9,26 @@ from saccade.errors import WorkerFailed
 from saccade.gateway.generation.choice_logprobs import choice_logprobs
 from saccade.gateway.generation.reasoning import Reasoning
 from saccade.gateway.generation.sampling import text_rules
+from saccade.gateway.generation.tool_calls.reader import GeneratedCall, Piece, Separator, ToolCallReader
 from saccade.gateway.openai.answers import ChoiceLogprobs
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
+from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
 
+TOOL_CALLS = "tool_calls"
+"""The finish reason of a choice that ended by itself and called tools."""
+
 
 class Chunk(NamedTuple):
-    """What a delta added to *choice*, as text: to its reasoning, then to its content."""
+    """What a delta added to *choice*: text of its reasoning, then of its content, and calls of tools."""
 
     choice: "GeneratedChoice"
     reasoning: str
     content: str
+    calls: Sequence[GeneratedCall] = ()
 
 
 class TokenRecord:
@@ -54,7 +60,8 @@ class GeneratedChoice:
     """One choice while it is generated. Call begin() before its first delta.
 
     *detokenizer* is that of the content, so stop strings do not apply to reasoning, which *reasoning* detokenises where
-    the model has it. *hidden_ids* count as generated and are not shown where they end the choice.
+    the model has it, nor to tool calls, which *tool_calls* reads where the request has tools. *hidden_ids* count as
+    generated and are not shown where they end the choice.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class GeneratedChoice:
         hidden_ids: Collection[int] = (),
         reasoning: Reasoning | None = None,
         record: TokenRecord | None = None,
+        tool_calls: ToolCallReader | None = None,
     ) -> None:
         self.index = index
         self.record = record
@@ -74,6 +82,8 @@ class GeneratedChoice:
         self._detokenizer = detokenizer
         self._hidden_ids = hidden_ids
         self._reasoning = reasoning
+        self._tool_calls = tool_calls
+        self._separator = Separator()
         self._num_hidden_tokens = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -93,10 +103,12 @@ class GeneratedChoice:
         chunk = self._read(shown, is_last=delta.finish_reason is not None)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-        if self._detokenizer.stopped:
+        if self._detokenizer.stopped or (self._tool_calls is not None and self._tool_calls.is_full):
             self.finish_reason = FinishReason.STOP.value
         else:
             self._num_hidden_tokens += len(delta.token_ids) - len(shown)
+        if self.finish_reason == FinishReason.STOP.value and self.num_calls:
+            self.finish_reason = TOOL_CALLS
         if self.record is not None:
             self.record.add(delta, self.num_tokens - num_tokens)
         return chunk
@@ -105,6 +117,11 @@ class GeneratedChoice:
     def ends_in_reasoning(self) -> bool:
         """Whether the reasoning has not ended: there is no content."""
         return self._reasoning is not None and self._reasoning.is_open
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of tools so far."""
+        return self._tool_calls.num_calls if self._tool_calls is not None else 0
 
     @property
     def num_tokens(self) -> int:
@@ -121,13 +138,45 @@ class GeneratedChoice:
         if self._reasoning is not None:
             reasoning, token_ids = self._reasoning.take(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
-            self._detokenizer.num_others = self._reasoning.num_tokens + self._reasoning.num_markers
+            self._detokenizer.num_others = self._num_others
+        if self._tool_calls is not None:
+            return self._read_calls(self._tool_calls, reasoning, token_ids, is_last)
         content = self._detokenizer.push(token_ids)
         return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
 
+    def _read_calls(self, reader: ToolCallReader, reasoning: str, token_ids: Sequence[int], is_last: bool) -> Chunk:
+        content, calls = "", list[GeneratedCall]()
+        for piece in self._pieces(reader, token_ids, is_last):
+            if isinstance(piece, GeneratedCall):
+                calls.append(piece)
+                self._separator.call()
+                continue
+            self._detokenizer.num_others = self._num_others
+            content += self._separator.push(self._detokenizer.push(piece))
+            if self._detokenizer.stopped:
+                # The rest of the pieces is not part of the answer.
+                return Chunk(self, reasoning, content + self._separator.finish(), calls)
+        self._detokenizer.num_others = self._num_others
+        if is_last or reader.is_full:
+            content += self._separator.push(self._detokenizer.finish()) + self._separator.finish()
+        return Chunk(self, reasoning, content, calls)
 
-def choices_of(request: ChatRequest, served: ServedModel) -> list[GeneratedChoice]:
-    """Return the choices that *request* asks for, before their first tokens."""
+    def _pieces(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
+        yield from reader.take(token_ids)
+        if is_last:
+            yield reader.finish()
+
+    @property
+    def _num_others(self) -> int:
+        """Tokens so far that are not content: reasoning, its markers, and tool calls."""
+        num_others = self._tool_calls.num_tokens if self._tool_calls is not None else 0
+        if self._reasoning is not None:
+            num_others += self._reasoning.num_tokens + self._reasoning.num_markers
+        return num_others
+
+
+def choices_of(request: ChatRequest, served: ServedModel, tools: Sequence[Tool] = ()) -> list[GeneratedChoice]:
+    """Return the choices that *request* asks for, before their first tokens; *tools* are those that they may call."""
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:
         hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
@@ -139,6 +188,7 @@ def choices_of(request: ChatRequest, served: ServedModel) -> list[GeneratedChoic
             hidden_ids,
             _reasoning(request, served, rules),
             _record(request, served),
+            _tool_calls(request, served, tools),
         )
         for index in range(request.n or 1)
     ]
@@ -154,3 +204,9 @@ def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> R
 def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
     with_ids, with_logprobs = bool(request.return_token_ids), bool(request.logprobs)
     return TokenRecord(served.tokenizer, with_ids, with_logprobs) if with_ids or with_logprobs else None
+
+
+def _tool_calls(request: ChatRequest, served: ServedModel, tools: Sequence[Tool]) -> ToolCallReader | None:
+    if not tools or served.tool_calls is None:
+        return None
+    return ToolCallReader(served.tool_calls, served.tokenizer, tools, request.parallel_tool_calls is not False)

@@ -53,7 +53,7 @@ class Generation:
         served = asked.served
         async with contextlib.AsyncExitStack() as held:
             # The answer's clock starts here, so that its ttft includes the preparation.
-            answer = held.enter_context(Answer(asked.request, served, self.metrics))
+            answer = held.enter_context(Answer(asked.request, served, self.metrics, asked.chat.tools))
             with self.metrics.stage("prepare"):
                 salt = request_salt(asked.tenant_salt, asked.request.cache_salt)
                 # While the request waits for other servers it holds no place.

@@ -41,11 +41,36 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
 
+class CalledFunction(Struct, frozen=True):
+    """The function that is called, and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a tool that the client is to make; the message with its result names *id*."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(Struct, frozen=True):
+    """A call of a tool in a chunk, always a whole one; *index* numbers the calls of a choice."""
+
+    index: int
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class AnswerMessage(Struct, frozen=True):
-    """The model's turn. *content* is null where the answer ended within reasoning."""
+    """The model's turn. *content* is null where the answer ended within reasoning, or holds only calls."""
 
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -106,11 +131,12 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """What a chunk adds: to the content, or to the reasoning before it."""
+    """What a chunk adds: to the content, to the reasoning before it, or to the calls of tools."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """From OpenAI messages to a Chat: messages as a chat template takes them, the sources of pictures, and switches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,10 +17,11 @@ from saccade.gateway.openai.requests import (
     Refused,
     TokenizeRequest,
 )
+from saccade.gateway.openai.tools import num_tool_characters, read_calls, read_tools
 from saccade.models.family import Family, PictureOptions
-from saccade.tokenization.chat_template import Message
+from saccade.tokenization.chat_template import Message, Tool
 
-ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
 
 PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
@@ -62,7 +63,7 @@ class PictureSource:
 class Chat:
     """A chat as templates take it: pictures[i] belongs to the i-th part of type "image".
 
-    *num_characters* is how much work the chat is.
+    *num_characters* is how much work the chat is. *tools* are those that the prompt declares.
     """
 
     messages: list[Message]
@@ -70,6 +71,14 @@ class Chat:
     pictures: list[PictureSource]
     add_generation_prompt: bool
     switches: Mapping[str, Any]
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether there is anything about tools in the chat."""
+        return bool(self.tools) or any(
+            message["role"] == "tool" or "tool_calls" in message for message in self.messages
+        )
 
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
@@ -80,20 +89,23 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
         _read_message(message, f"messages[{position}]", limits, pictures)
         for position, message in enumerate(request.messages or ())
     ]
-    _refuse_lost_thinking(request, family.template_switches)
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    switches |= _thinking(request, family.template_switches)
     add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
-    return Chat(messages, num_characters(request.messages or ()), pictures, add_generation_prompt, switches)
+    tools = read_tools(request)
+    return Chat(messages, num_characters(request), pictures, add_generation_prompt, switches, tools)
 
 
-def num_characters(messages: Iterable[ChatMessage]) -> int:
-    """Return how much work *messages* are to read, render and tokenise, in characters."""
-    return sum(map(_num_characters, messages))
+def num_characters(request: ChatRequest | TokenizeRequest) -> int:
+    """Return how much work the messages and tools of *request* are to read, render and tokenise, in characters."""
+    return sum(map(_num_characters, request.messages or ())) + num_tool_characters(request.tools)
 
 
 def _num_characters(message: ChatMessage) -> int:
     num_characters = len(message.name or "") + len(message.reasoning_content or message.reasoning or "")
     num_characters += PART_CHARACTERS
+    for call in message.tool_calls or ():
+        num_characters += len(call.function.arguments) + PART_CHARACTERS
     if isinstance(message.content, str):
         return num_characters + len(message.content)
     return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
@@ -103,11 +115,24 @@ def _read_message(
     message: ChatMessage, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
 ) -> Message:
     _refuse_other_media(message, field)
-    if message.role in ("tool", "function") or _holds_something(message.tool_calls):
-        raise UnsupportedParameter("Tool calls and their results are not served yet.", field)
+    if message.role == "function" or _holds_something(message.function_call):
+        raise UnsupportedParameter(
+            f"`{field}`: messages of the role function and `function_call` are not read here; OpenAI's newer form is "
+            "`tool_calls`, answered by messages of the role tool.",
+            field,
+        )
     if message.role not in ROLES:
         raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
     read: dict[str, Any] = {"role": ROLES[message.role]}
+    if calls := read_calls(message, field):
+        read["tool_calls"] = calls
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidValue(
+                f"`{field}.tool_call_id` is missing; it is the `id` of the call that the message answers.",
+                f"{field}.tool_call_id",
+            )
+        read["tool_call_id"] = message.tool_call_id
     if (reasoning := _reasoning(message, field)) is not None:
         read["reasoning_content"] = reasoning
     if message.name is not None:
@@ -118,8 +143,8 @@ def _read_message(
         case list(parts):
             named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
             return {**read, "content": [_read_part(part, name, limits, pictures) for name, part in named]}
-    # An answer that ended within reasoning has no content, and clients send it back like that.
-    if reasoning:
+    # An answer that only called tools, or ended within reasoning, has no content, and clients send it back like that.
+    if reasoning or calls:
         return {**read, "content": ""}
     raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
 
@@ -234,22 +259,30 @@ def _unknown_key(key: str, known: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
 
 
-def _refuse_lost_thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> None:
-    """Raise UnsupportedParameter for a reasoning parameter that has no effect though the template has a switch for it.
+def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
+    """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
 
-    With a template that has no such switch, `enable_thinking` and "none" change nothing and are accepted.
+    With a template that has no such switch, `enable_thinking` and "none" change nothing. Raises UnsupportedParameter
+    for another effort, and InvalidValue where the request contradicts itself.
     """
     effort = request.reasoning_effort
     switch = next((name for name in THINKING_SWITCHES if name in known), None)
-    if effort is not None and (effort != "none" or switch is not None):
-        advice = f'send `chat_template_kwargs`: {{"{switch}": false}}' if effort == "none" else "leave it out"
-        raise UnsupportedParameter(f"`reasoning_effort` is not served yet; {advice}.", "reasoning_effort")
-    if request.enable_thinking is not None and switch is not None:
-        value = str(request.enable_thinking).lower()
+    if effort is not None and effort != "none":
         raise UnsupportedParameter(
-            f'`enable_thinking` is not read at the top level; send `chat_template_kwargs`: {{"{switch}": {value}}}.',
-            "enable_thinking",
+            '`reasoning_effort`: only "none" is served; leave it out, and the model reasons as it is used to.',
+            "reasoning_effort",
         )
+    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": None if effort is None else False}
+    if switch is None or set(given.values()) == {None}:
+        return {}
+    given[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)
+    wanted = {field: value for field, value in given.items() if value is not None}
+    if len(set(wanted.values())) > 1:
+        raise InvalidValue(
+            f"{' and '.join(f'`{field}`' for field in wanted)} contradict each other; send one of them.",
+            next(iter(wanted)),
+        )
+    return {switch: bool(next(iter(wanted.values())))}
 
 
 def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:

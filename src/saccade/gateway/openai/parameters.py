@@ -27,7 +27,12 @@ MAX_PARAMETERS: Final = 256
 MAX_VALUE_BYTES: Final = 256 * 2**10
 """Of a top-level value, unless LONG or SHORT says otherwise."""
 
-SHORT: Final = {"chat_template_kwargs": 16 * 2**10, "mm_processor_kwargs": 16 * 2**10}
+SHORT: Final = {
+    "chat_template_kwargs": 16 * 2**10,
+    "mm_processor_kwargs": 16 * 2**10,
+    "tools": 256 * 2**10,
+    "tool_choice": 4 * 2**10,
+}
 """Most bytes of values whose shape is free until they are read."""
 
 LONG: Final = ("messages", "prompt", "allowed_token_ids", "tokens")
@@ -79,8 +84,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "thinking": (),
     "thinking_budget": (),
     "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -92,6 +95,8 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
 
 SPELLINGS: Final = {
     "format": "OpenAI's spelling is `response_format`, which is not served yet",
+    "function_call": "OpenAI's newer form is `tool_choice`",
+    "functions": "OpenAI's newer form is `tools`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),
@@ -103,7 +108,6 @@ SPELLINGS: Final = {
 WITHOUT_EFFECT: Final = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",

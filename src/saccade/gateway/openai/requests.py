@@ -21,11 +21,17 @@ MAX_MESSAGES = 2048
 MAX_PARTS = 4096
 """Of all messages of a request together."""
 
+MAX_TOOLS = 128
+MAX_CALLS = 256
+"""Of tools, in one message."""
+MAX_TOOL_NAME = 64
+TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
+
 PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
 """OpenAI's form of a picture, for errors about other forms."""
 
 # Some fields are checked by code, with better errors; the schemas here are for the description of the API.
-Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant"]})]
+Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
 Effort = Annotated[str, Meta(extra_json_schema={"enum": ["none"]})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
@@ -48,6 +54,29 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
+FunctionSchema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {
+            "type": ["object", "null"],
+            "properties": {"type": {"type": "string", "enum": ["object"]}},
+            "additionalProperties": False,
+        },
+        "strict": {"type": ["boolean", "null"], "enum": [False, None]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ToolSchema = {
+    "properties": {"type": {"type": "string", "enum": ["function"]}, "function": FunctionSchema},
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+# Checked by code; passed to chat templates as they are.
+Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none"]})]
 # A field that is refused unless it is empty is not decoded.
 Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 
@@ -95,16 +124,36 @@ class ContentPart(OtherMedia, frozen=True):
     source: Refused = UNSET
 
 
+class CalledFunction(Struct, frozen=True):
+    """A function's name and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a tool in an earlier turn."""
+
+    id: str
+    function: CalledFunction
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+
+
 class ChatMessage(OtherMedia, frozen=True):
-    """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content."""
+    """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content.
+
+    *tool_calls* of an assistant are answered by messages of the role tool, each with the *tool_call_id* of its call.
+    """
 
     role: Role
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: str | None = None
     image_url: Refused = UNSET
-    tool_calls: Refused = UNSET
+    function_call: Refused = UNSET
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -148,6 +197,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
+    *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
     *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
     """
 
@@ -164,6 +214,9 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
@@ -184,6 +237,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    tools: Tools | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
 

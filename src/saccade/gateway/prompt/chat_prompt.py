@@ -24,6 +24,8 @@ def why_not_as_chat(
     Such a worker takes special tokens in users' text for the template's, and processes pictures by its own settings.
     *picture_settings* are the processor settings of the chat's pictures.
     """
+    if chat.uses_tools:
+        return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
     tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).pattern
     special = [token for token in served.tokenizer.special_tokens if token.strip()]
     texts = texts_of(chat)

@@ -11,10 +11,12 @@ from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, num_characters, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
+from saccade.gateway.openai.tools import check_served, texts_in
 from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.media import PictureLayout, Span
 from saccade.telemetry import Metrics
+from saccade.tokenization.chat_template import TEXT_FIELDS
 
 THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
@@ -47,6 +49,7 @@ class PromptDrafter:
                 f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
                 "messages",
             )
+        check_served(chat.tools, served.tool_calls is not None, served.template.takes_tools)
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
@@ -75,7 +78,7 @@ class PromptDrafter:
                 num_picture_bytes,
                 lambda: encode(
                     write_pictures(
-                        served.template.render(chat.messages, chat.add_generation_prompt, chat.switches),
+                        served.template.render(chat.messages, chat.add_generation_prompt, chat.switches, chat.tools),
                         served.tokenizer.special_tokens,
                         served.placeholder_token_id,
                         layouts,
@@ -106,7 +109,7 @@ class PromptDrafter:
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
     """Whether reading the chat in *request* would hold up the event loop."""
-    return num_characters(request.messages or ()) > THREAD_FROM_CHARACTERS
+    return num_characters(request) > THREAD_FROM_CHARACTERS
 
 
 def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:
@@ -122,7 +125,7 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
     bound = served.tokenizer.text_bound
     if bound.least_tokens("".join(texts)) <= served.max_model_len:
         return chat
-    segments = served.template.render(chat.messages, chat.add_generation_prompt, chat.switches)
+    segments = served.template.render(chat.messages, chat.add_generation_prompt, chat.switches, chat.tools)
     written = "".join(segment.text for segment in segments if not segment.is_special)
     if (least := bound.least_tokens(written)) > served.max_model_len:
         raise ContextLengthExceeded.of(served.max_model_len, least, _num_completion(request), "messages", at_least=True)
@@ -139,8 +142,10 @@ def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest
 def texts_of(chat: Chat) -> list[str]:
     """Return every text of *chat* that the template may write."""
     texts = [switch for switch in chat.switches.values() if isinstance(switch, str)]
+    texts += texts_in(chat.tools)
     for message in chat.messages:
-        texts += [message.get("name", ""), message.get("reasoning_content", "")]
+        texts += [message.get(field, "") for field in TEXT_FIELDS]
+        texts += texts_in(message.get("tool_calls", []))
         content = message["content"]
         texts += [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
     return texts

@@ -10,6 +10,7 @@ from saccade.errors import StartupError, WorkerUnavailable
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.protocol.description import Description, ModelFiles
 
 _logger = structlog.get_logger(__name__)
@@ -18,13 +19,15 @@ _logger = structlog.get_logger(__name__)
 class ModelRegistry:
     """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
 
-    Files that the operator has *given* for a model's name stand in for those that its worker sends. *unservable* gets
-    the reason when all workers have described their models and none can be built, unless one was served before.
+    *parsers* are the operator's choice of what is read out of answers. Files that the operator has *given* for a
+    model's name stand in for those that its worker sends. *unservable* gets the reason when all workers have described
+    their models and none can be built, unless one was served before.
     """
 
-    def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles]) -> None:
+    def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
         self._fleet = fleet
         self._given = given
+        self._parsers = parsers
         self._served: dict[str, ServedModel] = {}
         self._described: dict[str, Description] = {}
         self._building: set[asyncio.Task[None]] = set()
@@ -69,7 +72,7 @@ class ModelRegistry:
             files = self._given.get(description.model, description.files)
             await _try_in_child(description.model, files)
             served = await asyncio.to_thread(
-                ServedModel.from_files, description.model, files, description.max_model_len
+                ServedModel.from_files, description.model, files, description.max_model_len, parsers=self._parsers
             )
         except StartupError as error:
             _logger.error("model cannot be served", model=description.model, reason=error.message)

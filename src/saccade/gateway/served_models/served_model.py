@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
+from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, ToolCallTokens
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
@@ -81,6 +82,7 @@ class ServedModel:
     files_digest: bytes
     defaults: GenerationDefaults
     reasoning: ReasoningTokens | None
+    tool_calls: ToolCallTokens | None
     max_model_len: int
     created: int
 
@@ -91,10 +93,16 @@ class ServedModel:
 
     @classmethod
     def from_files(
-        cls, name: str, given: ModelFiles, max_model_len: int, begin: Callable[[str], None] = _ignore
+        cls,
+        name: str,
+        given: ModelFiles,
+        max_model_len: int,
+        begin: Callable[[str], None] = _ignore,
+        parsers: Parsers = DECLARED,
     ) -> "ServedModel":
         """Build the gateway's half of a model from its files; *begin* is called with a file's name before its use.
 
+        *parsers* are the operator's choice of what is read out of answers.
         Raises StartupError. A gateway tries the files in a child first (model_probe).
         """
         begin(CONFIG)
@@ -115,7 +123,8 @@ class ServedModel:
             layout=layout,
             files_digest=digest,
             defaults=generation_defaults(files.parse_json(given, GENERATION_CONFIG), config),
-            reasoning=ReasoningTokens.of(text.tokenizer),
+            reasoning=ReasoningTokens.of(text.tokenizer) if parsers.reads_reasoning else None,
+            tool_calls=ToolCallTokens.of(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),
         )

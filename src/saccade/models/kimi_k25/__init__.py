@@ -25,6 +25,8 @@ FAMILY = Family(
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
     template_switches=("thinking",),
+    tool_format="kimi_k2",
     external_grid="grid_thws",
     plain_positions=True,
+    limits=("Prompts declare tools as JSON, not as the TypeScript that the release's own code makes of them.",),
 )

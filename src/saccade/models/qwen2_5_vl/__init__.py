@@ -7,6 +7,7 @@ FAMILY = Family(
     model_types=("qwen2_5_vl",),
     placeholder="<|image_pad|>",
     template_switches=("add_vision_id",),
+    tool_format="hermes",
     external_grid="image_grid_thw",
     limits=("The engine refuses text networks with `use_sliding_window`.",),
 )

@@ -8,6 +8,7 @@ FAMILY = Family(
     placeholder="<|image_pad|>",
     # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
     template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
+    tool_format="qwen3_coder",
     external_grid="image_grid_thw",
     limits=("The layer that drafts one more token (`mtp.*`) is not loaded: the engine does no speculative decoding.",),
 )

@@ -1,0 +1,82 @@
+"""Arguments that a model writes as bare text, typed by the JSON schema of their function."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+MAX_REFERENCES: Final = 16
+_COMBINED: Final = ("anyOf", "oneOf", "allOf")
+_WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": None}
+"""As templates write values of Python."""
+
+
+def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
+    """Return *text* as the value of the property *name* of *schema*.
+
+    A text that is no value of the property's types, or of none that are known, stays a text. Where a property may be a
+    text and something else, what reads as the other is the other.
+    """
+    properties = schema.get("properties")
+    declared = properties.get(name) if isinstance(properties, dict) else None
+    types = set(_types(declared, schema, MAX_REFERENCES))
+    if not types - {"string"}:
+        return text
+    stripped = text.strip()
+    try:
+        value = _WORDS[stripped] if stripped in _WORDS else msgspec.json.decode(stripped)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return text
+    if isinstance(value, float) and "integer" in types and "number" not in types and value.is_integer():
+        value = int(value)
+    return value if types & set(_types_of(value)) else text
+
+
+def _types(declared: Any, root: Mapping[str, Any], num_left: int) -> Iterable[str]:
+    """Yield the JSON types that the schema *declared* allows, as far as it says so."""
+    if not isinstance(declared, dict) or not num_left:
+        return
+    match declared.get("type"):
+        case str(one):
+            yield one
+        case list(several):
+            yield from (one for one in several if isinstance(one, str))
+    for value in (*_listed(declared.get("enum")), *([declared["const"]] if "const" in declared else [])):
+        yield from _types_of(value)[:1]
+    for combination in _COMBINED:
+        for one in _listed(declared.get(combination)):
+            yield from _types(one, root, num_left - 1)
+    if isinstance(reference := declared.get("$ref"), str):
+        yield from _types(_referred(reference, root), root, num_left - 1)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return what *reference*, as `#/$defs/City`, means within *root*; None where it leads nowhere."""
+    found: Any = root
+    if not reference.startswith("#/"):
+        return None
+    for key in reference[2:].split("/"):
+        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
+def _types_of(value: Any) -> tuple[str, ...]:
+    """Return the JSON types of a value, the narrowest first."""
+    match value:
+        case bool():
+            return ("boolean",)
+        case int():
+            return "integer", "number"
+        case float():
+            return ("number",)
+        case None:
+            return ("null",)
+        case str():
+            return ("string",)
+        case list():
+            return ("array",)
+    return ("object",)

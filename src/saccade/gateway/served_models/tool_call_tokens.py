@@ -1,0 +1,86 @@
+"""The tokens that enclose tool calls in the answers of one model, by the format that its family declares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from saccade.models.family import Family, ToolFormat
+from saccade.tokenization.tokenizer import Tokenizer
+
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """What is read out of answers; "auto" is what the model's family declares, "none" leaves it in the content.
+
+    The other names of *reasoning* are those of vLLM's parsers for the markers that "auto" looks for.
+    """
+
+    tool_calls: ToolParser = "auto"
+    reasoning: ReasoningParser = "auto"
+
+    @property
+    def reads_reasoning(self) -> bool:
+        return self.reasoning != "none"
+
+    def tool_format(self, family: Family) -> ToolFormat | None:
+        """Return the form of calls that is read out of answers of a model of *family*, None for none."""
+        if self.tool_calls == "auto":
+            return family.tool_format
+        return None if self.tool_calls == "none" else self.tool_calls
+
+
+DECLARED: Final = Parsers()
+
+
+@dataclass(frozen=True)
+class ToolTags:
+    """The tags of a format. Calls may stand in a section; *separator* divides a call's name from its arguments."""
+
+    begin: str
+    end: str
+    section_begin: str | None = None
+    section_end: str | None = None
+    separator: str | None = None
+
+
+_TOOL_CALL: Final = ToolTags("<tool_call>", "</tool_call>")
+TAGS: Final[Mapping[ToolFormat, ToolTags]] = {
+    "hermes": _TOOL_CALL,
+    "qwen3_coder": _TOOL_CALL,
+    "kimi_k2": ToolTags(
+        "<|tool_call_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_argument_begin|>",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ToolCallTokens:
+    """The ids of a format's tags in one model's vocabulary; None for a tag that the format does not have."""
+
+    format: ToolFormat
+    begin_id: int
+    end_id: int
+    section_begin_id: int | None = None
+    section_end_id: int | None = None
+    separator_id: int | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, tool_format: ToolFormat | None) -> "ToolCallTokens | None":
+        """Return the ids for *tool_format*, None where the vocabulary lacks one of its tags."""
+        if tool_format is None:
+            return None
+        tags = TAGS[tool_format]
+        optional = (tags.section_begin, tags.section_end, tags.separator)
+        begin_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
+        others = [None if tag is None else tokenizer.token_id(tag) for tag in optional]
+        is_lacking = any(tag is not None and found is None for tag, found in zip(optional, others, strict=True))
+        if begin_id is None or end_id is None or is_lacking:
+            return None
+        return cls(tool_format, begin_id, end_id, *others)

@@ -1,0 +1,110 @@
+"""Texts of calls, read by format: what is a call, what is none, and which types its arguments have."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from saccade.gateway.generation.tool_calls.formats import FORMATS, ParsedCall, declared
+from saccade.gateway.generation.tool_calls.parameter_types import typed
+from saccade.models.family import ToolFormat
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "size": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array"},
+        "box": {"$ref": "#/$defs/Box"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "either": {"type": ["string", "integer"]},
+        "level": {"enum": [1, 2]},
+        "open": {"description": "Anything."},
+        "loop": {"$ref": "#/properties/loop"},
+    },
+    "$defs": {"Box": {"type": "object"}},
+}
+FUNCTIONS = declared([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}])
+
+
+def parse(tool_format: ToolFormat, *parts: str) -> ParsedCall | None:
+    return FORMATS[tool_format](parts, FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "parts", "arguments"),
+    [
+        ("hermes", ['\n{"name": "f", "arguments": {"text": "é\\n"}}\n'], {"text": "é\n"}),
+        ("hermes", ['{"arguments":{},"name":"f"}'], {}),
+        ("qwen3_coder", ["\n<function=f>\n</function>\n"], {}),
+        ("qwen3_coder", ["<function=f><parameter=text>a</parameter></function>"], {"text": "a"}),
+        ("qwen3_coder", ["<function=f>\n<parameter=text>\n\na\n\n</parameter>\n</function>"], {"text": "\na\n"}),
+        (
+            "qwen3_coder",
+            ["<function=f>\n<parameter=text>\na</parameter> b\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>"],
+            {"text": "a</parameter> b", "count": 3},
+        ),
+        ("kimi_k2", ["functions.f:3", '{"text": "a"}'], {"text": "a"}),
+        ("kimi_k2", ["f", "{}"], {}),
+    ],
+)  # fmt: skip
+def test_calls(tool_format: ToolFormat, parts: Sequence[str], arguments: dict[str, Any]) -> None:
+    call = parse(tool_format, *parts)
+    assert call is not None
+    assert (call.name, call.arguments) == ("f", json.dumps(arguments, ensure_ascii=False))
+    assert call.id == (parts[0] if tool_format == "kimi_k2" else None)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "parts"),
+    [
+        ("hermes", [""]),
+        ("hermes", ["{"]),
+        ("hermes", ["[" * 100_000]),
+        ("hermes", ['{"name": "g", "arguments": {}}']),
+        ("hermes", ['{"name": "f", "arguments": "{}"}']),
+        ("hermes", ['{"name": "f", "arguments": {"a": NaN}}']),
+        ("hermes", ['{"name": "f", "arguments": {"a": "\\ud800"}}']),
+        ("hermes", ['{"name": "f", "arguments": {}} x']),
+        ("qwen3_coder", ["<function=g></function>"]),
+        ("qwen3_coder", ["<function=f>"]),
+        ("qwen3_coder", ["<function=f>a</function>"]),
+        ("qwen3_coder", ["<function=f><parameter=text>a</function>"]),
+        ("qwen3_coder", ["<function=f><parameter=text>a</parameter>b</function>"]),
+        ("qwen3_coder", ['{"name": "f", "arguments": {}}']),
+        ("kimi_k2", ["functions.f:0"]),
+        ("kimi_k2", ["functions.f:0", "{}", "{}"]),
+        ("kimi_k2", ["functions.g:0", "{}"]),
+        ("kimi_k2", ["functions.f:0", "[]"]),
+        ("kimi_k2", ["functions.f:0", "{"]),
+    ],
+)
+def test_malformed_calls(tool_format: ToolFormat, parts: Sequence[str]) -> None:
+    assert parse(tool_format, *parts) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("text", "3", "3"), ("text", "null", "null"), ("text", "", ""), ("text", "{}", "{}"),
+        ("count", "3", 3), ("count", " 3 ", 3), ("count", "3.0", 3), ("count", "3.5", "3.5"), ("count", "x", "x"),
+        ("count", "true", "true"), ("size", "3", 3), ("size", "3.5", 3.5), ("size", "1e400", "1e400"),
+        ("flag", "true", True), ("flag", "False", False), ("flag", "1", "1"), ("list", "[1, 2]", [1, 2]),
+        ("list", "{}", "{}"), ("box", '{"a": "é"}', {"a": "é"}), ("maybe", "null", None), ("maybe", "None", None),
+        ("maybe", "4", 4), ("either", "4", 4), ("either", "four", "four"), ("level", "2", 2), ("open", "2", "2"),
+        ("loop", "2", "2"), ("unknown", "2", "2"), ("list", "[" * 100_000, "[" * 100_000),
+    ],
+)  # fmt: skip
+def test_values_are_typed_by_the_schema(name: str, text: str, value: Any) -> None:
+    found = typed(text, name, PARAMETERS)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": None}, {"properties": {"a": True}}, {"properties": {"a": {"type": 3}}},
+                                    {"properties": {"a": {"$ref": "http://x/"}}}, {"properties": {"a": {"anyOf": 1}}}])  # fmt: skip
+def test_a_schema_of_any_shape_leaves_texts(schema: dict[str, Any]) -> None:
+    assert typed("2", "a", schema) == "2"
