@@ -1,8 +1,30 @@
 """EngineRequest: a prompt as exact token ids and media, and how to sample its answers."""
 
+from typing import Literal
+
 import msgspec
 
 from saccade.protocol.media import MediaItem, SlotRef
+
+
+class ReasoningMarkers(msgspec.Struct, frozen=True, array_like=True):
+    """The token ids that enclose reasoning. *is_open*: the prompt ends within reasoning."""
+
+    start_id: int
+    end_id: int
+    is_open: bool = False
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match as a whole: a JSON schema, a regular expression or a Lark grammar of llguidance's.
+
+    A model with *reasoning* may reason first; the grammar begins behind the reasoning. An answer cut by max_tokens, or
+    by stop ids of the client, is the beginning of a match.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    reasoning: ReasoningMarkers | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     *repetition_penalty* at prompt and answer. *logit_bias* is added to the logits of its ids; where *allowed_token_ids*
     are given, no others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's
     tokens, k for the k likeliest beside each; *num_prompt_logprobs* the same for the prompt's tokens.
+    *grammar* comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids; send it only to
+    workers whose Description has *takes_grammars*, because another worker would not see it.
     """
 
     max_tokens: int
@@ -31,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

@@ -71,7 +71,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could compute something; a parked sequence waits for its pixels and does not count."""
+        """Whether a step could compute something; a parked sequence waits for pixels or a grammar, and does not count."""
         return bool(self.waiting or self.running)
 
     def check_queue(self) -> None:
@@ -80,7 +80,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests are waiting at this worker already; try again shortly.")
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self._queue(sequence)
 
     def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
         """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
@@ -133,7 +133,7 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a parked sequence again by its arrival; its pixels have come."""
+        """Queue a parked sequence by its arrival: its pixels have come, or its grammar is compiled."""
         del self.parked[sequence]
         self._queue(sequence)
 
@@ -146,6 +146,9 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _queue(self, sequence: Sequence) -> None:
+        if sequence.awaits_grammar:
+            self.parked[sequence] = None
+            return
         bisect.insort(self.waiting, sequence, key=_arrival)
 
     def _unqueue(self, sequence: Sequence) -> None:
