@@ -32,6 +32,7 @@ from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.protocol.description import ModelFiles
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
@@ -87,6 +88,7 @@ class Application:
             proxies=self.proxies,
             strict_parameters=config.strict_parameters,
         )
+        self._grammars = RequestGrammars()
         self._chat = ChatCompletions(
             admission=self.admission,
             bodies=bodies,
@@ -102,6 +104,7 @@ class Application:
                 dispatcher=dispatcher,
                 metrics=self.metrics,
             ),
+            grammars=self._grammars,
             ping_interval_seconds=config.ping_interval_seconds,
             strict_parameters=config.strict_parameters,
         )
@@ -126,6 +129,7 @@ class Application:
 
     async def close(self) -> None:
         """Stop listening to workers, close connections and drop cached pictures."""
+        self._grammars.close()
         await self.listener.close()
         await self.preparation.close()
 

@@ -28,8 +28,8 @@ WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,64}"
 """What may stand between the values of JSON. With a bound, a model cannot write white space without end."""
 
 TOO_LARGE: Final = (
-    "The grammar is impossible, or too large: it must be satisfiable, and may have at most some thousands of properties,"
-    " values and patterns."
+    "The grammar is wrong, impossible or too large: it must be satisfiable, and may have at most some thousands of "
+    "properties, values and patterns."
 )
 
 

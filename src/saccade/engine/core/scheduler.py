@@ -71,7 +71,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could compute something; a parked sequence waits for pixels or a grammar, and does not count."""
+        """Whether a step could compute something; a parked sequence does not count."""
         return bool(self.waiting or self.running)
 
     def check_queue(self) -> None:

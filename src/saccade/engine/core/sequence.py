@@ -45,8 +45,8 @@ class Sequence:
     sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
     wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
     penalties, biases or a minimum length change its logits. *matcher* holds the answer to the request's *grammar*, and
-    is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if requested, are the known log
-    probabilities of token_ids[1:].
+    is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if
+    requested, are the known log probabilities of token_ids[1:].
     """
 
     def __init__(

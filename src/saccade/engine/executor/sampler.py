@@ -5,10 +5,10 @@ is a hash of (seed, index), computed on the host; the cumulative distribution in
 The batching of requests therefore changes no draw (beyond the last bits of logits).
 
 The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
-unprocessed logits (executor.logprobs); then allowed ids and grammars (executor.masks), minimum length, biases and penalties
-(executor.logits_processors) apply; greedy rows take the largest logit; the others are divided by their temperature and
-cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed before everything else. Shapes: R
-rows, V vocabulary, K the largest top_k of the batch.
+unprocessed logits (executor.logprobs); then allowed ids and grammars (executor.masks), minimum length, biases and
+penalties (executor.logits_processors) apply; greedy rows take the largest logit; the others are divided by their
+temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed before everything
+else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
 from collections.abc import Sequence as Ordered

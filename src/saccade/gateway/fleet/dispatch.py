@@ -51,7 +51,8 @@ class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
-    answers. *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can.
+    answers. *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can;
+    *needs_grammars* the same of a worker that cannot hold answers to grammars.
     """
 
     token_ids: Sequence[int]
@@ -60,6 +61,7 @@ class Prompt:
     reads_cache: bool = True
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
+    needs_grammars: RequestError | None = None
 
 
 @dataclass(frozen=True)
@@ -342,10 +344,15 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
 
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
     """Return those of *workers* that can take *prompt*. Raises the prompt's error where there are none."""
-    error = prompt.needs_token_ids
-    takers = [worker for worker in workers if error is None or not takes_chats_only(worker)]
-    if error is not None and not takers:
-        raise error
+    takers = list(workers)
+    if prompt.needs_token_ids is not None:
+        takers = [worker for worker in takers if not takes_chats_only(worker)]
+    if not takers and prompt.needs_token_ids is not None:
+        raise prompt.needs_token_ids
+    if prompt.needs_grammars is not None:
+        takers = [worker for worker in takers if worker.description is not None and worker.description.takes_grammars]
+    if not takers and prompt.needs_grammars is not None:
+        raise prompt.needs_grammars
     return takers
 
 

@@ -1,12 +1,14 @@
 """From a request's parameters to SamplingParams, and to the rules of its answer's text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.request import SamplingParams
+from saccade.protocol.request import Grammar, ReasoningMarkers, SamplingParams
 from saccade.tokenization.detokenizer import TextRules
 
 _BIAS_KEY = re.compile(BIAS_KEY)
@@ -39,6 +41,15 @@ def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=_num_prompt_logprobs(request),
     )
+
+
+def behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
+    """Return *grammar* for an answer to the token ids *prompt*: where the model reasons, it begins behind that."""
+    if served.reasoning is None:
+        return grammar
+    markers = served.reasoning
+    reasoning = ReasoningMarkers(markers.start_id, markers.end_id, markers.opened_by(prompt))
+    return msgspec.structs.replace(grammar, reasoning=reasoning)
 
 
 def text_rules(request: ChatRequest) -> TextRules:

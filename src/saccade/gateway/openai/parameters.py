@@ -55,10 +55,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "format": ("",),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "image": (),
     "image_data": ([],),
     "image_url": (),
@@ -70,12 +66,10 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "modalities": ([], ["text"]),
     "options": ({},),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_reasoning": (True,),
-    "structured_outputs": (),
     "thinking": (),
     "thinking_budget": (),
     "thinking_token_budget": (),
@@ -91,7 +85,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
 """Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
 
 SPELLINGS: Final = {
-    "format": "OpenAI's spelling is `response_format`, which is not served yet",
+    "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),
