@@ -5,6 +5,7 @@ lexer's and the parser's work, but not every regular expression, so grammars of 
 process (gateway.structured_output).
 """
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,13 +25,20 @@ LIMITS: Final = LLParserLimits(
 )
 """Less than the library's defaults where a step of the engine waits: for one mask, tens of milliseconds at most."""
 
-WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,64}"
-"""What may stand between the values of JSON. With a bound, a model cannot write white space without end."""
+WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between the values of JSON: a line break and an indentation. Without a bound, a model could write white space for
+ever.
+"""
 
 TOO_LARGE: Final = (
     "The grammar is wrong, impossible or too large: it must be satisfiable, and may have at most some thousands of "
     "properties, values and patterns."
 )
+
+
+TRIED_TOKENS: Final = 64
+SLOW_SECONDS: Final = 0.1
+"""Of a processor, for the mask of one token; common grammars take less than a hundredth of it."""
 
 
 class Vocabulary:
@@ -71,15 +79,33 @@ def byte_vocabulary() -> LLTokenizer:
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     """Return a matcher at the start of *grammar*; copies of it match answers.
 
-    Raises InvalidValue, without a field, if the grammar is wrong or too large.
+    Raises InvalidValue, without a field, if the grammar is wrong or too large, or a token's mask takes too long.
     """
     matcher = LLMatcher(vocabulary, source(grammar), limits=LIMITS, log_level=0)
     if not matcher.is_error():
-        # The first mask builds the lexer's first states; a grammar that is too large may fail only then.
-        matcher.deep_copy().compute_bitmask()
+        _walk(matcher.deep_copy())
     if matcher.is_error():
         raise InvalidValue(TOO_LARGE)
     return matcher
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Follow the beginning of one match, which also builds states of the lexer that copies share.
+
+    Raises InvalidValue. The limits do not bound every mask: counted repetitions within one another take seconds.
+    """
+    for index in range(TRIED_TOKENS):
+        began = time.thread_time()
+        mask = matcher.compute_bitmask()
+        if time.thread_time() - began > SLOW_SECONDS:
+            raise InvalidValue("The grammar takes too long for each token; avoid repetitions within repetitions.")
+        if matcher.is_error():
+            raise InvalidValue(TOO_LARGE)
+        allowed = [8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+        if not allowed or not matcher.consume_token(allowed[7 * index % len(allowed)]):
+            return
+        if matcher.is_stopped():
+            return
 
 
 def source(grammar: Grammar) -> str:

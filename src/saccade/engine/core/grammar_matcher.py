@@ -1,6 +1,7 @@
 """Which tokens an answer that is held to a grammar may have next. No torch."""
 
 import enum
+import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,6 +12,8 @@ from saccade.errors import InvalidValue
 from saccade.protocol.request import ReasoningMarkers
 
 WORD_BITS = 32
+MAX_MASK_SECONDS = 1.0
+"""Of a processor, for one mask, during which every request waits; it takes tens of microseconds."""
 
 Words = npt.NDArray[np.uint32]
 """A set of token ids: bit i % 32 of word i // 32 is set for token id i."""
@@ -81,8 +84,10 @@ class GrammarMatcher:
             allowed = self._usable & ~self._end_ids
         else:
             allowed = np.zeros_like(self._usable)
+            began = time.thread_time()
             self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
-            if self._matcher.is_error():
+            is_slow = time.thread_time() - began > MAX_MASK_SECONDS
+            if is_slow or self._matcher.is_error():
                 raise InvalidValue("The answer's grammar became too large while it was matched; make it simpler.")
             if self._part is _Part.BEGINNING:
                 allowed |= self._start_ids

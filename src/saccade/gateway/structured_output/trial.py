@@ -15,7 +15,7 @@ import sys
 import msgspec
 import structlog
 from llguidance import LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from saccade.errors import InternalError, InvalidValue, RequestError
 from saccade.gateway.confinement import sandbox
@@ -96,14 +96,16 @@ def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     if constraint.kind == "json_schema":
         reader = SchemaReader(constraint.param, constraint.strict, lambda schema: _compiles(vocabulary, schema))
         held = reader.read(constraint.text)
-        return Outcome(_grammar_of(held.schema), held.dropped)
-    is_regex = constraint.kind == "regex"
-    grammar = Grammar("regex", constraint.text) if is_regex else Grammar("lark", _lark(constraint))
+        grammar, dropped = _grammar_of(held.schema), held.dropped
+    elif constraint.kind == "regex":
+        grammar, dropped = Grammar("regex", constraint.text), []
+    else:
+        grammar, dropped = Grammar("lark", _lark(constraint)), []
     try:
         compile_grammar(vocabulary, grammar)
     except InvalidValue as error:
         raise InvalidValue(f"`{constraint.param}`: {error.message}", constraint.param) from error
-    return Outcome(grammar)
+    return Outcome(grammar, dropped)
 
 
 def _compiles(vocabulary: LLTokenizer, schema: Schema) -> bool:
@@ -122,7 +124,7 @@ def _lark(constraint: Constraint) -> str:
     """Return a grammar in Lark's form, also where it is in the form of llama.cpp's GBNF, as vLLM takes it."""
     try:
         return any_to_lark(constraint.text)
-    except ValueError as error:
+    except GbnfToLarkError as error:
         raise InvalidValue(f"`{constraint.param}` is neither GBNF nor a Lark grammar.", constraint.param) from error
 
 
