@@ -7,24 +7,16 @@ import msgspec
 from saccade.protocol.media import MediaItem, SlotRef
 
 
-class ReasoningMarkers(msgspec.Struct, frozen=True, array_like=True):
-    """The token ids that enclose reasoning. *is_open*: the prompt ends within reasoning."""
-
-    start_id: int
-    end_id: int
-    is_open: bool = False
-
-
 class Grammar(msgspec.Struct, frozen=True):
     """What an answer must match as a whole: a JSON schema, a regular expression or a Lark grammar of llguidance's.
 
-    A model with *reasoning* may reason first; the grammar begins behind the reasoning. An answer cut by max_tokens, or
-    by stop ids of the client, is the beginning of a match.
+    Where the prompt ends within reasoning, the grammar begins behind the token *reasoning_end_id*. An answer
+    cut by max_tokens, or by stop ids of the client, is the beginning of a match.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
     text: str
-    reasoning: ReasoningMarkers | None = None
+    reasoning_end_id: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

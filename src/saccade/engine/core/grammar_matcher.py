@@ -1,6 +1,5 @@
 """Which tokens an answer that is held to a grammar may have next. No torch."""
 
-import enum
 import time
 from collections.abc import Iterable
 
@@ -9,7 +8,6 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from saccade.errors import InvalidValue
-from saccade.protocol.request import ReasoningMarkers
 
 WORD_BITS = 32
 MAX_MASK_SECONDS = 1.0
@@ -31,56 +29,41 @@ def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
-class _Part(enum.Enum):
-    """The part of the answer that the next token belongs to."""
-
-    BEGINNING = enum.auto()
-    REASONING = enum.auto()
-    CONTENT = enum.auto()
-
-
 class GrammarMatcher:
     """Follows one answer. The state is that of the answer's tokens, so it survives that KV state is computed again.
 
     *matcher* is at the start of the grammar, and belongs to this object. *usable* are the ids that the request may draw
-    at all, *end_ids* those that end an answer: reasoning is not ended by them, because nothing would follow.
+    at all. Where the prompt ends within reasoning, everything but *end_ids*, those that end an answer, is allowed up to
+    the token *reasoning_end_id*.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, reasoning: ReasoningMarkers | None, usable: Words, end_ids: Words, start_ids: Words
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, reasoning_end_id: int | None, usable: Words, end_ids: Words) -> None:
         self._pristine = matcher
         self._matcher = matcher.deep_copy()
-        self._reasoning = reasoning
+        self._reasoning_end_id = reasoning_end_id
+        self._is_reasoning = reasoning_end_id is not None
         self._usable = usable
         self._end_ids = end_ids
-        self._start_ids = start_ids
-        self._part = _Part.CONTENT
-        if reasoning is not None:
-            self._part = _Part.REASONING if reasoning.is_open else _Part.BEGINNING
 
     def copy(self) -> "GrammarMatcher":
         """Return a matcher for another answer, at its beginning."""
-        return GrammarMatcher(self._pristine, self._reasoning, self._usable, self._end_ids, self._start_ids)
+        return GrammarMatcher(self._pristine, self._reasoning_end_id, self._usable, self._end_ids)
 
     @property
     def is_finished(self) -> bool:
         """Whether the answer matches the grammar, and no token can follow."""
-        return self._part is _Part.CONTENT and self._matcher.is_stopped() and not self._matcher.is_error()
+        return not self._is_reasoning and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def take(self, token_id: int) -> None:
         """Note the answer's next token, which the last mask must have allowed."""
-        if self._part is not _Part.CONTENT and self._reasoning is not None:
-            if self._part is _Part.BEGINNING and token_id != self._reasoning.start_id:
-                self._part = _Part.CONTENT
-            else:
-                self._part = _Part.CONTENT if token_id == self._reasoning.end_id else _Part.REASONING
-                return
-        self._matcher.consume_token(token_id)
+        if self._is_reasoning:
+            self._is_reasoning = token_id != self._reasoning_end_id
+        else:
+            self._matcher.consume_token(token_id)
 
     def mask(self) -> bytes:
         """Return the ids of which the next token may be one, as words. Raises InvalidValue where there are none."""
-        if self._part is _Part.REASONING:
+        if self._is_reasoning:
             allowed = self._usable & ~self._end_ids
         else:
             allowed = np.zeros_like(self._usable)
@@ -89,8 +72,6 @@ class GrammarMatcher:
             is_slow = time.thread_time() - began > MAX_MASK_SECONDS
             if is_slow or self._matcher.is_error():
                 raise InvalidValue("The answer's grammar became too large while it was matched; make it simpler.")
-            if self._part is _Part.BEGINNING:
-                allowed |= self._start_ids
             allowed &= self._usable
         if not allowed.any():
             raise InvalidValue(

@@ -104,14 +104,11 @@ class Grammars:
             raise error.at("grammar") from None
 
     def _matcher(self, compiled: LLMatcher, sequence: Sequence) -> GrammarMatcher:
-        reasoning = None if sequence.grammar is None else sequence.grammar.reasoning
-        start_ids = add_ids(
-            no_words(self._vocab_size), () if reasoning is None else (reasoning.start_id,), self._vocab_size
-        )
+        reasoning_end_id = None if sequence.grammar is None else sequence.grammar.reasoning_end_id
         usable = self._drawable
         if allowed := sequence.sampling.allowed_token_ids:
             usable = usable & add_ids(no_words(self._vocab_size), allowed, self._vocab_size)
-        return GrammarMatcher(compiled, reasoning, usable, self._loaded.result().end_ids, start_ids)
+        return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
 
 
 def _error_of(compiled: Future[LLMatcher]) -> SaccadeError | None:

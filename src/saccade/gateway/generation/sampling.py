@@ -8,7 +8,7 @@ import msgspec
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.request import Grammar, ReasoningMarkers, SamplingParams
+from saccade.protocol.request import Grammar, SamplingParams
 from saccade.tokenization.detokenizer import TextRules
 
 _BIAS_KEY = re.compile(BIAS_KEY)
@@ -44,12 +44,11 @@ def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens
 
 
 def behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
-    """Return *grammar* for an answer to the token ids *prompt*: where the model reasons, it begins behind that."""
-    if served.reasoning is None:
-        return grammar
+    """Return *grammar* for an answer to the token ids *prompt*: where these end in reasoning, it begins behind that."""
     markers = served.reasoning
-    reasoning = ReasoningMarkers(markers.start_id, markers.end_id, markers.opened_by(prompt))
-    return msgspec.structs.replace(grammar, reasoning=reasoning)
+    if markers is None or not markers.opened_by(prompt):
+        return grammar
+    return msgspec.structs.replace(grammar, reasoning_end_id=markers.end_id)
 
 
 def text_rules(request: ChatRequest) -> TextRules:

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from saccade.errors import InvalidValue
+from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.openai.requests import ChatRequest
 
 ANY_OBJECT = '{"type": "object"}'
@@ -30,7 +30,8 @@ class Constraint:
 def read_constraint(request: ChatRequest) -> Constraint | None:
     """Return what the answer is held to, None where it is free.
 
-    Raises InvalidValue for two of them at once, and for one that is incomplete.
+    Raises InvalidValue for two of them at once, and for one that is incomplete; UnsupportedParameter for what else
+    vLLM's `structured_outputs` can say.
     """
     found = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
     if len(found) > 1:
@@ -70,6 +71,10 @@ def _structured_outputs(request: ChatRequest) -> Iterator[Constraint]:
     wanted = request.structured_outputs
     if wanted is None:
         return
+    for name in ("structural_tag", "whitespace_pattern"):
+        if _is_given(getattr(wanted, name)):
+            param = f"structured_outputs.{name}"
+            raise UnsupportedParameter(f"`{param}` is not served; leave it out.", param)
     if wanted.json_object:
         yield Constraint("json_schema", ANY_OBJECT, "structured_outputs.json_object")
     yield from _vllm("structured_outputs.", wanted.json, wanted.regex, wanted.choice, wanted.grammar)
