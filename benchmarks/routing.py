@@ -81,7 +81,7 @@ class Feed:
             yield decoder.decode(frame)
             if self._wait_seconds:
                 # The listener asks for the next message when this one is in the index, and its turn is over.
-                self.delays_ms.append((time.perf_counter() - due_at) * 1e3)
+                self.delays_ms.append(max(0.0, time.perf_counter() - due_at) * 1e3)
         await asyncio.Event().wait()
 
 
@@ -116,8 +116,10 @@ async def choices_ms(dispatcher: Dispatcher, asked: Sequence[list[int]]) -> list
     """Return the CPU milliseconds of each choice."""
     times = []
     for token_ids in asked:
-        # A picture of a thousand tokens behind the shared ones, as in a prompt about a picture.
-        prompt = Prompt(token_ids, (MediaRun(SHARED_TOKENS, 1000, bytes(32)),))
+        # The ids are new objects, as a tokenizer makes them just before.
+        fresh = msgspec.msgpack.decode(msgspec.msgpack.encode(token_ids), type=list[int])
+        # A picture of a thousand tokens stands behind the shared ones.
+        prompt = Prompt(fresh, (MediaRun(SHARED_TOKENS, 1000, bytes(32)),))
         begun_at = time.thread_time()
         place = dispatcher.place("m", prompt)
         async with place:

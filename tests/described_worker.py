@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from saccade.errors import WorkerUnavailable
+from saccade.errors import RequestError, WorkerUnavailable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply
 
 TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes pictures by itself")
@@ -29,6 +30,10 @@ class Described:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """It refuses nothing."""
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds no picture."""

@@ -20,7 +20,7 @@ from saccade.engine.startup import start
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenLogprob
+from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 Grid = tuple[int, int, int]
@@ -144,20 +144,24 @@ def drain(
         frame = engine.step().get(connection)
         outcome.steps += 1
         each_step()
-        if frame is None:
-            continue
-        outcome.released += frame.released
-        for delta in frame.deltas:
-            answer = outcome.answers[_name(delta.request_id, delta.index)]
-            assert answer.finish_reason is None, "a delta behind the last one"
-            answer.token_ids += delta.token_ids
-            answer.finish_reason = delta.finish_reason
-            answer.num_cached_tokens += delta.num_cached_tokens
-            answer.failure = delta.failure
-            answer.logprobs += delta.logprobs
-            answer.prompt_logprobs += delta.prompt_logprobs
-            answer.times = delta.times
+        if frame is not None:
+            collect(outcome, frame)
     return outcome
+
+
+def collect(outcome: Outcome, frame: StepFrame) -> None:
+    """Add what *frame* tells to *outcome*."""
+    outcome.released += frame.released
+    for delta in frame.deltas:
+        answer = outcome.answers[_name(delta.request_id, delta.index)]
+        assert answer.finish_reason is None, "a delta behind the last one"
+        answer.token_ids += delta.token_ids
+        answer.finish_reason = delta.finish_reason
+        answer.num_cached_tokens += delta.num_cached_tokens
+        answer.failure = delta.failure
+        answer.logprobs += delta.logprobs
+        answer.prompt_logprobs += delta.prompt_logprobs
+        answer.times = delta.times
 
 
 def _name(request_id: str, index: int) -> str:

@@ -17,7 +17,7 @@ DESCRIPTION = Description(
     model="m",
     fingerprint=bytes(32),
     files=ModelFiles(files={}),
-    max_model_len=1,
+    max_model_len=4096,
     max_num_seqs=1,
     block_size=16,
     num_blocks=1,

@@ -144,11 +144,10 @@ def serving(
 
 
 @contextlib.contextmanager
-def program(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `saccade WORDS`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "saccade.cli.main", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def program(*words: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `saccade WORDS`, by the command *before* where there is one."""
+    command = [*before, sys.executable, "-m", "saccade.cli.main", *words]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         yield process
     finally:

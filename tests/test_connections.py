@@ -39,18 +39,22 @@ ALLOWED = {
     "transport/dialects/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
     "transport/dialects/vllm.py": {"aiohttp"},  # names of errors
     "transport/dialects/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
+    "transport/kv_transfer/destination.py": {"open_connection"},  # a prefill worker, whose address the gateway gives
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
     "transport/gateway_streams.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
     "transport/access.py": {"grpc"},  # refuses calls to the same
+    "transport/local_calls.py": {"create_unix_connection"},  # processes of the same gateway, in a private folder
     "transport/private_sockets.py": {"connect"},  # its own socket's path, to see whether it is in use
     "worker/service.py": {"grpc"},  # listens
     "worker/local_client.py": {"grpc"},  # names of status codes
+    "worker/tokenspeed/border.py": {"grpc"},  # names of status codes
     "worker/tokenspeed/server.py": {"grpc"},  # listens
     "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
     "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
+    "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback
 }

@@ -10,7 +10,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["dev"])]
+REQUIREMENTS = [
+    Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["ray"], *EXTRAS["dev"])
+]
 REQUIREMENTS = [requirement for requirement in REQUIREMENTS if requirement.name != PROJECT["name"]]
 PINNED = {
     canonicalize_name(name): version

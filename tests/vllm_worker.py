@@ -205,10 +205,11 @@ async def connecting(
     credentials: WorkerCredentials = NO_CREDENTIALS,
     read_files: Callable[[Path], ModelFiles] = lambda _: FILES,
     on_change: Callable[[VllmClient], None] = lambda _: None,
+    on_released: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> AsyncIterator[VllmClient]:
     """A client of *url* that may not be ready."""
     reader = FileReader({"m": FILES} if given is None else given, read_files, lambda _: PLACEHOLDER)
-    client = VllmClient(url, lambda _: None, on_change, credentials, reader)
+    client = VllmClient(url, on_released, on_change, credentials, reader)
     await client.start()
     try:
         yield client

@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ class Gateway:
     port: int
     admin_port: int
     log: Path
+    pid: int = 0
 
     @property
     def url(self) -> str:
@@ -69,13 +71,12 @@ class Gateway:
             _ask(f"{self.admin_url}/reset_{cache}_cache", b"")
 
     def hit_rates(self) -> HitRates:
-        """Read the histogram. Raises NotMeasured where /metrics cannot be read or does not have it."""
-        samples = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(_ask(f"{self.url}/metrics").decode())
-            if family.name == HIT_RATE
-            for sample in family.samples
-        }
+        """Read the histogram of all gateway processes together. Raises NotMeasured where /metrics does not have it."""
+        samples: defaultdict[str, float] = defaultdict(float)
+        for family in text_string_to_metric_families(_ask(f"{self.url}/metrics").decode()):
+            for sample in family.samples if family.name == HIT_RATE else ():
+                samples[sample.name] += sample.value
+        samples.default_factory = None
         try:
             return HitRates(samples[f"{HIT_RATE}_count"], samples[f"{HIT_RATE}_sum"])
         except KeyError as error:
@@ -129,8 +130,10 @@ def workers(folder: Path, count: int, logs: Path, flags: Sequence[str] = ()) -> 
 
 
 @contextlib.contextmanager
-def gateway(urls: Sequence[str], policy: str, log: Path, *, broken: bool = False) -> Iterator[Gateway]:
-    """Run a gateway over *urls* until the block ends; it is ready and knows every worker.
+def gateway(
+    urls: Sequence[str], policy: str, log: Path, more: Sequence[str] = (), *, broken: bool = False
+) -> Iterator[Gateway]:
+    """Run a gateway over *urls*, with *more* flags, until the block ends; it is ready and knows every worker.
 
     A *broken* one computes other keys for the same prompts than the workers do. Raises NotMeasured.
     """
@@ -138,8 +141,8 @@ def gateway(urls: Sequence[str], policy: str, log: Path, *, broken: bool = False
     flags = ["--port", str(port), "--admin-port", str(admin_port), "--admin-key", ADMIN_KEY, "--decode-processes", "1"]
     command = [*(BROKEN if broken else SACCADE), "gateway", *flags, "--routing-policy", policy]
     named = [word for url in urls for word in ("--worker-url", url)]
-    with log.open("wb") as file, process([*command, *named], file.fileno(), ENVIRONMENT) as started:
-        running = Gateway(port, admin_port, log)
+    with log.open("wb") as file, process([*command, *named, *more], file.fileno(), ENVIRONMENT) as started:
+        running = Gateway(port, admin_port, log, started.pid)
         deadline = time.monotonic() + READY_SECONDS
         while not running.is_ready():
             if started.poll() is not None or time.monotonic() > deadline:

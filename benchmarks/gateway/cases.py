@@ -37,6 +37,8 @@ class Case:
     """One row. *size* None asks without pictures; *caches* turns on both sides' caches of prepared pictures.
 
     A *memory* row is run for its peaks: the sampling disturbs it. *beside* adds text requests of one more client.
+    Answers are streamed with *stream_tokens* tokens; *max_us_per_token* is the most CPU of the gateway for each, by
+    system.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Case:
     memory: bool = False
     beside: bool = False
     goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
+    stream_tokens: int = 0
+    max_us_per_token: Mapping[str, float] = field(default_factory=dict)
 
 
 QWEN, KIMI = "qwen3_vl", "kimi_k25"
@@ -88,6 +92,15 @@ CASES = (
         goals={TOKENSPEED: (speed(0.3),), NATIVE: (speed(0.3),)},
     ),
     Case("text only, latency", QWEN, None, num_clients=1, num_requests=2000),
+    Case(
+        "streamed answers of 256 tokens",
+        QWEN,
+        None,
+        num_clients=32,
+        num_requests=160,
+        stream_tokens=256,
+        max_us_per_token={NATIVE: 25, TOKENSPEED: 60},
+    ),
     Case("200 picture requests in flight", QWEN, SMALL, num_clients=200, num_requests=0, beside=True),
     Case(
         "Kimi-K2.5 1280x960",

@@ -33,7 +33,10 @@ QUESTION = "Describe picture {} in one sentence."
 
 @dataclass(frozen=True)
 class Load:
-    """*num_requests* are measured after *num_warmup* others; with *seconds*, as many as fit into them."""
+    """*num_requests* are measured after *num_warmup* others; with *seconds*, as many as fit into them.
+
+    Answers are streamed with *stream_tokens* tokens each, where that is not 0.
+    """
 
     url: str
     model: str
@@ -44,6 +47,7 @@ class Load:
     seconds: float = 0.0
     gateway_pid: int = 0
     worker_pid: int = 0
+    stream_tokens: int = 0
 
 
 @dataclass
@@ -53,6 +57,7 @@ class Outcome:
     receipt_ms: list[float] = field(default_factory=list)
     round_trip_ms: list[float] = field(default_factory=list)
     message_bytes: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
@@ -94,7 +99,11 @@ def bodies(load: Load) -> list[bytes]:
     for number, picture in enumerate(pictures or [[]]):
         content = [*picture, {"type": "text", "text": QUESTION.format(number)}]
         messages = [{"role": "user", "content": content}]
-        requests.append({"model": load.model, "messages": messages, "max_tokens": 64, "temperature": 0})
+        request = {"model": load.model, "messages": messages, "max_tokens": 64, "temperature": 0}
+        if load.stream_tokens:
+            request |= {"max_tokens": load.stream_tokens, "ignore_eos": True, "stream": True}
+            request |= {"stream_options": {"include_usage": True}}
+        requests.append(request)
     return [json.dumps(request).encode() for request in requests]
 
 
@@ -125,13 +134,28 @@ class Clients:
             outcome.errors[type(error).__name__] += 1
             return
         ended_ns = now_ns()
-        receipt = RECEIPT.search(json.loads(content)["choices"][0]["message"]["content"]) if response.ok else None
+        text, num_tokens = _answered(content, is_streamed=self._load.stream_tokens > 0) if response.ok else ("", 0)
+        receipt = RECEIPT.search(text)
         if receipt is None:
             outcome.errors[f"{response.status} {content[:200].decode(errors='replace')}"] += 1
             return
         outcome.receipt_ms.append((int(receipt[1]) - begun_ns) / 1e6)
         outcome.round_trip_ms.append((ended_ns - begun_ns) / 1e6)
         outcome.message_bytes.append(int(receipt[2]))
+        outcome.num_tokens += num_tokens
+
+
+def _answered(content: bytes, *, is_streamed: bool) -> tuple[str, int]:
+    """Return the text of an answer, and how many tokens it has."""
+    if not is_streamed:
+        answer = json.loads(content)
+        return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+    lines = (line.removeprefix(b"data: ") for line in content.splitlines() if line.startswith(b"data: {"))
+    text, num_tokens = "", 0
+    for event in map(json.loads, lines):
+        text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
+    return text, num_tokens
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -152,7 +176,7 @@ def numbers_of(load: Load) -> Iterator[int]:
         yield number
 
 
-def report(outcome: Outcome, before: Usage, after: Usage, wall_seconds: float) -> dict[str, Any]:
+def report(outcome: Outcome, before: Usage, after: Usage, wall_seconds: float, is_streamed: bool) -> dict[str, Any]:
     """Return the row's figures. CPU is per answered request; *foreign* is everybody else's part of the machine."""
     count = max(1, len(outcome.receipt_ms))
     used = {name: getattr(after, name) - getattr(before, name) for name in asdict(before)}
@@ -163,6 +187,9 @@ def report(outcome: Outcome, before: Usage, after: Usage, wall_seconds: float) -
         for percent in (50, 90, 99)
     }
     cpu = {f"{name}_cpu_ms": round(1000 * used[name] / count, 2) for name in ("gateway", "worker", "client")}
+    if outcome.num_tokens and is_streamed:
+        cpu["gateway_cpu_us_per_token"] = round(1e6 * used["gateway"] / outcome.num_tokens, 1)
+        cpu["tokens_per_second"] = round(outcome.num_tokens / wall_seconds)
     return {
         "requests": len(outcome.receipt_ms),
         "errors": dict(outcome.errors),
@@ -188,7 +215,7 @@ async def measure(load: Load) -> dict[str, Any]:
         before, begun = Usage.now(load), time.monotonic()
         await clients.run(numbers_of(load), outcome)
         wall_seconds, after = time.monotonic() - begun, Usage.now(load)
-    return report(outcome, before, after, wall_seconds)
+    return report(outcome, before, after, wall_seconds, load.stream_tokens > 0)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ COLUMNS = {
     "receipt_p90_ms": "p90",
     "receipt_p99_ms": "p99",
     "gateway_cpu_ms": "gateway CPU ms/req",
+    "gateway_cpu_us_per_token": "gateway CPU us/token",
+    "tokens_per_second": "tok/s",
     "worker_cpu_ms": "worker CPU",
     "client_cpu_ms": "client CPU",
     "foreign_cpu": "foreign CPU",
@@ -72,6 +74,16 @@ def _ratios(case: Case, own: Rows) -> list[str]:
         ]
         if said:
             lines.append(f"- {system}: " + ", ".join(said) + (f". Goals: {'; '.join(goals)}" if goals else ""))
+    return [*lines, *_limits(case, own)]
+
+
+def _limits(case: Case, own: Rows) -> list[str]:
+    """Return whether each system kept its most CPU per token, by the best of its repeats: noise only adds."""
+    lines = []
+    for system, limit in case.max_us_per_token.items():
+        if spent := [row["gateway_cpu_us_per_token"] for row in own if row["system"] == system]:
+            said = "kept" if min(spent) <= limit else "MISSED"
+            lines.append(f"- {system}: gateway CPU <= {limit} us a token: {said}, {min(spent)}")
     return lines
 
 

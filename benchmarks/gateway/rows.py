@@ -30,9 +30,9 @@ def measure(case: Case, system: str, running: Running, work: Path, scale: float)
         return _beside(load, system, running, scale)
     if case.memory:
         with _peaks(running) as peaks:
-            _run(load)
+            figures(load)
         return {name: round(peak, 1) for name, peak in peaks.items()}
-    return _run(load)
+    return figures(load)
 
 
 def _load(case: Case, running: Running, work: Path, scale: float) -> Load:
@@ -50,10 +50,12 @@ def _load(case: Case, running: Running, work: Path, scale: float) -> Load:
         pictures=[str(path) for path in pictures],
         gateway_pid=running.gateway.pid,
         worker_pid=running.worker.pid,
+        stream_tokens=case.stream_tokens,
     )
 
 
-def _run(load: Load) -> dict[str, Any]:
+def figures(load: Load) -> dict[str, Any]:
+    """Run *load* and return its figures."""
     with _started(load) as process:
         return _figures(process)
 
@@ -75,8 +77,8 @@ def _figures(process: subprocess.Popen[str]) -> dict[str, Any]:
     output, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"the load failed: {errors}")
-    figures: dict[str, Any] = json.loads(output)
-    return figures
+    found: dict[str, Any] = json.loads(output)
+    return found
 
 
 @contextlib.contextmanager
@@ -112,13 +114,13 @@ def _beside(load: Load, system: str, running: Running, scale: float) -> dict[str
     text = {**asdict(load), "pictures": (), "num_clients": 1, "num_warmup": 2, "seconds": seconds}
     with _started(Load(**pictures)) as process:
         before = {} if system == SMG else _lag_buckets(running.metrics())
-        beside = _run(Load(**text))
+        beside = figures(Load(**text))
         after = {} if system == SMG else _lag_buckets(running.metrics())
-        figures = _figures(process)
-    figures |= {f"text_{name}": beside[name] for name in ("requests", "errors", "receipt_p50_ms", "receipt_p99_ms")}
+        found = _figures(process)
+    found |= {f"text_{name}": beside[name] for name in ("requests", "errors", "receipt_p50_ms", "receipt_p99_ms")}
     if after:
-        figures["loop_lag_p99_ms"] = _quantile_ms({edge: after[edge] - before[edge] for edge in after}, 0.99)
-    return figures
+        found["loop_lag_p99_ms"] = _quantile_ms({edge: after[edge] - before[edge] for edge in after}, 0.99)
+    return found
 
 
 def _lag_buckets(metrics: str) -> dict[float, float]:

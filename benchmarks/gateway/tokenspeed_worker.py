@@ -16,7 +16,7 @@ import grpc
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
-from benchmarks.gateway.receipt import Receipts, now_ns
+from benchmarks.gateway.receipt import RECEIPT_TOKENS, STEP_SECONDS, Receipts, now_ns
 from saccade.transport.shared_memory import FOLDER, namespace
 
 SERVICE = pb.DESCRIPTOR.services_by_name["TokenSpeedScheduler"].full_name
@@ -52,6 +52,11 @@ class Worker:
             if item.encoder_input.WhichOneof("payload") == "shm":
                 num_bytes += item.encoder_input.shm.nbytes
                 self._consume(item.encoder_input.shm)
+        num_tokens = request.sampling_params.max_new_tokens
+        if num_tokens > RECEIPT_TOKENS:
+            async for response in self._stream(request.request_id, received_ns, num_bytes, num_tokens):
+                yield response
+            return
         ids = self._receipts.ids(received_ns, num_bytes)
         counts = {"prompt_tokens": 1, "completion_tokens": len(ids)}
         if request.stream:
@@ -59,6 +64,20 @@ class Worker:
             yield pb.GenerateResponse(request_id=request.request_id, chunk=chunk)
         complete = pb.GenerateComplete(output_ids=ids, finish_reason="stop", **counts)
         yield pb.GenerateResponse(request_id=request.request_id, complete=complete)
+
+    async def _stream(
+        self, request_id: str, received_ns: int, num_bytes: int, num_tokens: int
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Yield a chunk of one token in every step."""
+        ids = self._receipts.streamed(received_ns, num_bytes, num_tokens)
+        for number, token_id in enumerate(ids, 1):
+            await asyncio.sleep(STEP_SECONDS)
+            chunk = pb.GenerateStreamChunk(token_ids=[token_id], prompt_tokens=1, completion_tokens=number)
+            yield pb.GenerateResponse(request_id=request_id, chunk=chunk)
+        complete = pb.GenerateComplete(
+            output_ids=ids, finish_reason="length", prompt_tokens=1, completion_tokens=num_tokens
+        )
+        yield pb.GenerateResponse(request_id=request_id, complete=complete)
 
     def _consume(self, handle: common_pb2.ShmHandle) -> None:
         path = FOLDER / handle.name

@@ -37,7 +37,11 @@ from vllm_server import BLOCK_SIZE, VllmServer, vllm
 MODEL = "tiny-vlm"
 SIDE = 448
 PICTURE_TOKENS = (SIDE // 32) ** 2
-BLOCKS_PER_PROMPT = -(-(PICTURE_TOKENS + 40) // BLOCK_SIZE)
+SHARED_BLOCKS = PICTURE_TOKENS // BLOCK_SIZE
+"""The first blocks of all prompts about one picture."""
+
+WARM_SEED = 10_000
+NUM_WARM = 3
 READY_SECONDS = 180.0
 SETTLE_SECONDS = 0.5
 SEED = 18
@@ -69,17 +73,19 @@ def asks(num_pictures: int, num_asks: int) -> list[Ask]:
     counts = dict.fromkeys(range(num_pictures), 0)
     found = []
     for seed, _ in order:
-        found.append(Ask(seed, counts[seed], _body(seed, counts[seed])))
+        found.append(Ask(seed, counts[seed], body(seed, counts[seed])))
         counts[seed] += 1
     return found
 
 
-def _body(seed: int, number: int) -> bytes:
+def body(seed: int, number: int, num_tokens: int = 4) -> bytes:
+    """Return a chat of one picture and a question, which asks for a stream of *num_tokens* tokens."""
     buffer = io.BytesIO()
     picture(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Question {number}?"}]
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0}
+    chat |= {"max_tokens": num_tokens, "ignore_eos": True}
     return json.dumps({**chat, "stream": True, "stream_options": {"include_usage": True}}).encode()
 
 
@@ -177,7 +183,7 @@ def main() -> None:
     end_with_what_was_started()
     os.environ["SACCADE_VLLM_VENV"] = str(chosen.vllm)
     # A block of vLLM's is never used.
-    num_blocks = 1 + round(chosen.pictures * BLOCKS_PER_PROMPT / 1.5)
+    num_blocks = 1 + round(chosen.pictures * (SHARED_BLOCKS + chosen.asks) / 1.5)
     all_asks = asks(chosen.pictures, chosen.asks)
     rows = []
     with contextlib.ExitStack() as stack:
@@ -188,10 +194,13 @@ def main() -> None:
             (scratch / name).mkdir()
             workers.append(stack.enter_context(vllm(folder, scratch / name, num_blocks=num_blocks, name=MODEL)))
         (port,) = free_ports(1)
+        for worker in workers:
+            # The first requests to a vLLM take far longer than others.
+            asyncio.run(run(worker.url, [Ask(n, 0, body(n, 0)) for n in range(WARM_SEED, WARM_SEED + NUM_WARM)], 1))
         for system, command in systems(workers, folder, chosen.smg, port).items():
             with gateway(command, port, scratch / "gateway.log") as url:
                 for worker in workers:
-                    worker.call("/reset_prefix_cache", method="POST")
+                    empty(worker)
                 time.sleep(SETTLE_SECONDS)
                 rows.append(row(system, asyncio.run(run(url, all_asks, chosen.clients))))
             print(rows[-1], flush=True)
@@ -201,6 +210,12 @@ def main() -> None:
         chosen.out.write_text(table)
 
 
+def empty(worker: VllmServer) -> None:
+    """Empty a worker's caches of blocks, pictures and encodings."""
+    for cache in ("prefix", "mm", "encoder"):
+        worker.call(f"/reset_{cache}_cache", method="POST")
+
+
 def markdown(rows: Sequence[dict[str, Any]], chosen: argparse.Namespace, num_blocks: int) -> str:
     """Return the page of results."""
     lines = ["# Two real vLLM workers: Saccade beside SMG", "", f"Machine: {machine()}  ", f"Commit: {commit()}  "]
@@ -208,7 +223,7 @@ def markdown(rows: Sequence[dict[str, Any]], chosen: argparse.Namespace, num_blo
     lines += [
         f"vLLM 0.32.0 for CPUs, a tiny Qwen3-VL, {num_blocks - 1} blocks of {BLOCK_SIZE} tokens a worker;",
         f"{chosen.pictures} pictures of {PICTURE_TOKENS} tokens, {chosen.asks} questions about each, {chosen.clients}",
-        "clients. All prompts need 1.5 times one worker's blocks.",
+        "clients. All prompts together need 1.5 times one worker's blocks.",
         "",
         "| " + " | ".join(rows[0]) + " |",
         "|---" * len(rows[0]) + "|",

@@ -30,6 +30,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["gateway"], 1, "--worker-url"),
         (["gateway", "--worker-url", "http://x"], 1, "grpc://host:port"),
+        (["gateway", "--worker-dns", "grpcs://x:1"], 1, "--worker-dns takes"),
         (["gateway", "--worker-url", "vllm://x"], 1, "vllm://host:port"),
         (["serve", "--config", "/nowhere.toml"], 1, "/nowhere.toml"),
         (["--help"], 0, "inspect"),

@@ -17,6 +17,7 @@ import openai
 import structlog
 import uvloop
 
+from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.workers import Fleet
@@ -29,6 +30,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply, slots_of
 
@@ -57,6 +59,10 @@ class ScriptedWorker:
     ready: bool = True
     load: Load | None = None
     exactness: Exactness = SILENT
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """It refuses nothing."""
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds nothing."""

@@ -49,6 +49,9 @@ def test_ties_are_broken_at_random(policy: Policy) -> None:
         (Candidate("a", WorkInFlight(1, 800, decode_blocks=50), 8), Candidate("b", prompt_tokens=8), "b"),
         # A request that another gateway sent waits there, and is taken to be as long as this prompt.
         (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=1), Candidate("b", prompt_tokens=200), "b"),
+        # One that runs there counts by its blocks, as this gateway's own do.
+        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=20), "b"),
+        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=200), "a"),
     ],
 )
 def test_cost_is_work_left_and_load(a: Candidate, b: Candidate, cheaper: str) -> None:
@@ -59,6 +62,7 @@ def test_cost_is_work_left_and_load(a: Candidate, b: Candidate, cheaper: str) ->
 @pytest.mark.parametrize("policy", ["least_load", "power_of_two"])
 def test_requests_of_other_gateways_are_load(policy: Policy) -> None:
     assert set(chosen(policy, Candidate("a", foreign_requests=2), Candidate("b", WorkInFlight(1, 9)))) == {"b"}
+    assert set(chosen(policy, Candidate("a", foreign_running=2), Candidate("b", WorkInFlight(1, 9)))) == {"b"}
 
 
 def test_temperature_draws_by_cost() -> None:

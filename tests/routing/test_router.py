@@ -228,3 +228,19 @@ def test_what_waits_at_a_worker_by_an_old_report_may_be_this_gateways_own() -> N
     for booking in bookings:
         booking.close()
     assert [foreign(now) for now in (10.9, 11.9, 12, 20)] == [1, 1, 9, 9]
+
+
+def test_what_runs_at_a_worker_by_its_report_and_is_not_this_gateways_own_is_load() -> None:
+    router = router_of("cost")
+    book(router, [B], PROMPT._replace(num_samples=4), now=7)
+
+    def foreign(num_running: int, num_waiting: int) -> tuple[int, int, int]:
+        reported = B._replace(num_running=num_running, num_waiting=num_waiting)
+        found = router.preview([A, reported], PROMPT, {}, now=7).candidates[1]
+        return found.foreign_requests, found.foreign_running, found.foreign_decode_blocks
+
+    num_blocks = -(-PROMPT.num_tokens // 16)
+    assert foreign(4, 0) == foreign(0, 4) == (0, 0, 0)
+    assert foreign(6, 0) == (0, 2, 2 * num_blocks)
+    # Which four of these are this gateway's own is not known: of those that wait, one cannot be.
+    assert foreign(6, 5) == (1, 6, 6 * num_blocks)

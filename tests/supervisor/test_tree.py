@@ -1,6 +1,7 @@
 """The process tree with small real programs: restart, drain in order, nothing left."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -67,6 +68,24 @@ async def test_signal_ends_all_in_order(tmp_path: Path) -> None:
     await running
     assert lines(journal)[2:] == ["end gateway", "end worker"]
     assert all(pid is not None and gone(pid) for pid in pids)
+
+
+async def test_signal_reaches_programs_that_end_together_at_the_same_time(tmp_path: Path) -> None:
+    """The first takes until its limit; the second has ended long before, the third begins after both."""
+    journal = tmp_path / "journal"
+    specs = [
+        spec("stubborn", journal, "never", stop_seconds=3.0),
+        dataclasses.replace(spec("gateway", journal), ends_with_previous=True),
+        spec("indexer", journal),
+    ]
+    tree, running = await run(specs, journal)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await wait(lambda: "end gateway" in lines(journal))
+    stubborn = tree.children[0].pid
+    assert stubborn is not None
+    assert not gone(stubborn)
+    await running
+    assert lines(journal)[3:] == ["end gateway", "end indexer"]
 
 
 async def test_dead_child_is_started_again_and_the_other_lives_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The engine's end of its channel to the front."""
 
 import socket
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -29,6 +30,18 @@ def test_all_that_has_arrived_is_received_in_order(ends: tuple[socket.socket, En
     assert channel.receive(5) == messages[:2]
     front.sendall(stream[-3:])
     assert channel.receive(5) == messages[2:]
+
+
+def test_wait_ends_when_a_wake_descriptor_is_readable(ends: tuple[socket.socket, EngineChannel]) -> None:
+    front, channel = ends
+    woken, wake = socket.socketpair()
+    with woken, wake:
+        wake.send(b"0")
+        began = time.monotonic()
+        assert channel.receive(60, [woken.fileno()]) == []
+        assert time.monotonic() - began < 30
+        front.sendall(framed(msgspec.msgpack.encode(Hangup(1))))
+        assert channel.receive(60, [woken.fileno()]) == [Hangup(1)]
 
 
 def test_steps_reach_the_front_whole(ends: tuple[socket.socket, EngineChannel]) -> None:

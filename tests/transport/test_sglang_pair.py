@@ -119,6 +119,20 @@ async def test_leaving_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slo
         await until(lambda: "r1" in legs.prefill.aborted and "r1" in legs.decode.aborted)
 
 
+async def test_leaving_at_once_aborts_the_prefill_leg(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
+    legs.prefill.steps = [([], None)] * 1000
+    legs.prefill.wait_seconds = 0.05
+    async with pair(legs, servicer_of, slots) as client:
+        await until(lambda: client.ready)
+        running = asyncio.all_tasks()
+        asking = asyncio.ensure_future(anext(client.generate(ask())))
+        await asyncio.sleep(0)  # the prefill leg is a task by now, and has not begun
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        prefilling = {task for task in asyncio.all_tasks() - running if "_end_of" in repr(task)}
+        assert all(task.cancelling() or task.done() for task in prefilling)
+
+
 async def test_a_prefill_leg_that_fails_ends_the_request(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
     legs.prefill.steps = [([], {"type": "abort", "message": "inner words", "status_code": 400})]
     legs.decode.rooms = Rooms()  # nothing arrives

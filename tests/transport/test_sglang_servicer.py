@@ -1,5 +1,6 @@
 """The client of SGLang's wire against SMG's own servicer, with a scripted engine in SGLang's place."""
 
+import dataclasses
 import struct
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from saccade.errors import (
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.dialects import smg_client
 from saccade.transport.dialects.sglang import SglangClient
 from saccade.transport.dialects.smg_session import Traits
@@ -210,7 +212,21 @@ async def test_pictures_of_models_whose_positions_follow_from_them(
 async def test_one_tenant(servicer_of: Any, engine: Engine, slots: Slots) -> None:
     found = await outcome(engine.servicer(servicer_of), slots, ask(salt=b"one"), ask(salt=b"one"), ask(salt=b"other"))
     assert isinstance(found, RequestError)
+    assert "cache_salt" in found.message
+    assert "operator" in found.message
     assert len(engine.requests) == 2
+
+
+async def test_what_it_refuses_is_known_before_it_is_sent(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # F9
+    traits = {"traits": lambda _: Traits("image_grid_thw")}
+    async with listening(engine.servicer(servicer_of)) as target, registered(target, slots, **traits) as client:
+        known = RequestTraits.of(ask(salt=b"one"))
+        others = [RequestTraits.of(ask(salt=b"other")), RequestTraits.of(ask(floats(inline=PIXELS), salt=b"one"))]
+        others += [RequestTraits.of(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]
+        # To ask does not make a tenant the first.
+        assert [client.refuses(traits) is None for traits in (others[0], known)] == [True, True]
+        [delta async for delta in client.generate(ask(salt=b"one"))]
+        assert [client.refuses(traits) is None for traits in (known, *others)] == [True, False, False, False, False]
 
 
 async def test_pixels_in_a_form_that_the_worker_does_not_take(servicer_of: Any, engine: Engine, slots: Slots) -> None:

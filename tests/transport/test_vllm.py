@@ -12,6 +12,7 @@ import pybase64
 import pytest
 from certificates import Files
 from echo_worker import until
+from vllm_publisher import publisher
 from vllm_worker import (
     FILES,
     PIXELS,
@@ -315,13 +316,15 @@ async def test_a_request_that_waits_for_its_first_token_is_aborted() -> None:
         await until(lambda: server.num_aborted)
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_http, "IDLE_SECONDS", 60.0)
     server = VllmServer()
     async with listening(server) as url, registered(url) as client:
-        for _ in range(3):
+        for _ in range(6):
             await answer(client, ask())
-    assert server.num_finished == 3
-    assert len(server.peers) == 1
+    assert server.num_finished == 6
+    # The client asks for load and health at the same time, over a connection of its own.
+    assert len(server.peers) <= 2
 
 
 async def test_pictures_that_were_sent_go_by_their_hash() -> None:  # F5
@@ -403,8 +406,7 @@ async def test_pictures_that_the_form_does_not_fit() -> None:
 async def test_slots_come_back_and_are_refused() -> None:
     released: list[str] = []
     slot = SlotRef(name="s", generation=1, nbytes=96)
-    async with listening(VllmServer()) as url, registered(url) as client:
-        client._on_released = released.extend
+    async with listening(VllmServer()) as url, registered(url, on_released=released.extend) as client:
         with pytest.raises(InternalError):
             await answer(client, ask(picture(inline=None, slot=slot)))
     assert released == ["s"]
@@ -434,6 +436,59 @@ async def test_a_worker_that_goes_away_and_comes_back(monkeypatch: pytest.Monkey
         await until(lambda: client.ready)
         assert await answer(client, ask())
     assert changes[:3] == [True, False, True]
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "x"])
+async def test_gauges_without_a_reading_are_zero(value: str) -> None:
+    server = VllmServer()
+    server.metrics = server.metrics.replace("} 0.25", f"}} {value}").replace("} 2.0", f"}} {value}")
+    async with listening(server) as url, registered(url) as client:
+        await until(lambda: client.load is not None)
+        assert client.load is not None
+        assert (client.load.num_running, client.load.num_free_blocks) == (30, 64)
+
+
+@pytest.mark.parametrize("deep", ["render", "answer"])
+async def test_nested_answers_are_refused(deep: str) -> None:  # contract 7
+    server = VllmServer()
+    nested: Any = []
+    for _ in range(900):
+        nested = [nested]
+    if deep == "render":
+        server.render = {"features": nested}
+        async with listening(server) as url, registered(url) as client:
+            assert client.takes_chats_only
+    else:
+        server.script = ["[" * 100_000]
+        assert await outcome(server, ask()) is WorkerFailed
+
+
+async def test_a_request_that_is_made_while_its_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "THREAD_FROM_TOKENS", 0)
+    async with listening(VllmServer()) as url, registered(url) as client:
+        deltas = client.generate(ask())
+        first = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0)  # the body is being made in a thread
+        await client.close()
+        with pytest.raises((WorkerUnavailable, WorkerFailed)):
+            await first
+
+
+async def test_a_server_that_was_slow_is_still_known_by_its_feed(monkeypatch: pytest.MonkeyPatch) -> None:  # E5
+    monkeypatch.setattr(vllm, "WATCH_EVERY_SECONDS", 0.01)
+    server = VllmServer()
+    async with publisher() as events:
+        server.sources = {"0": {"endpoint": events.source.endpoint}}
+        async with listening(server) as url, registered(url) as client:
+            feed = client.kv_events(blocks=True, pictures=False)
+            assert (await anext(feed)).last
+            assert client.exactness.level == "DEGRADED"
+            server.healthy = False
+            await until(lambda: not client.ready)
+            server.healthy = True
+            await until(lambda: client.ready)
+            assert client.exactness.level == "DEGRADED"
+            await feed.aclose()
 
 
 async def test_a_worker_that_starts_late() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -14,8 +15,9 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
 from saccade.transport.dialects import event_publisher, vllm_events
 from saccade.transport.dialects.event_publisher import EventSource
 from saccade.transport.dialects.vllm_events import event_source, follow
-from saccade.transport.dialects.vllm_keys import Coverage, KeyContext
+from saccade.transport.dialects.vllm_keys import Coverage, KeyContext, media_identifier
 
+TAG = media_identifier(b"", bytes(32)).rpartition(".")[2]
 SIZE = 4
 CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, max_model_len=4096, placeholder_ids=frozenset())
 SECONDS = 20.0
@@ -258,6 +260,29 @@ async def test_bytes_that_are_no_batch_end_the_feed(content: bytes) -> None:
         await worker.subscribed()
         await worker.publish_payload(content)
         assert "not of a form that is known" in await _fails(feed)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"token_ids": [1 << 63, 1, 2, 3, 4, 5, 6, 7]}, {"extra_keys": [[["ab" * 32 + "." + TAG, -(1 << 63)]], None]}],
+)
+async def test_numbers_out_of_range_end_the_feed(fields: dict[str, Any]) -> None:
+    context = dataclasses.replace(CONTEXT, placeholder_ids=frozenset(range(1000, 1008)))
+    async with publisher() as worker, following(worker.source, context) as feed:
+        await feed.snapshot()
+        await worker.subscribed()
+        await worker.publish(stored(prompt(1), SIZE, **fields))
+        assert "not of a form that is known" in await _fails(feed)
+
+
+async def test_events_that_mean_nothing_take_turns_too() -> None:
+    removals = [{"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"}] * 1000
+    async with publisher() as worker, following(worker.source) as feed:
+        await feed.snapshot()
+        await worker.subscribed()
+        await worker.publish(*removals, stored(prompt(1), SIZE))
+        await feed.until(keys_of(prompt(1)))
+    assert [len(message.events) for message in feed.messages[1:]] == [0, 0, 0, 2]
 
 
 async def test_other_topics_are_not_read() -> None:

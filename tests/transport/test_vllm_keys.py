@@ -241,6 +241,13 @@ def test_an_event_of_an_unknown_type_is_told() -> None:
     assert "BlockMoved" in held.coverage.exactness.reason
 
 
+def test_reasons_do_not_grow_with_what_the_worker_says() -> None:
+    held = seen(*({"type": f"{'x' * 1000}{number}"} for number in range(100)))
+    assert sum(held.coverage.num_refused.values()) == 100
+    assert len(held.coverage.num_refused) == 1
+    assert len(held.coverage.exactness.reason) < 200
+
+
 @pytest.mark.parametrize("event", [{"type": "BlockStored", "block_hashes": [1]}, {"no": "type"}])
 def test_an_event_of_which_fields_are_missing_is_an_error(event: dict[str, Any]) -> None:
     with pytest.raises(msgspec.DecodeError):

@@ -28,6 +28,7 @@ from saccade.transport import shared_memory
 from saccade.transport.dialects.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.shared_memory import FOLDER
+from saccade.worker.tokenspeed.border import UNFORESEEN
 from saccade.worker.tokenspeed.pictures import SALT, pad_value
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 from saccade.worker.tokenspeed.server import TokenSpeedServer
@@ -535,3 +536,35 @@ async def test_address_in_use(engine: Engine) -> None:
             await second.start()
     finally:
         await server.stop()
+
+
+async def test_too_many_samples_are_refused_before_anything_is_kept_for_them(model: Model, engine: Engine) -> None:
+    async with calling(engine) as stub:
+        status, sentence = await refusal(stub, model.message(sampling={"n": (1 << 32) - 1}))
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sampling_params.n" in sentence
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("call", ["Generate", "GetLoads"])
+async def test_a_fault_of_ours_is_not_shown_to_the_caller(
+    engine: Engine, model: Model, caplog: pytest.LogCaptureFixture, call: str
+) -> None:  # contract 7
+    def broken() -> Description:
+        raise KeyError("inner words")
+
+    server = TokenSpeedServer(engine, broken, TokenSpeedPort("127.0.0.1:0"))
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(server.address.removeprefix("grpc://")) as channel:
+            stub = TokenSpeedSchedulerStub(channel)
+            if call == "Generate":
+                status, sentence = await refusal(stub, model.message())
+            else:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.GetLoads(pb.GetLoadsRequest())
+                status, sentence = caught.value.code(), str(caught.value.details())
+    finally:
+        await server.stop()
+    assert (status, sentence) == (grpc.StatusCode.INTERNAL, UNFORESEEN)
+    assert "inner words" in caplog.text

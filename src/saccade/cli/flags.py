@@ -76,6 +76,8 @@ class ServerFlags:
     "Address to listen on; 0.0.0.0 makes the server reachable from the network."
     port: Port = DEFAULTS.port
     "Port to listen on."
+    gateway_processes: Count = 1
+    "Processes that share the port, and one more that keeps the index for them; limits are for all together."
     api_key: Many = ()
     "A key for the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
     allowed_origins: Origins = ()

@@ -10,6 +10,8 @@ import uvloop
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from saccade import config as settings
+from saccade.cli import gateway_group
 from saccade.cli.flags import (
     DEFAULTS,
     MEDIA_FLAGS,
@@ -22,11 +24,15 @@ from saccade.cli.flags import (
     default_name,
     gateway_config,
 )
+from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
 from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.dispatch import DispatchLimits
+from saccade.gateway.fleet.sources import SourceConfig, check_dns_url
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -41,7 +47,7 @@ from saccade.transport.wire import TLS_SCHEME
 @Parameter(name="*", group=Group("Workers", sort_key=2))
 @dataclass(frozen=True)
 class WorkerFlags:
-    """The gateway's credentials for Saccade and vLLM workers over TCP."""
+    """Where workers come from, and the gateway's credentials for Saccade and vLLM workers over TCP."""
 
     worker_token_file: Path | None = None
     "The file with the workers' token, vLLM's --api-key; only its owner and group may be able to read it."
@@ -52,10 +58,25 @@ class WorkerFlags:
     worker_tls_key: Path | None = None
     "The key of --worker-tls-cert, PEM."
 
+    workers_file: Path | None = None
+    "A file of further workers, one URL a line, # for comments; it is watched while the gateway runs."
+    worker_dns: Many = ()
+    "A worker at every address of a name, such as grpc://workers.internal:9000; may be given many times."
+    worker_drain_timeout: Seconds = DEFAULTS.worker_sources.drain_seconds
+    "Seconds that the requests of a worker that is removed get to finish."
+
+    def sources(self) -> SourceConfig:
+        """Return where workers come from beside --worker-url. Raises StartupError."""
+        for url in self.worker_dns:
+            check_dns_url(url)
+        file = None if self.workers_file is None else self.workers_file.expanduser().absolute()
+        return SourceConfig(file, self.worker_dns, self.worker_drain_timeout)
+
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
-        """Return the credentials. Raises StartupError if a file is wrong, or if no URL of *urls* uses the TLS flags."""
+        """Return the credentials. Raises StartupError if a file is wrong, or if no worker can use the TLS flags."""
         tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
-        if any(tls) and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
+        is_fixed = bool(urls) and self.workers_file is None
+        if any(tls) and is_fixed and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
             raise StartupError(
                 "--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT or vllms://HOST:PORT."
             )
@@ -88,6 +109,8 @@ class RoutingFlags:
     "Requests that wait so; more get 429."
     max_waiting_seconds: Seconds = DEFAULTS.dispatch.wait_seconds
     "Seconds that a request waits so before it gets 429."
+    assume_same_release: Many = ()
+    "A model whose workers share its work although they tell of different releases. May be given many times."
 
     def applied(self, config: GatewayConfig) -> GatewayConfig:
         """Return *config* with these settings."""
@@ -100,6 +123,7 @@ class RoutingFlags:
             routing_temperature=self.routing_temperature,
             assumes_holdings=self.routing_assumptions,
             dispatch=dispatch,
+            assumed_releases=self.assume_same_release,
         )
 
 
@@ -115,7 +139,8 @@ def gateway(
     server: ServerFlags = SERVER_FLAGS,
     media: MediaFlags = MEDIA_FLAGS,
     log_level: LogLevel = "INFO",
-) -> None:
+    group: MemberFlags = MEMBER_FLAGS,
+) -> int:
     """Serve the OpenAI API over workers that run elsewhere.
 
     Parameters
@@ -131,15 +156,41 @@ def gateway(
     log_level
         The least level that is logged.
     """
-    if not worker_url:
-        raise StartupError("A gateway needs at least one --worker-url, such as grpc://HOST:PORT.")
+    sources = workers.sources()
+    if not (worker_url or sources or server.admin_port):
+        raise StartupError(
+            "A gateway needs a --worker-url such as grpc://HOST:PORT, or --workers-file, --worker-dns or --admin-port."
+        )
     for url in worker_url:
         check_url(url)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
-    config = dataclasses.replace(gateway_config(server, media, worker_url), worker_credentials=credentials)
-    uvloop.run(app.serve(routing.applied(config), models, logs))
+    if server.gateway_processes > 1 and sources:
+        raise StartupError("--gateway-processes over 1 takes --worker-url only, not --workers-file or --worker-dns.")
+    if server.gateway_processes > 1:
+        arguments = [word for url in worker_url for word in ("--worker-url", url)]
+        arguments += [word for one in model for word in ("--model", one)]
+        arguments += [word for flags in (workers, routing, media) for word in settings.to_arguments(flags)]
+        arguments += ["--log-level", log_level]
+        return gateway_group.run(server, arguments, server.shutdown_timeout + gateway_group.STOP_SECONDS)
+    member = group.member()
+    if member is not None and group.is_indexer:
+        uvloop.run(_index(worker_url, credentials, models, member.indexer))
+        return 0
+    config = dataclasses.replace(
+        gateway_config(server, media, worker_url), worker_credentials=credentials, worker_sources=sources
+    )
+    config = routing.applied(config)
+    uvloop.run(app.serve(config if member is None else config.shared(member), models, logs))
+    return 0
+
+
+async def _index(
+    urls: tuple[str, ...], credentials: WorkerCredentials, models: dict[str, ModelFiles], path: Path
+) -> None:
+    """Run the indexer of several gateway processes."""
+    await indexer.serve(Fleet(urls, lambda _: None, given=models, credentials=credentials), path)
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

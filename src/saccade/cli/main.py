@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "Serve a model on this machine: one gateway and one worker.",
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
+    "fleet": "Run workers on a Ray cluster, and keep a file of their addresses for gateways.",
     "demo": "Start the bundled model, ask it about the bundled pictures, and stop.",
     "inspect": "Show a model's input for pictures.",
     "replay": "Run recorded steps again, and compare the results.",

@@ -74,6 +74,9 @@ def show_summary(console: Console, description: Description, address: str, comma
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens){dtype}")
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")
+    if description.role != "both":
+        at = description.kv_transfer_address
+        table.add_row("role", description.role if at is None else f"{description.role}, KV transfers at {at}")
     table.add_row("address", address)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     if command is not None:

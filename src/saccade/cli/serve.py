@@ -99,7 +99,8 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
             *config.to_arguments(media),
         ),
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
-        stop_seconds=server.shutdown_timeout + 5.0,
+        # Several gateway processes end one after the other only after their drain: processes, then their indexer.
+        stop_seconds=server.shutdown_timeout + 5.0 * (1 if server.gateway_processes == 1 else 4),
         error_codes=exit_codes.TOLD,
     )
 

@@ -216,7 +216,10 @@ NOT_YET = (
         "auto generate none",
     ),
     _not_yet("--model-impl", "Saccade has its own networks.", "auto"),
-    _not_yet("--kv-transfer-config --ec-transfer-config", "Prefill and decode run on the same worker."),
+    _not_yet(
+        "--kv-transfer-config --ec-transfer-config",
+        "`saccade worker --role prefill` and `--role decode` take no further configuration.",
+    ),
     _not_yet("--kv-events-config", "Workers stream the content of their caches over gRPC: `KvEvents`."),
     _not_yet("--uds", "The gateway listens on TCP; `saccade worker` has `--uds`."),
     _not_yet("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", NO_TLS),

@@ -1,8 +1,10 @@
 """The settings of one engine."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from saccade.errors import StartupError
+from saccade.protocol.description import Role
 
 DEVICES = ("auto", "cpu", "cuda")
 ENCODER_TP_MODES = ("data", "weights")
@@ -33,6 +35,8 @@ class EngineConfig:
     *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the token ids and media
     from which their blocks' keys were computed. *aliases* are names in addition to *model*. *record_steps* is the
     folder for recordings of steps, of at most *record_steps_bytes*, with pictures' pixels if *record_pixels* is set.
+    A *role* prefill or decode makes the engine one half of a prefill/decode split; a prefill engine listens on
+    *kv_transfer_bind*, host:port. A transfer that stands still for *kv_transfer_seconds* fails.
     """
 
     model_dir: str
@@ -67,6 +71,9 @@ class EngineConfig:
     record_steps: str | None = None
     record_steps_bytes: int = GIB
     record_pixels: bool = False
+    role: Role = "both"
+    kv_transfer_bind: str | None = None
+    kv_transfer_seconds: float = 60.0
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
@@ -100,6 +107,7 @@ class EngineConfig:
             raise StartupError("record_pixels needs record_steps, the folder to record in.")
         if self.record_steps_bytes < MIB:
             raise StartupError(f"record_steps_bytes must be at least {MIB}, not {self.record_steps_bytes}.")
+        self._check_role()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise StartupError(
                 f"gpu_memory_utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."
@@ -109,3 +117,26 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token a step."
             )
+
+    def _check_role(self) -> None:
+        """Raise StartupError for what an engine of a prefill/decode split cannot do."""
+        if self.role not in get_args(Role):
+            raise StartupError(f"role must be one of {', '.join(get_args(Role))}, not {self.role!r}.")
+        if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
+            raise StartupError(
+                f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "
+                "and needed there."
+            )
+        if self.role == "both":
+            return
+        if self.tensor_parallel_size > 1:
+            raise StartupError(
+                f"--role {self.role} needs a --tensor-parallel-size of 1: the KV state of several ranks is not "
+                "transferred yet."
+            )
+        if self.record_steps is not None:
+            raise StartupError(
+                f"--record-steps does not work with --role {self.role}; record a worker that serves alone."
+            )
+        if self.kv_transfer_seconds <= 0:
+            raise StartupError(f"--kv-transfer-timeout must be over 0, not {self.kv_transfer_seconds}.")

@@ -10,6 +10,9 @@ import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
 from saccade.engine.core.grammars import Grammars
+from saccade.engine.core.kv_legs import KvLegs, NoLegs
+from saccade.engine.core.kv_receiver import KvReceiver
+from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.pictures import EncoderKey
 from saccade.engine.core.pixel_requests import PixelRequests, PixelsByKey
 from saccade.engine.core.request_validation import RequestValidator
@@ -24,8 +27,10 @@ from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, Pixels
+from saccade.transport.kv_transfer.service import KvTransfers
 
 PATIENCE_SECONDS = 0.005
 """How long an idle engine waits for a picture or a grammar before it checks for messages again."""
@@ -47,6 +52,8 @@ class Timings:
 class Engine:
     """Requests in, frames out. (connection, request_id) identifies a request. *recorder* is *executor*, or None.
 
+    With *transfers* the engine takes part in requests that two workers serve, in the role of its description; *kv_form*
+    is the form of the state that they move.
     Without *grammars*, requests with a grammar are refused.
     """
 
@@ -58,6 +65,8 @@ class Engine:
         description: Description,
         recorder: Recorder | None = None,
         grammars: Grammars | None = None,
+        transfers: KvTransfers | None = None,
+        kv_form: KvForm | None = None,
     ) -> None:
         self.executor = executor
         self.grammars = grammars
@@ -69,9 +78,10 @@ class Engine:
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self._encoder_cache = scheduler.encodings.encoder_cache
         self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
-        self._requests = Requests(scheduler)
+        self._requests = Requests(scheduler, lambda sequence: self.kv_legs.ended(sequence))
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
+        self.kv_legs = self._legs(transfers, kv_form)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
@@ -82,7 +92,8 @@ class Engine:
         """Whether `step` has anything to compute or to send."""
         has_news = bool(self._frames) or self._encoder_cache.has_dropped
         is_compiling = self.grammars is not None and self.grammars.is_busy
-        return self.scheduler.has_work or has_news or self._pixel_requests.overdue or is_compiling
+        is_urgent = self._pixel_requests.overdue or is_compiling
+        return self.scheduler.has_work or has_news or is_urgent or self.kv_legs.has_work
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -96,6 +107,7 @@ class Engine:
         self._num_arrived += 1
         try:
             self.scheduler.check_queue()
+            self.kv_legs.check(request)
             sequence = self.validator.validated(connection, request, self._num_arrived)
             self._begin_grammar(sequence)
         except SaccadeError as error:
@@ -104,8 +116,10 @@ class Engine:
             return
         sequence.clock.arrived = time.perf_counter()
         self._num_arrived += request.num_samples - 1
-        self._num_prompt_tokens += sequence.num_prompt_tokens
+        if not sequence.awaits_kv:  # else the prefill worker counts them
+            self._num_prompt_tokens += sequence.num_prompt_tokens
         self._requests.open(sequence, request.num_samples)
+        self.kv_legs.open(sequence)
 
     def supply(self, connection: int, answer: Pixels) -> None:
         """Accept the pixels that were requested from a gateway. If the request has ended, its slots are released."""
@@ -137,10 +151,12 @@ class Engine:
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
             self._take_encodings()
+            self.kv_legs.poll()
             if self.recorder is not None:
                 self._begin_segment_if_due(self.recorder)
             self._take_grammars()
             schedule = self.scheduler.schedule()
+            self.kv_legs.plan(schedule)
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
                     sequence.clock.scheduled = began
@@ -153,7 +169,8 @@ class Engine:
             return self._frames.take()
 
     def close(self) -> None:
-        """Wait until the recording is written, and end the executor."""
+        """End transfers, wait until the recording is written, and end the executor."""
+        self.kv_legs.close()
         if self.grammars is not None:
             self.grammars.close()
         self.executor.close()
@@ -161,7 +178,7 @@ class Engine:
     def load(self) -> Load:
         """Return a snapshot of the counters."""
         return Load(
-            num_running=len(self.scheduler.running),
+            num_running=self.scheduler.num_admitted,
             num_waiting=len(self.scheduler.waiting) + len(self.scheduler.parked),
             num_blocks=self._paged_blocks.num_blocks,
             num_free_blocks=self._paged_blocks.num_free_blocks,
@@ -179,6 +196,13 @@ class Engine:
             evicted_blocks_total=self._paged_blocks.num_evicted,
             **{f"{name}_total": seconds for name, seconds in asdict(self.timings).items()},
         )
+
+    def _legs(self, transfers: KvTransfers | None, form: KvForm | None) -> KvLegs:
+        if transfers is None or form is None:
+            return NoLegs()
+        if self.description.role == "prefill":
+            return KvSender(transfers, form, self.scheduler, self._requests)
+        return KvReceiver(transfers, form, self.scheduler, self._requests, self._finish_reason)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -286,7 +310,7 @@ class Engine:
         except Exception:
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
             self.executor.check_device()
-            for sequence in list(schedule.chunks):
+            for sequence in (*schedule.chunks, *self.kv_legs.take_planned()):
                 self._fail(sequence, InternalError("The model failed on this request's step."), schedule)
             for key in within:
                 self._encoder_cache.abandon(key)
@@ -324,7 +348,10 @@ class Engine:
         self._num_generated_tokens += len(drawn)
         for sequence, token_id, logprob in drawn:
             sequence.token_ids.append(token_id)
-            self._requests.answer(sequence, logprob, self._finish_reason(sequence, token_id), now)
+            reason = self._finish_reason(sequence, token_id)
+            if not self.kv_legs.keep(sequence, logprob, reason, now):
+                self._requests.answer(sequence, logprob, reason, now)
+        self.kv_legs.executed(output.sent)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if sequence.matcher is not None:

@@ -11,12 +11,16 @@ import torch
 from blake3 import blake3
 
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor import kv_copies
+from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.fingerprint import weights_digest
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format
 from saccade.engine.recording import Machine
 from saccade.models.facts import Recurrent
 from saccade.protocol.description import Description
+from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.shared_memory import readers
 
@@ -34,6 +38,7 @@ def describe(
         model=config.model,
         aliases=config.aliases,
         fingerprint=model.fingerprint,
+        weights=weights_digest(config, model.files),
         files=model.files,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -48,9 +53,22 @@ def describe(
         mm_encoder_attn_backend=execution.vision_backend.name,
         backend_reasons=execution.reasons,
         takes_resets=True,
+        role=config.role,
         resumes_at_states=any(isinstance(spec, Recurrent) for spec in model.network.facts.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
+    )
+
+
+def kv_form(description: Description, caches: Caches) -> KvForm:
+    """Return the form in which *caches* of the engine of *description* hold KV state."""
+    return KvForm(
+        fingerprint=description.fingerprint,
+        dtype=description.dtype,
+        kv_cache_dtype=description.kv_cache_dtype,
+        block_size=description.block_size,
+        block_nbytes=kv_copies.block_nbytes(caches),
+        state_nbytes=kv_copies.state_nbytes(caches),
     )
 
 

@@ -26,9 +26,10 @@ from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
-from saccade.engine.self_description import describe, describe_machine
+from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
 from saccade.models.facts import Grid, ModelFacts
+from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
@@ -40,7 +41,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
-        grammars = _grammars(model)
+        grammars = _grammars(config, model)
         execution = prepare(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)
@@ -52,7 +53,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
             _use_all_memory(config, model, execution, peers)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers)
-        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False)
+        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
         return assemble(config, model, execution, caches, peers, progress, grammars)
@@ -89,7 +90,9 @@ def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Executi
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
     caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
     # This pool holds one step only; the context length applies to the engine that follows.
-    config = dataclasses.replace(config, max_model_len=None, record_steps=None, cuda_graphs=False)
+    config = dataclasses.replace(
+        config, max_model_len=None, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None
+    )
     warmup.run(assemble(config, model, execution, caches, peers), num_text_tokens, grid)
 
 
@@ -142,12 +145,20 @@ def assemble(
     description = describe(config, model, execution, max_model_len, num_blocks)
     description = msgspec.structs.replace(description, takes_grammars=grammars is not None)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)
-    return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
+    if config.role == "both":
+        return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
+    form = kv_form(description, caches)
+    transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
+    described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
+    return Engine(executor, scheduler, validator, described, transfers=transfers, kv_form=form)
 
 
-def _grammars(model: LoadedModel) -> Grammars | None:
-    """Return what compiles grammars for *model*, which reads its vocabulary beside the rest of the start."""
-    if not has_vocabulary(model.files):
+def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
+    """Return what compiles grammars for *model*, which reads its vocabulary beside the rest of the start.
+
+    None for a model without a tokenizer, and for workers of which two serve a request.
+    """
+    if config.role != "both" or not has_vocabulary(model.files):
         return None
     facts = model.network.facts
     read = partial(read_vocabulary, model.files, facts.vocab_size)

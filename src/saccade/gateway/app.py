@@ -19,7 +19,9 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.engine_metrics import FleetCollector
+from saccade.gateway.fleet.dialects import targets
+from saccade.gateway.fleet.members import Members
+from saccade.gateway.fleet.sources import FLAGS, WorkersDns, WorkersFile
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
 from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
@@ -36,6 +38,11 @@ SEND_BUFFER_BYTES = 256 << 10
 
 ABORT_SECONDS = 2
 """Time for requests that are still running after the drain to clean up."""
+
+UNREADY_SECONDS = 20.0
+"""How long a process of several keeps its port closed while no model can be served; then it answers 503."""
+
+UNREADY_POLL_SECONDS = 0.05
 
 COLLECTOR_THRESHOLDS = (10_000, 20, 50)
 """Fewer collections than by default: requests leave almost no reference cycles."""
@@ -57,7 +64,6 @@ def create_app(
     """
     application = Application(config, fleet, pool, models, access_log(logs))
     registry = application.metrics.registry
-    registry.register(FleetCollector(fleet))
     ProcessCollector(registry=registry)
     if logs is not None:
         registry.register(DroppedLines(logs))
@@ -72,54 +78,119 @@ async def serve(
     A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong, and
     where the only models of the workers cannot be served.
     """
-    listener = listen(config.host, config.port)
-    admin_listener = None if config.admin_port is None else listen(HOST, config.admin_port, "--admin-port")
+    # A process of several has its ports reserved by its parent, and opens them when it can serve.
+    listeners = None if config.member is not None else _listeners(config)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
     pool = DecodePool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = Fleet(config.worker_urls, pool.release, discard, models, config.worker_credentials)
+    fleet = Fleet((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
     app = create_app(config, fleet, pool, models, logs)
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
-    await app.start()
-    await fleet.start()
     try:
+        await app.start()
+        await _find_workers(app.members, config)
+        if listeners is None:
+            await _until_settled(app)
+        listener, admin_listener = listeners or _listeners(config)
         host, port = listener.getsockname()[:2]
         _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
-        async with administered(app, fleet, config.admin_keys, admin_listener, access_log(logs)):
+        async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
             await DrainingServer(app, config).serve([listener])
-            if app.model_registry.unservable.done() and not app.model_registry.unservable.cancelled():
+            if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
                 raise app.model_registry.unservable.result()
     finally:
         lag.cancel()
+        await app.members.close()
         await fleet.close()
         await app.close()
         await pool.close()
 
 
-def listen(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
-    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*."""
+async def _find_workers(members: Members, config: GatewayConfig) -> None:
+    """Connect to the workers of all sources. Raises StartupError where --worker-url has half of a pair alone."""
+    sources = config.worker_sources
+    if not sources:
+        targets(config.worker_urls)
+    await members.replace(FLAGS, config.worker_urls)
+    if sources.file is not None:
+        members.follow(WorkersFile(sources.file))
+    for url in sources.dns:
+        members.follow(WorkersDns(url))
+
+
+def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
+    return reason.done() and not reason.cancelled()
+
+
+def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
+    """Return the sockets of the port and of the admin port, if there is one. Raises StartupError."""
+    shares = config.member is not None
+    listener = listen(config.host, config.port, shares=shares)
+    if config.admin_port is None:
+        return listener, None
+    return listener, listen(HOST, config.admin_port, "--admin-port", shares=shares)
+
+
+async def _until_settled(app: Application) -> None:
+    """Wait until a model can be served, or none ever can; at most UNREADY_SECONDS.
+
+    Clients of the other processes must not get 503 from one that has just been started again.
+    """
+    registry = app.model_registry
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(UNREADY_SECONDS):
+            while not registry.ready and not registry.unservable.done():  # noqa: ASYNC110
+                await asyncio.sleep(UNREADY_POLL_SECONDS)
+
+
+def listen(host: str, port: int, flags: str = "--host or --port", *, shares: bool = False) -> socket.socket:
+    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*.
+
+    With *shares*, other processes of this user may listen there too, if they say so; each connection goes to one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shares)
     except (OSError, UnicodeError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
-        raise StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another {flags}.") from error
+        raise _cannot_listen(host, port, flags, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listener
 
 
+def reserve(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
+    """Return a socket that keeps *host* and *port* for processes that will share them; it does not listen.
+
+    Raises StartupError where another program listens there, also one that would share.
+    """
+    listen(host, port, flags).close()
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        holder.bind((host, port))
+    except OSError as error:
+        holder.close()
+        raise _cannot_listen(host, port, flags, error) from error
+    return holder
+
+
+def _cannot_listen(host: str, port: int, flags: str, error: Exception) -> StartupError:
+    number = error.errno if isinstance(error, OSError) else None
+    cause = os.strerror(number) if number is not None and number > 0 else "there is no such host"
+    return StartupError(f"Cannot listen on {host}:{port}: {cause}. Choose another {flags}.")
+
+
 @contextlib.asynccontextmanager
 async def administered(
-    app: Application, fleet: Fleet, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
+    app: Application, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
 ) -> AsyncIterator[None]:
     """Serve the admin port on *listener*, if there is one, while the block runs. Raises StartupError."""
     if listener is None:
         yield
         return
-    admin = Admin(keys, fleet, app.listener, app.preview, app.forget_media, app.metrics, log)
+    admin = Admin(keys, app.members, app.listener, app.preview, app.forget_media, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:
@@ -162,7 +233,8 @@ class DrainingServer(uvicorn.Server):
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
-        app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
+        if config.has_fixed_fleet:
+            app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, stop."""

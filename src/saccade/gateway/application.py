@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from random import Random
 
+from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,14 +14,18 @@ from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.engine_metrics import FleetCollector
+from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport, route_report
 from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
-from saccade.gateway.fleet.worker_report import exactness
+from saccade.gateway.fleet.worker_report import booked, exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
+from saccade.gateway.group.shared_index import SharedIndex
+from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.body_reader import COPIES, BodyReader
@@ -34,6 +39,7 @@ from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.protocol.description import ModelFiles
+from saccade.protocol.gateway_calls import Work
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
@@ -44,7 +50,8 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
 class Application:
     """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
 
-    *model_registry* has the models that it serves, *listener* what is known of the workers' caches.
+    *model_registry* has the models that it serves, *listener* what is known of the workers' caches, *members* which
+    workers there are. *siblings* are the processes that share its port, None where it is alone.
     """
 
     def __init__(
@@ -63,18 +70,17 @@ class Application:
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
         self.model_registry = ModelRegistry(fleet, models)
-        router = FleetRouter(
-            config.routing_policy,
-            BlockIndex(INDEX_BYTES),
-            Random(),
-            config.routing_temperature,
-            assumes=config.assumes_holdings,
-        )
-        self.listener = CacheListener(fleet, router)
+        policy, temperature = config.routing_policy, config.routing_temperature
+        router = FleetRouter(policy, BlockIndex(INDEX_BYTES), Random(), temperature, assumes=config.assumes_holdings)
+        self._router = router
+        self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
+        self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
-        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch)
+        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch, self._index)
+        self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
+        self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
         endpoints = Endpoints(
@@ -87,6 +93,7 @@ class Application:
             memory=self.memory,
             proxies=self.proxies,
             strict_parameters=config.strict_parameters,
+            siblings=self.siblings,
         )
         self._grammars = RequestGrammars()
         self._chat = ChatCompletions(
@@ -113,24 +120,23 @@ class Application:
             self._keys,
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
         )
-        if config.allowed_origins:
-            guarded = CORSMiddleware(
-                guarded,
-                allow_origins=config.allowed_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=EXPOSED_HEADERS,
-            )
-        self._app = TelemetryMiddleware(guarded, self.metrics, access_log)
+        self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
-        """Prepare to fetch pictures."""
+        """Prepare to fetch pictures; with siblings, answer them, and connect to the indexer. Raises OSError."""
         await self.preparation.start()
+        if self.siblings is not None:
+            await self.siblings.start()
+        if self._index is not None:
+            self._index.start()
 
     async def close(self) -> None:
-        """Stop listening to workers, close connections and drop cached pictures."""
+        """Stop looking for workers and listening to them, close connections and drop cached pictures."""
         self._grammars.close()
+        await self.members.close()
         await self.listener.close()
+        if self.siblings is not None:
+            await self.siblings.close()
         await self.preparation.close()
 
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
@@ -144,9 +150,35 @@ class Application:
             ) from error
         return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
 
+    def _siblings(self, config: GatewayConfig) -> Siblings | None:
+        """Return what answers for all processes that share the port; have the engines' metrics shown once."""
+        if config.member is None:
+            self.metrics.registry.register(FleetCollector(self._fleet))
+            return None
+        of_engines = CollectorRegistry()
+        of_engines.register(FleetCollector(self._fleet))
+        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+
+    def _work(self) -> Work:
+        """Return what this process is doing."""
+        return Work(self.admission.num_requests, {url: booked(work) for url, work in self._router.work.items()})
+
     def forget_media(self) -> None:
         """Empty the caches of pictures and of URLs, except for what requests are using."""
         self.preparation.forget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
+    """Return *app* as web pages of *origins* may call it."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )

@@ -1,8 +1,11 @@
 """GatewayConfig: the settings of a gateway."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, DispatchLimits
+from saccade.gateway.fleet.sources import SourceConfig
+from saccade.gateway.group.member import Member
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
@@ -20,28 +23,32 @@ class GatewayConfig:
 
     *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy). With
     *assumes_holdings*, a worker that reports nothing is taken to hold what was sent there lately. *dispatch* bounds
-    what workers get, what waits for them, and retries.
+    what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
+    they tell of it.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
-    over TCP. Without *api_keys* every client is served that uses an IP address, a loopback name, *host* or one of
-    *allowed_hosts*. *metrics_without_key* opens /metrics although there are keys. *admin_port* is a second port on
-    loopback, which needs one of *admin_keys*. *limit_images* and *max_picture_pixels* hold per request and per
-    picture. *max_requests* are served at a time; more get 429. With *strict_parameters* an unknown parameter is refused
-    rather than ignored with a warning.
+    over TCP; *worker_sources* are where further workers come from. Without *api_keys* every client is served that uses
+    an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although
+    there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*. *limit_images* and
+    *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429. With
+    *strict_parameters* an unknown parameter is refused rather than ignored with a warning.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
     pictures while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
     for its part. X-Forwarded-For of *trusted_proxies* is used.
+    With *member*, the process is one of several that share *port* and *admin_port*; see shared().
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     worker_urls: tuple[str, ...] = ()
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
+    worker_sources: SourceConfig = field(default_factory=SourceConfig)
     routing_policy: Policy = "auto"
     routing_temperature: float = 0.0
     assumes_holdings: bool = True
     dispatch: DispatchLimits = DEFAULT_LIMITS
+    assumed_releases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -67,6 +74,34 @@ class GatewayConfig:
     picture_cache_bytes: int = POOL.slot_bytes // 2
     url_cache_bytes: int = 256 << 20
     fetch: FetchConfig = field(default_factory=FetchConfig)
+    member: Member | None = None
+
+    def shared(self, member: Member) -> "GatewayConfig":
+        """Return the settings of *member*: it has its part of every limit that all processes share, rounded up."""
+        part = member.part
+        return dataclasses.replace(
+            self,
+            member=member,
+            dispatch=dataclasses.replace(
+                self.dispatch, max_waiting=part(self.dispatch.max_waiting), num_processes=member.size
+            ),
+            max_requests=part(self.max_requests),
+            max_request_memory_bytes=part(self.max_request_memory_bytes),
+            connections=dataclasses.replace(
+                self.connections,
+                max_connections=part(self.connections.max_connections),
+                max_per_address=part(self.connections.max_per_address),
+            ),
+            num_decode_processes=part(self.num_decode_processes),
+            shared_memory_bytes=part(self.shared_memory_bytes),
+            picture_cache_bytes=part(self.picture_cache_bytes),
+            url_cache_bytes=part(self.url_cache_bytes),
+        )
+
+    @property
+    def has_fixed_fleet(self) -> bool:
+        """Whether no workers can come but those of *worker_urls*, unless an operator adds them to these."""
+        return not self.worker_sources and bool(self.worker_urls)
 
     @property
     def max_tenant_requests(self) -> int:

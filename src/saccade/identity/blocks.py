@@ -10,6 +10,9 @@ from blake3 import blake3
 
 KEY_BYTES = 16
 
+INT64 = "l" if array("l").itemsize == 8 else "q"
+"""Type code of an array of 64-bit integers; long is filled in half the time of long long."""
+
 
 class MediaRun(NamedTuple):
     """Placeholder tokens [start, start + length) of a prompt, for an item's tokens [offset, offset + length)."""
@@ -55,7 +58,7 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
 
 def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
     """Return the keys of all full blocks of a prompt, in order; a partial last block has no key."""
-    length, packed = block_size.to_bytes(8, "little"), array("q", token_ids).tobytes()
+    length, packed = block_size.to_bytes(8, "little"), array(INT64, token_ids).tobytes()
     media = _media_of_blocks(runs, block_size)
     keys: list[bytes] = []
     parent = root

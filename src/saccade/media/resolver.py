@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import dataclass
 
 import pycares
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -18,8 +19,19 @@ from saccade.media.addresses import new_socket
 MAX_ADDRESSES = 8
 """The most addresses per name and family: a name with thousands must not lead to as many connections."""
 
+MAX_RECORDS = 4096
+"""The most addresses of a name that the operator gives."""
+
 _NO_SOCKET = pycares.ARES_SOCKET_BAD
 _NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address that an untrusted name server sends
+
+
+@dataclass(frozen=True)
+class Records:
+    """The addresses of a name: IPv4, or, where it has none, IPv6; the least time to live among them, in seconds."""
+
+    addresses: tuple[str, ...]
+    seconds_to_live: int
 
 
 class DnsResolver(AbstractResolver):
@@ -55,6 +67,15 @@ class DnsResolver(AbstractResolver):
             )
             for kind, address in addresses
         ]
+
+    async def records(self, host: str) -> Records:
+        """Return the addresses of *host* and how long they hold. Raises OSError, also where there are none."""
+        with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
+            found = await lookup.addresses(host, socket.AF_UNSPEC)
+        for kind in (socket.AF_INET, socket.AF_INET6):
+            if addresses := _of_family(found, kind)[:MAX_RECORDS]:
+                return Records(tuple(addresses), min(node.ttl for node in found if node.family == kind))
+        raise OSError("The host has no address.")
 
     async def close(self) -> None:
         """Do nothing: every lookup closes its own sockets."""

@@ -1,6 +1,11 @@
 """Description: a worker's answer to Describe, with the model's files, so that a gateway needs none of its own."""
 
+from typing import Literal
+
 import msgspec
+
+Role = Literal["both", "prefill", "decode"]
+"""What a worker is for. A prefill worker computes prompts and sends their KV state to decode workers."""
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +25,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     hold answers to grammars. *aliases* are other names of the model. The backends that
     compute attention are empty where the worker does not tell.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
+    *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
+    *weights* (32 bytes) names the weights without the files, b"" where the worker does not tell them.
     """
 
     model: str
@@ -43,4 +50,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     resumes_at_states: bool = False
     backend_reasons: tuple[str, ...] = ()
     kv_cache_dtype: str = ""
+    role: Role = "both"
+    kv_transfer_address: str | None = None
+    weights: bytes = b""
     takes_grammars: bool = False

@@ -6,6 +6,9 @@ import msgspec
 
 Level = Literal["EXACT", "DEGRADED", "TEXT_PREFIX", "NONE"]
 
+LEVELS: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
+"""From the least to the most."""
+
 
 class Exactness(msgspec.Struct, frozen=True):
     """EXACT: every block of a prompt; TEXT_PREFIX: blocks before the first picture; NONE: nothing.

@@ -4,7 +4,11 @@ from typing import Literal
 
 import msgspec
 
+from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef
+
+MAX_NUM_SAMPLES = 128
+"""Of one request; whoever reads requests of strangers checks this before anything is kept for each sample."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -54,6 +58,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A prompt for the engine. *salt* separates tenants in every cache of blocks and encodings.
 
     *num_samples* answers are drawn, each with deltas of its own index; prompt and pictures are computed once.
+    *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
+    the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
     """
 
     request_id: str
@@ -62,6 +68,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     media: tuple[MediaItem, ...] = ()
     salt: bytes = b""
     num_samples: int = 1
+    kv_transfer: SendKv | ReceiveKv | None = None
 
 
 class MediaPixels(msgspec.Struct, frozen=True, array_like=True):

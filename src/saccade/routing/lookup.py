@@ -50,6 +50,10 @@ class LocalLookup:
         self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold."""
+        return self.find(targets, keys)
+
+    def find(self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
+        """Return what overlaps() does."""
         index = self._index
         found = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
         return {

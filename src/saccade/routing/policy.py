@@ -39,7 +39,8 @@ class Candidate(NamedTuple):
 
     *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
     to hold soon. *prompt_tokens* stand after these; *picture_tokens* are those of pictures that must be encoded.
-    *foreign_requests* wait at the worker, by its own report, and cannot all have been sent by this gateway.
+    By its own report, *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process
+    cannot have sent; *foreign_decode_blocks* are those of the latter, if each has as many as this prompt.
     """
 
     name: str
@@ -49,6 +50,8 @@ class Candidate(NamedTuple):
     overlap_tokens: int = 0
     held_tokens: int = 0
     foreign_requests: int = 0
+    foreign_running: int = 0
+    foreign_decode_blocks: int = 0
 
     @property
     def left_tokens(self) -> int:
@@ -67,12 +70,13 @@ class Candidate(NamedTuple):
         in decode counts as much as a block of prefill, so that a busy worker loses prompts that it holds to an idle
         one, which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
-        return self.left_tokens + self.work.prefill_tokens + self.work.decode_blocks + self.foreign_tokens
+        decode_blocks = self.work.decode_blocks + self.foreign_decode_blocks
+        return self.left_tokens + self.work.prefill_tokens + decode_blocks + self.foreign_tokens
 
     @property
     def load(self) -> tuple[int, WorkInFlight]:
         """What least_load and power_of_two compare: requests, whoever sent them, then this gateway's work."""
-        return self.work.num_requests + self.foreign_requests, self.work
+        return self.work.num_requests + self.foreign_requests + self.foreign_running, self.work
 
 
 class Chooser:
@@ -85,7 +89,8 @@ class Chooser:
         self.policy = policy
         self._temperature = temperature
         self._random = random
-        self._turn = 0
+        # Of each worker its last turn, since prefill and decode workers are chosen apart.
+        self._turns: dict[str, int] = {}
 
     def effective(self, *, reported: bool) -> Policy:
         """Return the policy that decides: auto is cost or least_load."""
@@ -101,8 +106,9 @@ class Chooser:
             case "cost":
                 return self._by_cost(candidates)
             case "round_robin":
-                self._turn += 1
-                return sorted(candidates)[(self._turn - 1) % len(candidates)]
+                chosen = min(candidates, key=lambda each: (self._turns.get(each.name, 0), each.name))
+                self._turns[chosen.name] = max(self._turns.values(), default=0) + 1
+                return chosen
             case "power_of_two":
                 return self._least(self._random.sample(candidates, 2), operator.attrgetter("load"))
             case "consistent_hash":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from saccade.byte_lru import ByteLru
-from saccade.identity.blocks import MediaRun, block_keys, runs_within
+from saccade.identity.blocks import INT64, MediaRun, block_keys, runs_within
 
 SEGMENT_BLOCKS = 256
 BYTES_PER_KEY = 72
@@ -37,7 +37,7 @@ class PromptKeys:
 
     def of(self, root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
         """Return what block_keys() does."""
-        packed = array("q", token_ids)
+        packed = array(INT64, token_ids)
         size = SEGMENT_BLOCKS * block_size
         keys: list[bytes] = []
         for start in range(0, len(packed), size):

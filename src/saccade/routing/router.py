@@ -61,8 +61,8 @@ class RoutedPrompt(NamedTuple):
 class Option(NamedTuple):
     """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
 
-    *reports*: it says what its caches hold, so that nothing needs to be assumed. *num_waiting* samples wait there, by
-    its own report.
+    *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
+    samples wait there and *num_running* run.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Option(NamedTuple):
     encodes: Callable[[bytes], bool] = lambda _: True
     reports: bool = True
     num_waiting: int = 0
+    num_running: int = 0
 
 
 class _RecentMost:
@@ -190,6 +191,14 @@ class Router:
         self.predictions.forget(worker)
         self.assumptions.forget(worker)
 
+    def forget(self, worker: str) -> None:
+        """Drop everything about *worker*, which has left and has no work."""
+        self.index.forget(worker)
+        self.expect_nothing(worker)
+        self.breakers.forget(worker)
+        self.work.pop(worker, None)
+        self._most.pop(worker, None)
+
     def _is_assumed(self, option: Option) -> bool:
         return self._assumes and not option.reports
 
@@ -221,6 +230,9 @@ class Router:
             for picture in prompt.pictures
             if picture.stop > held_tokens and picture.key not in expected and option.encodes(picture.key)
         )
+        own = self._most[option.name].note(work.num_samples, now)
+        foreign_requests = max(0, option.num_waiting - own)
+        foreign_running = max(0, option.num_waiting + option.num_running - own) - foreign_requests
         return Candidate(
             name=option.name,
             work=work,
@@ -228,7 +240,9 @@ class Router:
             picture_tokens=picture_tokens,
             overlap_tokens=block_size * num_reported,
             held_tokens=held_tokens,
-            foreign_requests=max(0, option.num_waiting - self._most[option.name].note(work.num_samples, now)),
+            foreign_requests=foreign_requests,
+            foreign_running=foreign_running,
+            foreign_decode_blocks=foreign_running * -(-prompt.num_tokens // block_size),
         )
 
 

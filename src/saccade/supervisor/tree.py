@@ -23,7 +23,8 @@ EXIT_NOT_STARTED = 126
 class ChildSpec:
     """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
 
-    *error_codes* are the exit codes before which the program prints its own error.
+    *error_codes* are the exit codes before which the program prints its own error. *ends_with_previous*: it is asked to
+    end at the same moment as the program before it, not after that has ended.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ChildSpec:
     stop_seconds: float = 10.0
     environment: Mapping[str, str] | None = None
     error_codes: Collection[int] = ()
+    ends_with_previous: bool = False
 
 
 class Child:
@@ -92,7 +94,7 @@ class Child:
 
 
 class Tree:
-    """Runs the programs of *specs* until a signal comes, then ends them one after another in the order given.
+    """Runs the programs of *specs* until a signal comes, then ends them in the order given.
 
     Until *until_ready* has returned, the death of any of them ends the start; afterwards each is restarted with
     back-off and its death harms no other. Once a signal has come, none is restarted; a second one kills all at once.
@@ -145,8 +147,14 @@ class Tree:
             await asyncio.gather(starting, interrupted, return_exceptions=True)
 
     async def _drain(self, running: Sequence[asyncio.Task[int]]) -> None:
+        together: list[list[Child]] = []
         for child in self.children:
-            await child.stop()
+            if child.spec.ends_with_previous and together:
+                together[-1].append(child)
+            else:
+                together.append([child])
+        for children in together:
+            await asyncio.gather(*(child.stop() for child in children))
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -14,13 +14,22 @@ from typing import Any
 import grpc
 import msgspec
 
-from saccade.errors import ImageTooLarge, InternalError, SaccadeError, WorkerFailed, WorkerUnavailable, from_code
+from saccade.errors import (
+    ImageTooLarge,
+    InternalError,
+    RequestError,
+    SaccadeError,
+    WorkerFailed,
+    WorkerUnavailable,
+    from_code,
+)
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
@@ -198,6 +207,10 @@ class WorkerClient:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return None: this wire can say everything that a request may ask for."""
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the worker is believed to hold a picture's encoding, so that its pixels need not be sent."""

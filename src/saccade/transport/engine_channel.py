@@ -7,7 +7,7 @@ blocks with a time limit; the front's end is asyncio.
 import asyncio
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -35,13 +35,14 @@ class EngineChannel:
         except OSError as error:
             raise ChannelClosed from error
 
-    def receive(self, timeout: float) -> list[FrontMessage]:
+    def receive(self, timeout: float, wake_fds: Sequence[int] = ()) -> list[FrontMessage]:
         """Return all messages that have arrived, in order; wait up to *timeout* seconds where there is none.
 
-        Raises ChannelClosed when the front is gone.
+        The wait ends early when one of *wake_fds* is readable. Raises ChannelClosed when the front is gone.
         """
         messages: list[FrontMessage] = []
-        while select.select([self._socket], [], [], 0 if messages else timeout)[0]:
+        descriptor = self._socket.fileno()
+        while descriptor in select.select([descriptor, *wake_fds], [], [], 0 if messages else timeout)[0]:
             self._fill()
             payloads = framing.take_payloads(self._buffer, MAX_FRAME_BYTES)
             messages += [self._decoder.decode(payload) for payload in payloads]

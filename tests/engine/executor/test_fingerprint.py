@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.fingerprint import fingerprint, model_fingerprint
+from saccade.engine.executor.fingerprint import fingerprint, model_fingerprint, weights_digest
 from saccade.engine.executor.weight_files import weight_files
 from saccade.models.files import read_model_files
 
@@ -37,6 +37,19 @@ def test_weights_and_files(copy: Path) -> None:
     seen.append(of(copy))
     assert seen[0] == seen[1]
     assert len(set(seen)) == 3
+
+
+def test_the_digest_of_the_weights_leaves_out_the_files(copy: Path) -> None:  # F9
+    def told(**settings: Any) -> bytes:
+        return weights_digest(EngineConfig(str(copy), "tiny", **settings), read_model_files(copy))
+
+    first, cache = told(), told(kv_cache_dtype="fp8")
+    (copy / "generation_config.json").write_text("{}")
+    assert told() == first != cache
+    tensors = load_file(copy / "model.safetensors")
+    tensors[DOWN].add_(1)
+    save_file(tensors, copy / "model.safetensors")
+    assert told() not in (first, cache)
 
 
 def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # E1: never a wrong key

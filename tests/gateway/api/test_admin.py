@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import scripted
 from chats import data_url, picture
+from waiting import wait_until
 
 from saccade.errors import StartupError
 from saccade.gateway import app
@@ -31,7 +32,7 @@ class Port:
 
     async def serve(self) -> None:
         gateway = self.gateway
-        async with app.administered(gateway.application, gateway.fleet, ("admin",), self.listener, None):
+        async with app.administered(gateway.application, ("admin",), self.listener, None):
             await self.done.wait()
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
@@ -155,4 +156,52 @@ def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
 
 def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
-        Admin((), served.fleet, served.application.listener, served.application.preview, lambda: None, Metrics())
+        Admin(
+            (),
+            served.application.members,
+            served.application.listener,
+            served.application.preview,
+            lambda: None,
+            Metrics(),
+        )
+
+
+OTHER = "grpc://127.0.0.1:1"
+OPERATOR = {"Authorization": "Bearer admin", "Content_Type": "application/json"}
+
+
+def change(admin: Port, method: str, body: object, **headers: str) -> tuple[int, Any]:
+    status, answer = admin.ask(method, "/workers", json.dumps(body).encode(), **{**OPERATOR, **headers})
+    return status, json.loads(answer)
+
+
+def shown(admin: Port) -> set[str]:
+    _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    return {worker["url"] for worker in json.loads(body)["workers"]}
+
+
+def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> None:  # E1
+    assert change(admin, "POST", {"url": OTHER}) == (200, {"url": OTHER, "sources": ["POST /workers"]})
+    assert change(admin, "POST", {"url": OTHER})[0] == 200  # again, to no effect
+    assert shown(admin) == {"grpc://scripted:1", OTHER}
+    assert change(admin, "DELETE", {"url": OTHER}) == (200, {"url": OTHER, "sources": []})
+    wait_until(lambda: shown(admin) == {"grpc://scripted:1"})
+    status, told = change(admin, "DELETE", {"url": OTHER})
+    assert (status, told["error"]["param"], told["error"]["code"]) == (400, "url", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []]
+)
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_what_is_no_worker_is_refused(admin: Port, method: str, body: object) -> None:
+    status, told = change(admin, method, body)
+    assert (status, told["error"]["param"]) == (400, "url")
+    assert shown(admin) == {"grpc://scripted:1"}
+
+
+def test_only_the_operator_changes_the_workers(admin: Port) -> None:
+    assert change(admin, "POST", {"url": OTHER}, Authorization="Bearer tenant")[0] == 401
+    assert change(admin, "POST", {"url": OTHER}, Content_Type="text/plain")[0] == 415
+    assert change(admin, "POST", {"url": "grpc://" + "a" * 20_000 + ":1"})[0] == 413
+    assert shown(admin) == {"grpc://scripted:1"}

@@ -20,7 +20,7 @@ from saccade.gateway.fleet.cache_listener import ALONE, AWAY, EVENTS_PER_TURN, S
 from saccade.gateway.fleet.routing_metrics import RoutingCollector
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
-from saccade.protocol.exactness import EXACT
+from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents
 from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
 from saccade.routing.router import Router
@@ -152,6 +152,36 @@ class Flooding:
             keys = range(number * self.num_events, (number + 1) * self.num_events)
             events: list[KvEvent] = [BlockStored(key.to_bytes(16, "big"), b"", []) for key in keys]
             yield KvEvents(number, events, snapshot=number == 0)
+
+
+class Changing(Flooding):
+    """A worker that finds between two messages that its events do not tell all."""
+
+    exactness = EXACT
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield a snapshot, two increments, and nothing more."""
+        yield KvEvents(0, [], snapshot=True)
+        self.exactness = Exactness("DEGRADED", "it reports what is not known")
+        yield KvEvents(1, [])
+        yield KvEvents(2, [])
+        await asyncio.Event().wait()
+
+
+async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:  # E5
+    caplog.set_level(logging.INFO)
+    fleet = Fleet((), lambda _: None)
+    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 20), Random(0)))
+    workers = [Changing(f"w{number}", 0) for number in range(2)]
+    for worker in workers:
+        fleet.add(worker)  # type: ignore[arg-type]
+    fleet.changed(fleet.clients[0])
+    await until(lambda: caplog.text.count("is DEGRADED") == 2)
+    await asyncio.sleep(0.01)
+    await listener.close()
+    for worker in workers:
+        assert caplog.text.count(f"worker {worker.url} is EXACT: all that it holds is known") == 1
+        assert caplog.text.count(f"worker {worker.url} is DEGRADED: it reports what is not known") == 1
 
 
 async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_requests(

@@ -35,10 +35,12 @@ class Decisions:
         self.router = Router(policy, BlockIndex(1 << 20), Random(0))
         self.held = {"unix:/a": 2, "unix:/b": 9}
 
-    def place(self, options: list[Option] = OPTIONS) -> Booking:
+    def place(self, options: list[Option] = OPTIONS, *, serves: bool = True) -> Booking:
         overlaps = {option.name: Overlap(self.held[option.name], is_exact=True) for option in options}
         booking = self.router.book(options, PROMPT, overlaps, now=0)
-        self.metrics.observe(self.model, PROMPT.num_tokens, booking)
+        held_share = self.metrics.observe(self.model, PROMPT.num_tokens, booking)
+        if serves:
+            self.metrics.served("m", held_share)
         return booking
 
     def value(self, name: str, **labels: str) -> float:
@@ -54,6 +56,15 @@ def test_the_best_choice_loses_nothing() -> None:  # E6
     assert decisions.value("requests_total", worker="unix:/b") == 1
     assert decisions.value("overlap_blocks_lost_total") == 0
     assert decisions.value("non_max_overlap_selections_total") == 0
+
+
+def test_a_request_that_is_sent_again_has_one_hit_rate() -> None:  # E6
+    decisions = Decisions("cost")
+    assert decisions.place(serves=False).worker == "unix:/b"
+    decisions.held["unix:/b"] = 0
+    assert decisions.place().worker == "unix:/a"
+    assert decisions.value("kv_hit_rate_count") == 1
+    assert decisions.value("kv_hit_rate_sum") == pytest.approx(32 / 170)
 
 
 def test_blocks_of_a_worker_that_was_passed_over_are_lost() -> None:

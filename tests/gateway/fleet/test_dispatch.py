@@ -14,7 +14,15 @@ from echo_worker import STALL, ask, serving, until
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
 
-from saccade.errors import InvalidValue, ModelNotFound, QueueFull, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import (
+    InvalidValue,
+    ModelNotFound,
+    QueueFull,
+    RequestError,
+    SaccadeError,
+    WorkerFailed,
+    WorkerUnavailable,
+)
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, Dispatcher, DispatchLimits, Placement, Prompt, media_runs
 from saccade.gateway.fleet.routing_metrics import DispatchCollector
 from saccade.gateway.fleet.workers import Fleet, Model
@@ -25,6 +33,7 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.breaker import CLOSED, FAILURES
 from saccade.routing.index import BlockIndex
 from saccade.routing.lookup import Overlap, Target
@@ -258,6 +267,9 @@ class Scripted:
         self.description = msgspec.structs.replace(DESCRIPTION, model="echo", max_num_seqs=max_num_seqs)
         self.ready = True
         self.script: list[Exception | int] = []
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         return False

@@ -27,7 +27,7 @@ def test_every_reason_has_its_words() -> None:
         Described("unix:/away", DESCRIPTION, ready=False): "it is not ready",
         Described("unix:/new", None): "it is not ready",
         Described("unix:/leaving", DESCRIPTION, draining=True): "it drains",
-        Described("unix:/other", other): "it serves another build of its model than the first worker",
+        Described("unix:/other", other): "it serves another release of its model than the first worker: weights",
         Described("unix:/else", msgspec.structs.replace(other, model="else")): "",
     }
     fleet = Fleet((), lambda _: None)

@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from saccade.errors import QueueFull, WorkerUnavailable
+from saccade.gateway.limits import place_queue
 from saccade.gateway.limits.place_queue import PlaceQueue
 
 
@@ -139,3 +140,28 @@ async def test_those_who_wait_learn_that_no_worker_is_left() -> None:
     is_away = True
     queue.changed()
     assert [type(error) for error in await asyncio.gather(*tasks, return_exceptions=True)] == [WorkerUnavailable] * 2
+
+
+async def test_a_place_that_was_not_taken_after_all_goes_to_the_next() -> None:
+    places = Places(0)
+    places.looking_up.clear()
+    first, second = places.start("a", "b")
+    await settle()
+    places.give()
+    await settle()
+    assert places.queue.num_waiting == 1
+    first.cancel()
+    await settle()
+    places.looking_up.set()
+    await asyncio.wait_for(second, 0.5)  # no later than it would look by itself
+    assert places.entered == ["b"]
+
+
+async def test_a_place_that_comes_with_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_queue, "LOOK_SECONDS", 0.01)
+    places = Places(0)
+    (task,) = places.start("a")
+    await settle()
+    places.num_free = 1
+    await asyncio.wait_for(task, 30)
+    assert places.entered == ["a"]

@@ -2,7 +2,8 @@
 
 A picture may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
 does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps a picture only
-until the first token.
+until the first token. The gateway of a decode leg, which has no pixels, keeps its pictures until the request ends: a
+sequence that is retracted computes its prompt here.
 """
 
 import math
@@ -16,6 +17,7 @@ from saccade.engine.core.pictures import EncoderKey, State
 from saccade.engine.core.scheduler import Schedule, Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError, WorkerUnavailable
+from saccade.protocol.kv_transfer import ReceiveKv
 from saccade.protocol.output import PixelsWanted
 from saccade.protocol.request import MediaPixels, Pixels
 
@@ -102,7 +104,8 @@ class PixelRequests:
             pictures = [sequence.pictures[index] for index in media]
             if key in self._deadlines and all(picture.state is State.ASKED for picture in pictures):
                 continue
-            if sequence.index or sequence.num_generated_tokens:
+            has_begun = sequence.index or sequence.num_generated_tokens
+            if has_begun and not isinstance(sequence.request.kv_transfer, ReceiveKv):
                 fail(sequence, WorkerUnavailable(NO_LONGER_HELD))
                 continue
             for picture in pictures:

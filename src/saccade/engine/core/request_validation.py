@@ -10,9 +10,8 @@ from saccade.identity.blocks import root_key
 from saccade.identity.content import HASH_BYTES
 from saccade.models.facts import ModelFacts
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams
 
-MAX_NUM_SAMPLES = 128
 MAX_NUM_LOGPROBS = 20
 """The limit of OpenAI's API, and the default limit of vLLM."""
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from saccade.engine.core.frame_builder import FrameBuilder
@@ -25,12 +26,14 @@ class Requests:
     A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
     samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
-    cache each sample computes the whole prompt again, but no picture is encoded twice. Slots are released when the last
-    sample ends. *frames* collects the output.
+    cache each sample computes the whole prompt again, but no picture is encoded twice. Where the prompt's state is
+    received, all samples are sequences from the start, and begin together. Slots are released when the last sample
+    ends. *frames* collects the output. *on_end* is called with every sequence that has ended.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, on_end: Callable[[Sequence], None] = lambda _: None) -> None:
         self.frames = FrameBuilder()
+        self._on_end = on_end
         self._scheduler = scheduler
         self._open: dict[int, dict[str, _Request]] = defaultdict(dict)
 
@@ -46,7 +49,11 @@ class Requests:
         """Queue the first sample of a request, which reserves num_samples arrival numbers from this sample's on."""
         request = _Request({0: sequence}, list(range(1, num_samples)))
         self._open[sequence.connection][sequence.request_id] = request
-        if num_samples > 1:
+        if sequence.awaits_kv:
+            sequence.forks = [self._sample(sequence, index) for index in request.unstarted]
+            request.live.update((sample.index, sample) for sample in sequence.forks)
+            request.unstarted.clear()
+        elif num_samples > 1:
             self._scheduler.encodings.hold(sequence)
         self._scheduler.add(sequence)
 
@@ -136,6 +143,7 @@ class Requests:
             self._scheduler.encodings.hold(following)
             self._scheduler.add_samples(sequence, [following])
         self._scheduler.remove(sequence)
+        self._on_end(sequence)
         if not request.live:
             for picture in sequence.pictures:
                 picture.release(self.frames.released(sequence.connection))

@@ -49,8 +49,10 @@ class Budgets:
 class Scheduler:
     """Waiting and running sequences; `schedule` plans a step, `commit` records that it was done.
 
-    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. The cost of a plan is linear in
-    the number of sequences.
+    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. Those whose prompt's state goes
+    to another engine are *sending* behind their first token; those whose state comes from one are *receiving*, by their
+    sample 0, with all samples. Both hold blocks, and rows now or soon. The cost of a plan is linear in the number of
+    sequences.
     """
 
     def __init__(
@@ -65,14 +67,25 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
+        self.sending: dict[Sequence, None] = {}
+        self.receiving: dict[Sequence, list[Sequence]] = {}
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._newest_retracted = 0
+        self._is_blocked = False
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could compute something; a parked sequence does not count."""
-        return bool(self.waiting or self.running)
+        """Whether a step could compute something.
+
+        A parked sequence waits for its pixels and does not count, nor do those that wait for a transfer to end.
+        """
+        return bool(self.running or (self.waiting and not self._is_blocked))
+
+    @property
+    def num_admitted(self) -> int:
+        """Number of sequences that need a row."""
+        return len(self.running) + len(self.sending) + sum(map(len, self.receiving.values()))
 
     def check_queue(self) -> None:
         """Raise QueueFull if the maximum number of sequences is waiting."""
@@ -104,6 +117,8 @@ class Scheduler:
             self._add_chunk(sequence, step, left)
         for sequence in [sequence for sequence in step.lacking if sequence in self.running]:
             self.park(sequence, step, step.lacking[sequence])
+        # Only the end of a transfer makes room then.
+        self._is_blocked = not self.running and bool(self.sending or self.receiving)
         return step
 
     def commit(self, step: Schedule) -> None:
@@ -116,14 +131,32 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ended or lacks pixels from every queue, and free its state."""
+        self._is_blocked = False
         if sequence in self.running:
             del self.running[sequence]
         elif sequence in self.parked:
             del self.parked[sequence]
+        elif sequence in self.sending:
+            del self.sending[sequence]
+        elif sequence in self.receiving:
+            del self.receiving[sequence]
         else:
             self._unqueue(sequence)
         self._release(sequence)
         self.encodings.unpin(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the state of a running sequence, which computes no more, until remove()."""
+        del self.running[sequence]
+        self.sending[sequence] = None
+
+    def received(self, sequence: Sequence) -> None:
+        """Begin to decode the samples of *sequence*: the state of their prompt is here."""
+        for sample in self.receiving.pop(sequence):
+            if sample.finish_reason is None:
+                self.block_manager.commit(sample, sample.num_prompt_tokens)
+                sample.awaits_kv = False
+                self.running[sample] = None
 
     def park(self, sequence: Sequence, step: Schedule, media: list[int]) -> None:
         """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*."""
@@ -146,6 +179,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _queue(self, sequence: Sequence) -> None:
+        self._is_blocked = False
         if sequence.awaits_grammar:
             self.parked[sequence] = None
             return
@@ -179,15 +213,20 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.block_manager.release(sequence)
         self.rows.end(sequence)
+        sequence.received_state = b""
 
     def _admit(self, step: Schedule, left: Left) -> None:
-        while self.waiting and left.tokens > 0 and len(self.running) < self.budgets.max_num_seqs:
+        while self.waiting and left.tokens > 0 and self.num_admitted < self.budgets.max_num_seqs:
             sequence = self.waiting[0]
+            if sequence.awaits_kv:
+                if not self._admit_receiving(sequence, step):
+                    return
+                continue
             if lacking := self.encodings.lacking(sequence):
                 self.park(sequence, step, lacking)
                 continue
             # One block of headroom for each running sequence; otherwise the new sequence would be retracted at once.
-            if not self.block_manager.admit(sequence, headroom_blocks=len(self.running)):
+            if not self.block_manager.admit(sequence, headroom_blocks=self.num_admitted):
                 return
             del self.waiting[0]
             self.running[sequence] = None
@@ -198,6 +237,19 @@ class Scheduler:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
                 self.num_cached_tokens += sequence.num_computed_tokens
             self._add_chunk(sequence, step, left, behind=())
+
+    def _admit_receiving(self, sequence: Sequence, step: Schedule) -> bool:
+        """Reserve blocks for a prompt whose state is received, and rows for all samples; False if there is no room."""
+        samples = [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
+        if self.num_admitted + len(samples) > self.budgets.max_num_seqs:
+            return False
+        num_held = self.block_manager.reserve(samples, headroom_blocks=self.num_admitted)
+        if num_held is None:
+            return False
+        del self.waiting[0]
+        self.receiving[sequence] = samples
+        step.admitted[sequence] = num_held
+        return True
 
     def _continue(self, step: Schedule, left: Left) -> None:
         """Add chunks for running sequences that have none in this step yet; most are prompts."""

@@ -13,6 +13,7 @@ from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.token_counts import TokenCounts
 from saccade.identity.blocks import MediaRun, block_key
 from saccade.models.facts import Positions
+from saccade.protocol.kv_transfer import ReceiveKv
 from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -46,7 +47,9 @@ class Sequence:
     wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
     penalties, biases or a minimum length change its logits. *matcher* holds the answer to the request's *grammar*, and
     is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if
-    requested, are the known log probabilities of token_ids[1:].
+    requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
+    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is a recurrent state that
+    its next row begins with.
     """
 
     def __init__(
@@ -91,6 +94,9 @@ class Sequence:
         self._keys = [root]
         self.finish_reason: FinishReason | None = None
         self._token_counts: TokenCounts | None = None
+        self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
+        self.forks: list[Sequence] = []
+        self.received_state = b""
         wanted = index == 0 and request.sampling.num_prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprob] | None = [] if wanted else None
 

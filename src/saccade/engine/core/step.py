@@ -3,8 +3,8 @@
 A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
 which a sequence occupies a row: the period ends when the sequence ends or is retracted, and the id is never reused. An
 *encoding_id* names the features of one picture and is never reused either. Within a step an executor performs these
-actions in order: drop encodings, end and start rows, change block tables, restore states, encode, run the network, save
-states, sample.
+actions in order: drop encodings, end and start rows, change block tables, restore states, receive KV state, encode, run
+the network, save states, send KV state, sample.
 """
 
 import msgspec
@@ -89,11 +89,30 @@ class StateMove(msgspec.Struct, frozen=True, array_like=True):
     snapshot: int
 
 
+class KvSend(msgspec.Struct, frozen=True, array_like=True):
+    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes, which the step's output holds."""
+
+    blocks: tuple[int, ...]
+    row: int | None = None
+
+
+class KvReceive(msgspec.Struct, frozen=True, array_like=True):
+    """State that another engine computed: *content*, which a KvSend of as many blocks made, is written to *blocks*.
+
+    With *row*, content is or ends with the recurrent states of that row.
+    """
+
+    blocks: tuple[int, ...]
+    content: bytes
+    row: int | None = None
+
+
 class StepInput(msgspec.Struct, frozen=True):
     """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
 
     *drop* may name encodings that were never made. *restore* initialises rows of *started* from snapshots; the other
     started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to snapshots.
+    What *send* names must have been computed by earlier steps, or by this one.
     """
 
     number: int
@@ -105,6 +124,8 @@ class StepInput(msgspec.Struct, frozen=True):
     jobs: tuple[EncodeJob, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     save: tuple[StateMove, ...] = ()
+    receive: tuple[KvReceive, ...] = ()
+    send: tuple[KvSend, ...] = ()
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -166,7 +187,7 @@ class StepOutput(msgspec.Struct, frozen=True):
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
     *network_seconds*. *failed_encodings* are pictures of jobs within the step that could not be encoded: what the step
-    computed for rows that show them means nothing.
+    computed for rows that show them means nothing. sent[i] is the content of the i-th KvSend.
     """
 
     number: int
@@ -177,3 +198,4 @@ class StepOutput(msgspec.Struct, frozen=True):
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
+    sent: tuple[bytes, ...] = ()

@@ -18,6 +18,7 @@ from saccade.engine.core.step import (
     GREEDY_BELOW,
     Chunk,
     EncodeJob,
+    KvReceive,
     MediaSlice,
     Picture,
     PromptScores,
@@ -66,6 +67,9 @@ class StepBuilder:
         ended = self._rows.take_ended()
         starting = [owner for owner in owners if owner.row is None]
         started = tuple(self._rows.start(owner) for owner in starting)
+        states = [KvReceive((), owner.received_state, Rows.row_of(owner)) for owner in starting if owner.received_state]
+        for owner in starting:
+            owner.received_state = b""
         tables: tuple[TableChange, ...] = tuple(
             change for owner in owners if (change := self._rows.table_change(owner)) is not None
         )
@@ -87,6 +91,8 @@ class StepBuilder:
             jobs=jobs,
             chunks=chunks,
             save=save,
+            receive=(*schedule.receive, *states),
+            send=tuple(schedule.send),
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
         sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks)

@@ -78,7 +78,7 @@ class Caches:
             else _block_cache(spec, sizes, blocks, layer, device)
             for layer, spec in enumerate(specs)
         ]
-        self._device = device
+        self.device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
         self._pairs = [pair for state in states for pair in zip(state.live, state.snapshots, strict=True)]
 
@@ -104,7 +104,7 @@ class Caches:
             snapshots.index_copy_(0, kept, live.index_select(0, rows))
 
     def _indices(self, *lists: list[int]) -> list[torch.Tensor]:
-        return transfer([np.array(indices, np.int64) for indices in lists], self._device)
+        return transfer([np.array(indices, np.int64) for indices in lists], self.device)
 
 
 def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:

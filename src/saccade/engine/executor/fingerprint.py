@@ -42,6 +42,21 @@ def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[b
     Of each weights file only the size, header, first and last MiB are read, since a checkpoint may have terabytes.
     """
     hasher = blake3(b"saccade.model.1" + files_digest(files.files))
+    _add_weights(hasher, weights, features)
+    return hasher.digest()
+
+
+def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
+    """Return 32 bytes that identify the weights alone, and the settings that change what the network computes.
+
+    Workers whose files differ in what matters to no answer have different fingerprints, and this in common.
+    """
+    hasher = blake3(b"saccade.weights.1")
+    _add_weights(hasher, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
+    return hasher.digest()
+
+
+def _add_weights(hasher: blake3, weights: Sequence[Path], features: Sequence[bytes]) -> None:
     for path in weights:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -52,7 +67,6 @@ def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[b
             _add(hasher, path.name.encode(), size.to_bytes(8, "little"), prefix, header, first, file.read(MIB))
     if features:
         _add(hasher, b"features", *features)
-    return hasher.digest()
 
 
 def _add(hasher: blake3, *parts: bytes) -> None:

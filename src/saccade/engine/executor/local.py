@@ -76,6 +76,7 @@ class LocalExecutor:
             forwarded.encode_seconds,
             forwarded.network_seconds + seconds,
             forwarded.failed_encodings,
+            forwarded.sent,
         )
 
     def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
-from saccade.engine.executor import logprobs
+from saccade.engine.executor import kv_copies, logprobs
 from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
@@ -32,6 +32,7 @@ class Forwarded(NamedTuple):
     encode_seconds: float = 0.0
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
+    sent: tuple[bytes, ...] = ()
 
 
 class Launched(NamedTuple):
@@ -72,7 +73,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
 
     def update(self, step: StepInput) -> None:
-        """Prepare a step: drop encodings, end and start rows, change block tables, restore states."""
+        """Prepare a step: drop encodings, end and start rows, change block tables, restore and receive states."""
         for encoding_id in step.drop:
             self.encodings.pop(encoding_id, None)
         for row in step.ended:
@@ -85,17 +86,19 @@ class ModelRunner:
             self.allowed.prune()
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
+        for received in step.receive:
+            kv_copies.write(self.caches, received)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, *, beside_pictures: bool) -> Forwarded:
-        """Encode the pictures within the step, run the network over the chunks, and save recurrent states.
+        """Encode the pictures within the step, run the network over the chunks, save and send states.
 
         If a picture cannot be encoded, only the rows that show it are without meaning.
         """
         began = time.perf_counter()
         jobs = [job for job in step.jobs if not job.beside]
         if not step.chunks and not jobs:
-            return Forwarded(step, None, None)
+            return Forwarded(step, None, None, sent=self._send(step))
         num_patches = sum(self.network.facts.encode_cost(p.grid) for job in jobs for p in job.pictures)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), beside_pictures)
@@ -115,7 +118,11 @@ class ModelRunner:
             sum(outcome.seconds for outcome in outcomes),
             time.perf_counter() - built,
             tuple(failed for outcome in outcomes for failed in outcome.failed),
+            self._send(step),
         )
+
+    def _send(self, step: StepInput) -> tuple[bytes, ...]:
+        return tuple(kv_copies.read(self.caches, wanted) for wanted in step.send)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:

@@ -8,51 +8,70 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from saccade.errors import StartupError, WorkerUnavailable
+from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
+from saccade.gateway.fleet.dialects import check_url
+from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
-from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group.siblings import Siblings, booked_together
 from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
 from saccade.gateway.http.web_pages import WebPages
 from saccade.telemetry import Metrics
+from saccade.transport.framing import UNREADABLE
 
 HOST = "127.0.0.1"
 TENANT_HEADER = "x-api-key"
+SOURCE = "POST /workers"
+"""The name of the source that this port is."""
+
+MAX_BODY_BYTES = 16 << 10
 
 Preview = Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
 """Tells where the chat in a request would go if the tenant with an API key sent it; b"" names no key."""
 
 
-class Admin:
-    """An ASGI application that shows workers and routes, and empties caches. Every path needs one of *keys*.
+class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that adds or removes a worker."""
 
-    *listener* knows what the workers of *fleet* hold; *preview* tells where a chat would go; *forget_media* empties the
-    caches of the gateway. Raises StartupError where there is no key.
+    url: str
+
+
+class Admin:
+    """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
+
+    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *preview* tells
+    where a chat would go; *forget_media* empties the caches of the gateway. *siblings* are the
+    processes that share the port. Raises StartupError where there is no key.
     """
 
     def __init__(
         self,
         keys: Collection[str],
-        fleet: Fleet,
-        listener: CacheListener,
+        members: Members,
+        listener: CacheView,
         preview: Preview,
         forget_media: Callable[[], None],
         metrics: Metrics,
         access_log: AccessLog | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
-        self._fleet = fleet
+        self._fleet = members.fleet
+        self._members = members
         self._listener = listener
         self._preview = preview
         self._forget_media = forget_media
+        self._siblings = siblings
         router = Router(
             [
                 route("GET", "/workers", self.workers),
+                route("POST", "/workers", self.add_worker, takes_json=True),
+                route("DELETE", "/workers", self.remove_worker, takes_json=True),
                 route("POST", "/route", self.route, takes_json=True),
                 route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
                 route("POST", "/reset_mm_cache", self.reset_mm_cache),
@@ -66,9 +85,45 @@ class Admin:
         await self._app(scope, receive, send)
 
     async def workers(self, request: Request) -> Response:
-        """GET /workers: each worker's health and load, and what is known of its caches."""
-        reports = [worker_report(worker, self._fleet, self._listener) for worker in self._fleet.clients]
+        """GET /workers: each worker's health and load, what is known of its caches, and what is booked there.
+
+        The booked work is that of all processes that share the port; the breaker is this process's.
+        """
+        workers = (*self._fleet.clients, *self._fleet.leaving)
+        reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
+        if self._siblings is not None:
+            works = await self._siblings.works()
+            reports = [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
         return _json({"workers": reports})
+
+    async def add_worker(self, request: Request) -> Response:
+        """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""
+        url = await self._url(request)
+        try:
+            check_url(url)
+        except StartupError as error:
+            raise InvalidValue(error.message, "url") from error
+        await self._members.want(SOURCE, url)
+        return self._wanted_by(url)
+
+    async def remove_worker(self, request: Request) -> Response:
+        """DELETE /workers: drop the worker at the url in the body, which POST /workers has added."""
+        url = await self._url(request)
+        sources = self._members.wanted_by(url)
+        if SOURCE not in sources:
+            origin = f"it comes from {', '.join(sources)}, so take it out there" if sources else "there is none at it"
+            raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
+        await self._members.drop(SOURCE, url)
+        return self._wanted_by(url)
+
+    async def _url(self, request: Request) -> str:
+        """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
+        if self._siblings is not None:
+            raise InvalidValue("With --gateway-processes over 1 the workers are those of --worker-url.", "url")
+        return await _url(request)
+
+    def _wanted_by(self, url: str) -> Response:
+        return _json({"url": url, "sources": self._members.wanted_by(url)})
 
     async def route(self, request: Request) -> Response:
         """POST /route: where the chat in the body would go now, and why. It is not sent there.
@@ -84,8 +139,17 @@ class Admin:
 
     async def reset_mm_cache(self, request: Request) -> Response:
         """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
-        self._forget_media()
-        return self._reset(media=True)
+        missed = []
+        if self._siblings is None:
+            self._forget_media()
+        else:
+            missed = await self._siblings.forget_media()
+        answer = self._reset(media=True)
+        if missed:
+            raise WorkerUnavailable(
+                f"These gateway processes did not take the command: {', '.join(missed)}; the others did. Send it again."
+            )
+        return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
         """Send the command; requests that the gateway sends later find the caches empty."""
@@ -93,6 +157,19 @@ class Admin:
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
         return Response()
+
+
+async def _url(request: Request) -> str:
+    """Return the url in a body. Raises InvalidValue and BodyTooLarge."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(body, type=_WorkerUrl).url
+    except UNREADABLE as error:
+        raise InvalidValue('The body must be JSON with one field: {"url": "grpc://HOST:PORT"}.', "url") from error
 
 
 def _json(value: object) -> Response:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
 from saccade.gateway.api.openapi import describe, server_version
+from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.body_reader import COPIES, BodyReader
 from saccade.gateway.http.clients import TrustedProxies
 from saccade.gateway.http.middleware import SALT, WARNINGS
@@ -36,6 +37,7 @@ class Endpoints:
     memory: ByteBudget
     proxies: TrustedProxies
     strict_parameters: bool
+    siblings: Siblings | None = None
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -84,12 +86,15 @@ class Endpoints:
         return _json({"status": "ready"})
 
     async def load(self, request: Request) -> Response:
-        """GET /load: how many requests are being served."""
-        return _json({"server_load": self.admission.num_requests})
+        """GET /load: how many requests are being served, by all processes that share the port."""
+        if self.siblings is None:
+            return _json({"server_load": self.admission.num_requests})
+        return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
 
     async def show_metrics(self, request: Request) -> Response:
-        """GET /metrics."""
-        return Response(self.metrics.render(), media_type=METRICS_CONTENT_TYPE)
+        """GET /metrics: of this process, or of all processes that share the port, each with a label."""
+        page = self.metrics.render() if self.siblings is None else await self.siblings.metrics()
+        return Response(page, media_type=METRICS_CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """GET /version."""

@@ -5,12 +5,14 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.routing.index import Partition
 from saccade.routing.router import Router
@@ -27,23 +29,50 @@ PAUSE_SECONDS = 0.001
 ALONE = "a fleet of one worker needs no reports"
 STARTING = "its snapshot has not arrived yet"
 AWAY = "it is not ready"
+NOT_READY = Exactness("NONE", AWAY)
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Feed:
-    """How far the gateway knows one worker. *reason* says why it does not know all; "" while it does.
+    """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
 
-    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
-    dropped because their parents are not held.
+    *logged* is what the log said last. *num_lost* counts feeds that were lost, by a gap for instance, and asked for
+    again; *num_orphans* blocks that were dropped because their parents are not held.
     """
 
     reason: str
+    logged: Exactness = NOT_READY
     num_events: int = 0
     num_snapshots: int = 0
     num_lost: int = 0
     num_orphans: int = 0
+
+
+class CacheView(Protocol):
+    """What is known of the workers' caches, by this process or by another; *router* has the work in flight."""
+
+    router: Router
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds, once all of them have arrived."""
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+
+    async def close(self) -> None:
+        """Stop learning."""
 
 
 class CacheListener:
@@ -62,6 +91,7 @@ class CacheListener:
         self._turn = asyncio.Lock()
         self._num_since_pause = 0
         fleet.on_change(self._listen)
+        fleet.on_forget(self._forget)
 
     def feed(self, worker: Worker) -> Feed:
         """Return how far *worker* is known."""
@@ -71,12 +101,40 @@ class CacheListener:
             return Feed(worker.exactness.reason)
         return self._feeds.setdefault(worker.url, Feed(AWAY))
 
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+        return self.router.index.num_bytes
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds."""
+        return worker.exactness
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+        return self.router.index.num_blocks(url)
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+        return self.router.index.num_states(url)
+
     async def close(self) -> None:
         """Stop listening."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _forget(self, url: str) -> None:
+        self._feeds.pop(url, None)
+        if (task := self._tasks.pop(url, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for _ in iter(self.router.index.sweep, False):
+            await asyncio.sleep(0)
 
     def _listen(self) -> None:
         """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
@@ -97,8 +155,7 @@ class CacheListener:
             while worker.ready:
                 backoff.started()
                 wait_seconds = await self._follow_once(worker, feed)
-                for _ in iter(self.router.index.sweep, False):
-                    await asyncio.sleep(0)
+                await self._sweep()
                 await asyncio.sleep(wait_seconds or backoff.after_failure())
         finally:
             # A connection that is closed cancels this task, too.
@@ -141,8 +198,9 @@ class CacheListener:
                 return False
             feed.num_events += len(message.events)
             feed.num_orphans += num_orphans
-            if self.router.index.is_exact(worker.url) and feed.reason:
-                feed.num_snapshots += 1
+            if self.router.index.is_exact(worker.url):
+                feed.num_snapshots += feed.reason != ""
+                # The worker's own level may change with any message.
                 self._note(worker, feed, "")
             self._num_since_pause += len(message.events)
             pauses = self._num_since_pause >= EVENTS_PER_TURN
@@ -152,17 +210,15 @@ class CacheListener:
         return True
 
     def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
-        """Note why a worker is not known, and log it where it has changed."""
-        if reason == feed.reason:
-            return
+        """Note why a worker is not known, "" where its feed is followed; log its level where that has changed."""
         feed.reason = reason
-        if reason:
-            level = logging.INFO if reason == AWAY else logging.WARNING
-            logger.log(level, "routing: worker %s is NONE: %s", worker.url, reason)
-        else:
-            can = worker.exactness
-            why = can.reason or "all that it holds is known"
-            logger.info("routing: worker %s is %s: %s", worker.url, can.level, why)
+        known = Exactness("NONE", reason) if reason else worker.exactness
+        if known == feed.logged:
+            return
+        feed.logged = known
+        level = logging.WARNING if reason not in ("", AWAY) else logging.INFO
+        why = known.reason or "all that it holds is known"
+        logger.log(level, "routing: worker %s is %s: %s", worker.url, known.level, why)
 
 
 def _pieces(message: KvEvents) -> Iterator[KvEvents]:

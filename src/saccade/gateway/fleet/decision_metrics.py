@@ -82,22 +82,36 @@ class DecisionMetrics:
         finally:
             self._seconds.labels(name).observe(time.perf_counter() - start)
 
-    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> None:
-        """Record where a prompt for *model* was placed. All but the count of requests needs a choice."""
+    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
+        """Record where a prompt for *model* was placed. All but the count of requests needs a choice.
+
+        Return the share of the prompt that its worker held, for served(); None where that is not known for certain.
+        """
         self._requests.labels(booking.worker).inc()
         choice = booking.choice
         if len(choice.candidates) < 2:
-            return
+            return None
         worker = next(each for each in model.workers if each.url == booking.worker)
         known = self._exactness_of(worker)
         if known.level != "EXACT":
             self._note_inexact(model, worker, known)
-        elif booking.matched_tokens is not None:
-            self._shares.labels(model.name).observe(booking.matched_tokens / max(1, num_prompt_tokens))
         most = max(candidate.overlap_tokens for candidate in choice.candidates)
         if lost := most - choice.chosen.overlap_tokens:
             self._passed_over.labels(model.name).inc()
             self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
+        is_certain = known.level == "EXACT" and booking.matched_tokens is not None
+        return (booking.matched_tokens or 0) / max(1, num_prompt_tokens) if is_certain else None
+
+    def served(self, model: str, held_share: float | None) -> None:
+        """Record that a request of *model* has its first token, and what observe() returned for that placement."""
+        if held_share is not None:
+            self._shares.labels(model).observe(held_share)
+
+    def forget(self, worker: str) -> None:
+        """Drop what has the label *worker*."""
+        with contextlib.suppress(KeyError):
+            self._requests.remove(worker)
+        self._said = {said for said in self._said if said[0] != worker}
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
         said, reason = (worker.url, known.reason), known.reason

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from saccade import models
+from saccade.errors import StartupError
 from saccade.gateway.fleet.worker import Worker
 from saccade.models.facts import PLACEHOLDER_TOKEN_ID
 from saccade.models.files import engine_config, parse_json, read_model_files
@@ -59,8 +60,15 @@ def targets(urls: Iterable[str]) -> tuple[str, ...]:
     return sglang_address.paired(dict.fromkeys(urls))
 
 
+def is_half(url: str) -> bool:
+    """Whether *url* is one side of pairs, which serves nothing without the other. Raises StartupError."""
+    return url.startswith(sglang_address.SCHEME) and bool(sglang_address.Address.read(url).role)
+
+
 def check_url(url: str) -> None:
     """Raise StartupError where *url* is no worker's address."""
+    if not url.isprintable() or " " in url:
+        raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
         sglang_address.Address.read(url)
     elif url.startswith(vllm_http.SCHEMES):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -15,14 +16,16 @@ from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, RequestError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
-from saccade.gateway.fleet.worker import Worker, takes_chats_only
+from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
+from saccade.gateway.fleet.worker import Worker, refusal, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.limits.place_queue import PlaceQueue
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
-from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
 from saccade.routing.prompt_keys import PromptKeys
@@ -51,8 +54,8 @@ class Prompt:
     """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
-    answers. *needs_token_ids* is why a worker that takes chats only cannot serve it, None where it can;
-    *needs_grammars* the same of a worker that cannot hold answers to grammars.
+    answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
+    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars.
     """
 
     token_ids: Sequence[int]
@@ -61,21 +64,48 @@ class Prompt:
     reads_cache: bool = True
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
+    sampling: SamplingParams | None = None
     needs_grammars: RequestError | None = None
+
+    @property
+    def traits(self) -> RequestTraits:
+        """What workers may refuse it for."""
+        return RequestTraits(
+            len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
+        )
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request goes; *pixel_dtype* is the form in which that worker takes pixels."""
+    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
+
+    With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
+    """
 
     worker: Worker
     pixel_dtype: str
-    booking: Booking | None = None
+    leg: Leg | None = None
+    pair: Pair | None = None
+    model: str = ""
+    held_share: float | None = None
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The worker, or both of the pair."""
+        return (self.worker,) if self.pair is None else self.pair.workers
+
+    @property
+    def failed_worker(self) -> Worker:
+        """The worker that did not answer."""
+        return self.worker if self.pair is None else self.pair.failed_worker
 
     def first_token(self) -> None:
-        """Note that the worker has computed the prompt."""
-        if self.booking is not None and self.worker.description is not None:
-            self.booking.first_token(self.worker.description.block_size)
+        """Note that the prompt is computed."""
+        if self.leg is not None:
+            self.leg.first_token()
+        if self.pair is not None:
+            self.pair.decode.first_token()
 
 
 @dataclass(frozen=True)
@@ -91,6 +121,8 @@ class Preview:
 class DispatchLimits:
     """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
 
+    Of *num_processes* of one gateway, each sends a worker its part of these.
+
     Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
     fails before the first token is sent again at most *max_retries* times.
     """
@@ -99,6 +131,7 @@ class DispatchLimits:
     max_waiting: int = 256
     wait_seconds: float = 30.0
     max_retries: int = 1
+    num_processes: int = 1
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -138,10 +171,19 @@ class Dispatcher:
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
         fleet.on_change(self.queue.changed)
+        fleet.on_forget(self._forget)
 
     @property
     def num_requests(self) -> int:
         return sum(work.num_requests for work in self._router.work.values())
+
+    def num_requests_at(self, worker: str) -> int:
+        """Return how many requests are at the worker with the url *worker*, from their choice to their end."""
+        return self._router.work[worker].num_requests if worker in self._router.work else 0
+
+    async def _forget(self, worker: str) -> None:
+        self._router.forget(worker)
+        self._metrics.forget(worker)
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
         """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
@@ -177,13 +219,33 @@ class Dispatcher:
             query = await self._look_up(serving, workers, prompt)
             with self._metrics.stage("choice"):
                 booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
-        try:
-            self._metrics.observe(serving, len(prompt.token_ids), booking)
-            worker = next(worker for worker in workers if worker.url == booking.worker)
-            yield Placement(worker, worker.description.pixel_dtype if worker.description else "uint8", booking)
-        finally:
-            booking.close()
-            self.queue.changed()
+        with contextlib.ExitStack() as booked:
+            leg = self._leg(booking, workers, booked)
+            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
+            pair = await self._pair(serving, leg, prompt, excluded, booked)
+            said = leg.worker.description
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share)
+
+    def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
+        """Return what *booking* stands for; it ends with *booked*, or before."""
+        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.queue.changed)
+        booked.callback(leg.end)
+        return leg
+
+    async def _pair(
+        self, serving: Model, first: Leg, prompt: Prompt, excluded: Set[str], booked: contextlib.ExitStack
+    ) -> Pair | None:
+        """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
+        workers = [worker for worker in serving.workers if worker.url not in excluded]
+        max_tokens = prompt.sampling.max_tokens if prompt.sampling is not None else 1
+        found = partners(first.worker, workers, max_tokens, prompt.num_samples)
+        if not found:
+            return None
+        now = time.monotonic()
+        allowed = [worker for worker in found if self._router.breakers.allows(worker.url, now)] or found
+        query = await self._look_up(serving, allowed, prompt)
+        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Pair(first, self._leg(booking, found, booked), self._fleet.release)
 
     async def stream(
         self,
@@ -210,8 +272,10 @@ class Dispatcher:
             generation = worker.generate_chat(reachable, chat)
         elif supply is None:
             generation = worker.generate(reachable)
+        elif placement.pair is not None:
+            generation = placement.pair.generate(reachable, lambda leg: partial(self._supply, leg, supplied))
         else:
-            generation = worker.generate(reachable, lambda media: self._supply(worker, supplied, media))
+            generation = worker.generate(reachable, partial(self._supply, worker, supplied))
         has_begun = False
         try:
             async with contextlib.aclosing(generation) as deltas:
@@ -223,13 +287,15 @@ class Dispatcher:
                     yield delta
         except (WorkerFailed, WorkerUnavailable) as error:
             if not has_begun and not supplied.has_failed:
-                self._failed(worker, error)
+                self._failed(placement.failed_worker, error)
             raise
 
     def _begun(self, placement: Placement) -> None:
         placement.first_token()
-        if self._router.breakers.succeeded(placement.worker.url):
-            logger.info("routing: worker %s answers again and gets requests", placement.worker.url)
+        self._metrics.served(placement.model, placement.held_share)
+        for worker in placement.workers:
+            if self._router.breakers.succeeded(worker.url):
+                logger.info("routing: worker %s answers again and gets requests", worker.url)
 
     def _failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
         """Note that a request failed at *worker* before its first token."""
@@ -255,11 +321,12 @@ class Dispatcher:
             return {workers[0].url: UNBOUNDED}
         now = time.monotonic()
         allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
-        return {worker.url: self._num_free(worker) for worker in allowed}
+        return {worker.url: self._num_free(worker) for worker in first_workers(allowed)}
 
     def _num_free(self, worker: Worker) -> int:
         computes = worker.description.max_num_seqs if worker.description else 1
-        return max(0, computes + self.limits.worker_queue - self._router.work[worker.url].num_requests)
+        places = -(-(computes + self.limits.worker_queue) // self.limits.num_processes)
+        return max(0, places - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
@@ -270,7 +337,7 @@ class Dispatcher:
         if len(options) > 1:
             with self._metrics.stage("lookup"):
                 overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
-            ready = {worker.url for worker in workers if worker.ready}
+            ready = {worker.url for worker in self._fleet.clients if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:
                 raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
@@ -343,17 +410,18 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
 
 
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
-    """Return those of *workers* that can take *prompt*. Raises the prompt's error where there are none."""
-    takers = list(workers)
-    if prompt.needs_token_ids is not None:
-        takers = [worker for worker in takers if not takes_chats_only(worker)]
-    if not takers and prompt.needs_token_ids is not None:
-        raise prompt.needs_token_ids
-    if prompt.needs_grammars is not None:
-        takers = [worker for worker in takers if worker.description is not None and worker.description.takes_grammars]
-    if not takers and prompt.needs_grammars is not None:
-        raise prompt.needs_grammars
+    """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
+    traits = prompt.traits
+    refusals = [refusal(worker, traits) or _refusal_of_grammars(worker, prompt) for worker in workers]
+    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
+    if not takers and refusals[0] is not None:
+        raise refusals[0]
     return takers
+
+
+def _refusal_of_grammars(worker: Worker, prompt: Prompt) -> RequestError | None:
+    takes_grammars = worker.description is not None and worker.description.takes_grammars
+    return None if takes_grammars else prompt.needs_grammars
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:
@@ -365,6 +433,7 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
         num_waiting=worker.load.num_waiting if worker.load is not None else 0,
+        num_running=worker.load.num_running if worker.load is not None else 0,
     )
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from saccade.gateway.fleet.cache_listener import CacheListener
-from saccade.gateway.fleet.dispatch import Preview
+from saccade.gateway.fleet.cache_listener import CacheView
+from saccade.gateway.fleet.dispatch import Preview, Prompt
+from saccade.gateway.fleet.worker import Worker, refusal
 from saccade.gateway.fleet.worker_report import exactness, worker_report
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.exactness import Level
@@ -13,6 +14,7 @@ from saccade.routing.policy import Candidate
 from saccade.routing.router import Choice
 
 NO_ROOM = "it has all the requests that it may have"
+GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
 
 
 class PicturePlace(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: list[ExcludedWorker]
 
 
-def route_report(preview: Preview, fleet: Fleet, listener: CacheListener) -> RouteReport:
+def route_report(preview: Preview, fleet: Fleet, listener: CacheView) -> RouteReport:
     """Return *preview* with what is known of the workers of *fleet*."""
     return RouteReport(
         model=preview.model.name,
@@ -76,18 +78,27 @@ def route_report(preview: Preview, fleet: Fleet, listener: CacheListener) -> Rou
     )
 
 
-def _excluded(preview: Preview, fleet: Fleet, listener: CacheListener) -> list[ExcludedWorker]:
+def _excluded(preview: Preview, fleet: Fleet, listener: CacheView) -> list[ExcludedWorker]:
     """Return the workers of the model that are no candidates, and why."""
     candidates = {candidate.name for candidate in preview.choice.candidates}
-    reports = [worker_report(worker, fleet, listener) for worker in fleet.clients if worker.url not in candidates]
+    others = [worker for worker in fleet.clients if worker.url not in candidates]
+    reports = [(worker, worker_report(worker, fleet, listener)) for worker in others]
     return [
-        ExcludedWorker(report.url, report.excluded or NO_ROOM)
-        for report in reports
+        ExcludedWorker(
+            report.url,
+            report.excluded or (GOES_ON if report.role == "decode" else _refused(worker, preview.prompt) or NO_ROOM),
+        )
+        for worker, report in reports
         if report.model in (None, preview.model.name)
     ]
 
 
-def _candidate(candidate: Candidate, preview: Preview, listener: CacheListener) -> CandidateReport:
+def _refused(worker: Worker, prompt: Prompt) -> str:
+    error = refusal(worker, prompt.traits)
+    return f"it cannot serve this request: {error.message}" if error is not None else ""
+
+
+def _candidate(candidate: Candidate, preview: Preview, listener: CacheView) -> CandidateReport:
     worker = next(each for each in preview.model.workers if each.url == candidate.name)
     known = exactness(worker, listener)
     block_size = (worker.description or preview.model.description).block_size
@@ -112,6 +123,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
         "foreign_tokens": candidate.foreign_tokens,
+        "foreign_decode_blocks": candidate.foreign_decode_blocks,
         "total": candidate.cost,
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
 from saccade.gateway.fleet.dispatch import Dispatcher
 from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
@@ -15,7 +15,7 @@ from saccade.gateway.fleet.workers import Fleet
 class RoutingCollector(Collector):
     """Turns what the router knows of each worker into samples whenever the metrics are read."""
 
-    def __init__(self, fleet: Fleet, listener: CacheListener) -> None:
+    def __init__(self, fleet: Fleet, listener: CacheView) -> None:
         self._fleet = fleet
         self._listener = listener
 
@@ -57,7 +57,7 @@ class RoutingCollector(Collector):
             feed = self._listener.feed(worker)
             known = exactness(worker, self._listener)
             exact.add_metric((worker.url, known.reason), float(known.level == "EXACT"))
-            blocks.add_metric((worker.url,), router.index.num_blocks(worker.url))
+            blocks.add_metric((worker.url,), self._listener.num_blocks(worker.url))
             requests.add_metric((worker.url,), router.work[worker.url].num_requests)
             prefill.add_metric((worker.url,), router.work[worker.url].prefill_tokens)
             events.add_metric((worker.url,), feed.num_events)
@@ -66,7 +66,7 @@ class RoutingCollector(Collector):
             lost.add_metric((worker.url,), feed.num_lost)
             closed.add_metric((worker.url,), float(router.breakers.report(worker.url, now).state == "closed"))
         index = GaugeMetricFamily("saccade_router_index_bytes", "Estimated memory of the router's index.")
-        index.add_metric((), router.index.num_bytes)
+        index.add_metric((), self._listener.index_bytes)
         yield from (exact, blocks, requests, prefill, events, snapshots, orphans, lost, closed, index)
 
 

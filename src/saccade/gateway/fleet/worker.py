@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol, TypeGuard, runtime_checkable
 
+from saccade.errors import ContextLengthExceeded, RequestError
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -10,7 +11,19 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply
+
+
+class Answering(Protocol):
+    """The worker, or the pair of workers, that answers a request."""
+
+    @property
+    def url(self) -> str:
+        """Its url, for the log."""
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Stop work on one sample of a request in progress; the other samples go on."""
 
 
 class Worker(Protocol):
@@ -39,6 +52,9 @@ class Worker(Protocol):
 
     async def close(self) -> None:
         """Close its connections."""
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return why this kind of worker cannot serve such a request, None where it can. Changes nothing."""
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
@@ -78,3 +94,11 @@ class ChatWorker(Protocol):
 def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
     """Whether requests go to *worker* as chats."""
     return isinstance(worker, ChatWorker) and worker.takes_chats_only
+
+
+def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:
+    """Return why *worker* cannot serve such a request, None where it can."""
+    said, sampling = worker.description, traits.sampling
+    if said is not None and sampling is not None and traits.num_tokens + sampling.max_tokens > said.max_model_len:
+        return ContextLengthExceeded.of(said.max_model_len, traits.num_tokens, sampling.max_tokens, "messages")
+    return worker.refuses(traits)

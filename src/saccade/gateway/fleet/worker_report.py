@@ -4,12 +4,15 @@ import time
 
 import msgspec
 
-from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.cache_listener import CacheView
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness, Level
+from saccade.protocol.gateway_calls import Booked
 from saccade.routing.breaker import BreakerReport
+from saccade.routing.policy import WorkInFlight
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,18 +20,6 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
 
     blocks: int
     states: int
-
-
-class Booked(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway has sent to the worker and not yet got back.
-
-    *prefill_tokens* are left to compute before first tokens; *decode_blocks* belong to prompts that have theirs.
-    """
-
-    requests: int
-    prompt_tokens: int
-    prefill_tokens: int
-    decode_blocks: int
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +33,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     fingerprint: str | None
     block_size: int | None
+    role: Role | None
     ready: bool
     draining: bool
     excluded: str
@@ -53,7 +45,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
-def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> WorkerReport:
+def worker_report(worker: Worker, fleet: Fleet, listener: CacheView) -> WorkerReport:
     """Return what is known of *worker* now."""
     said, router = worker.description, listener.router
     known = exactness(worker, listener)
@@ -64,37 +56,47 @@ def worker_report(worker: Worker, fleet: Fleet, listener: CacheListener) -> Work
         model=said.model if said else None,
         fingerprint=said.fingerprint.hex() if said else None,
         block_size=said.block_size if said else None,
+        role=said.role if said else None,
         ready=worker.ready,
         draining=_drains(worker),
         excluded=why_excluded(worker, fleet) or breaker.reason,
         breaker=breaker,
         exactness=known.level,
         reason=known.reason,
-        holdings=Holdings(blocks=router.index.num_blocks(worker.url), states=router.index.num_states(worker.url)),
-        booked=Booked(
-            requests=work.num_requests,
-            prompt_tokens=work.num_prompt_tokens,
-            prefill_tokens=work.prefill_tokens,
-            decode_blocks=work.decode_blocks,
-        ),
+        holdings=Holdings(blocks=listener.num_blocks(worker.url), states=listener.num_states(worker.url)),
+        booked=booked(work),
         load=worker.load,
     )
 
 
-def exactness(worker: Worker, listener: CacheListener) -> Exactness:
+def booked(work: WorkInFlight) -> Booked:
+    """Return *work* as it is reported."""
+    return Booked(
+        requests=work.num_requests,
+        prompt_tokens=work.num_prompt_tokens,
+        prefill_tokens=work.prefill_tokens,
+        decode_blocks=work.decode_blocks,
+    )
+
+
+def exactness(worker: Worker, listener: CacheView) -> Exactness:
     """Return how exactly *worker* is known now: as its kind can be, once all of its reports have arrived."""
     missing = listener.feed(worker).reason
-    return Exactness("NONE", missing) if missing else worker.exactness
+    return Exactness("NONE", missing) if missing else listener.exactness(worker)
 
 
 def why_excluded(worker: Worker, fleet: Fleet) -> str:
     """Return why *worker* is not one of those that get requests for its model, "" where it is."""
+    if worker in fleet.leaving:
+        return "it was removed, and finishes its requests"
     if _drains(worker):
         return "it drains"
     if not worker.ready or worker.description is None:
         return "it is not ready"
-    if worker not in fleet.model(worker.description.model).workers:
-        return "it serves another build of its model than the first worker"
+    model = fleet.model(worker.description.model)
+    if worker not in model.workers:
+        difference = fleet.releases.difference(worker.description, model.description)
+        return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
 

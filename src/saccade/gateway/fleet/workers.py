@@ -3,11 +3,12 @@
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.gateway.fleet.dialects import Hooks, clients, targets
+from saccade.gateway.fleet.releases import Releases
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
@@ -33,7 +34,7 @@ class Fleet:
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
     may still be reading. *given* are files of models, by name, for workers that send none. Saccade workers get
-    *credentials*.
+    *credentials*. Workers of a model named in *assumed_releases* share its work whatever they tell of it.
     """
 
     def __init__(
@@ -43,16 +44,19 @@ class Fleet:
         on_discarded: Callable[[Sequence[str]], None] | None = None,
         given: Mapping[str, ModelFiles] = MappingProxyType({}),
         credentials: WorkerCredentials = NO_CREDENTIALS,
+        assumed_releases: Collection[str] = (),
     ) -> None:
+        self.releases = Releases(assumed_releases)
         self.release = on_released
         self._clients: list[Worker] = []
         self._listeners: list[Callable[[Model], None]] = []
         self._watchers: list[Callable[[], None]] = []
+        self._leaving: list[Worker] = []
+        self._forgetters: list[Callable[[str], Awaitable[None]]] = []
         self._announced: dict[str, Description] = {}
-        hooks = Hooks(on_released, self.changed, on_discarded or on_released, given, credentials)
+        self._hooks = Hooks(on_released, self.changed, on_discarded or on_released, given, credentials)
         for url in targets(urls):
-            for client in clients(url, hooks):
-                self.add(client)
+            self.join(url)
 
     async def start(self) -> None:
         """Begin to connect to every worker; return at once."""
@@ -60,7 +64,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End every stream; what still runs is aborted and raises WorkerFailed."""
-        await asyncio.gather(*(client.close() for client in self._clients))
+        await asyncio.gather(*(client.close() for client in (*self._clients, *self._leaving)))
 
     @property
     def ready(self) -> bool:
@@ -72,9 +76,37 @@ class Fleet:
         """Every worker, ready or not, in the order of the urls."""
         return tuple(self._clients)
 
+    @property
+    def leaving(self) -> tuple[Worker, ...]:
+        """Workers that were removed, get no requests and finish those that they have."""
+        return tuple(self._leaving)
+
     def add(self, client: Worker) -> None:
-        """Add a worker, which the caller starts."""
+        """Add a worker, which the caller starts, or take back one that is leaving."""
         self._clients.append(client)
+        if client in self._leaving:
+            self._leaving.remove(client)
+            self._notify()
+
+    def join(self, url: str) -> tuple[Worker, ...]:
+        """Add a client for every target behind *url*; the caller starts them. Raises StartupError."""
+        joined = clients(url, self._hooks)
+        for client in joined:
+            self.add(client)
+        return joined
+
+    def remove(self, client: Worker) -> None:
+        """Send *client* no more requests; those that it has go on. The caller closes it, and has it forgotten."""
+        self._clients.remove(client)
+        self._leaving.append(client)
+        logger.info("worker %s is removed: it gets no more requests", client.url)
+        self._notify()
+
+    async def forget(self, client: Worker) -> None:
+        """Have everything dropped that is known of *client*, which has left and has no requests."""
+        self._leaving.remove(client)
+        for forgetter in self._forgetters:
+            await forgetter(client.url)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
         """Have every worker drop what no request uses; return the urls of workers that did not take the command."""
@@ -83,17 +115,26 @@ class Fleet:
     def changed(self, client: Worker) -> None:
         """Note that readiness or description of *client* has changed."""
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
-        if client.description is not None and client.ready:
+        if client.description is not None and client.ready and client in self._clients:
             self._announce(client, client.description)
+        self._notify()
+
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()
 
     def _announce(self, client: Worker, said: Description) -> None:
         model = self._model(said.model)
-        if not _same_model(said, model.description):
-            logger.error("worker %s serves another %r than the first: it gets no work", client.url, said.model)
+        if difference := self.releases.told_difference(said, model.description):
+            gets_work = client in model.workers
+            level, gets = (logging.WARNING, "work all the same") if gets_work else (logging.ERROR, "no work")
+            logger.log(
+                level,
+                "worker %s serves another release of %r than the first worker (%s): it gets %s",
+                *(client.url, said.model, difference, gets),
+            )
         announced = self._announced.get(model.name)
-        if announced is None or not _same_model(announced, model.description):
+        if announced is None or self.releases.told_difference(announced, model.description):
             self._announced[model.name] = model.description
             for listener in self._listeners:
                 listener(model)
@@ -103,8 +144,12 @@ class Fleet:
         self._listeners.append(listener)
 
     def on_change(self, watcher: Callable[[], None]) -> None:
-        """Have *watcher* called when readiness or description of a worker has changed, after the listeners."""
+        """Have *watcher* called when a worker comes or goes, or its readiness or description has changed."""
         self._watchers.append(watcher)
+
+    def on_forget(self, forgetter: Callable[[str], Awaitable[None]]) -> None:
+        """Have *forgetter* called with the url of a worker of which nothing may be kept."""
+        self._forgetters.append(forgetter)
 
     def models(self) -> list[Model]:
         """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""
@@ -143,15 +188,11 @@ class Fleet:
     def _model(self, name: str) -> Model:
         """Return the model *name*.
 
-        Workers whose description differs from the first ready one's are left out: their token ids could differ.
+        Workers that serve another release than the first ready one are left out: their answers could differ.
         """
         described = [(client, client.description) for client in self._clients if client.description]
         serving = [(client, said) for client, said in described if said.model == name]
         ready = [(client, said) for client, said in serving if client.ready]
         description = (ready or serving)[0][1]
-        workers = tuple(client for client, said in ready if _same_model(said, description))
+        workers = tuple(client for client, said in ready if not self.releases.difference(said, description))
         return Model(name=name, description=description, workers=workers)
-
-
-def _same_model(one: Description, other: Description) -> bool:
-    return one.fingerprint == other.fingerprint and one.files == other.files

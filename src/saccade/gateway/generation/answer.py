@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.worker import Answering
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.http.access_log import line_of_request
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -31,7 +31,7 @@ class Answer:
         self.choices = choices_of(request, served)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self._worker: Worker | None = None
+        self._worker: Answering | None = None
         self._num_cached_tokens = 0
         self._metrics = metrics
         self._itl_seconds = metrics.itl_seconds.labels(served.name)
@@ -55,7 +55,7 @@ class Answer:
         for choice in self.choices:
             choice.begin(prompt)
 
-    def sent_to(self, worker: Worker) -> None:
+    def sent_to(self, worker: Answering) -> None:
         self._worker = worker
 
     async def chunks(self, deltas: AsyncIterator[TokenDelta]) -> AsyncIterator[Chunk]:

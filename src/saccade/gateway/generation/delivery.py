@@ -8,7 +8,7 @@ from functools import partial
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
-from saccade.gateway.fleet.worker import Worker, takes_chats_only
+from saccade.gateway.fleet.worker import Answering, takes_chats_only
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
@@ -95,8 +95,8 @@ class Delivery:
         self._held = contextlib.AsyncExitStack()
         self._attempt: _Attempt | None = None
 
-    async def prepare(self) -> Worker:
-        """Choose a worker, return it, and prepare pixels for it; nothing is sent yet. Raises SaccadeError."""
+    async def prepare(self) -> Answering:
+        """Choose a worker or a pair, return it, and prepare pixels for it; nothing is sent yet. Raises SaccadeError."""
         sender, drafted = self._sender, self._drafted
         with sender.metrics.stage("route"):
             place = sender.dispatcher.place(self._served.name, drafted.prompt, self._failed)
@@ -112,11 +112,12 @@ class Delivery:
         unsent = self._held.enter_context(contextlib.ExitStack())
         unsent.callback(sender.pixels.release, items)
         await self._take_turn(media)
-        # The worker may ask for pictures that were sent by their hash; it has the pixels of the others.
+        # The worker may ask for pictures that were sent by their hash; it has the pixels of the others. The decode
+        # worker of a pair has the pixels of none.
         resend = PixelResend(
             sender.pixels,
             self._served.family,
-            media,
+            media if placement.pair is None else media.all_by_hash(),
             drafted.prompt.salt,
             admission=sender.admission,
             held=self._held,
@@ -132,7 +133,7 @@ class Delivery:
             num_samples=self._request.num_samples,
         )
         self._attempt = _Attempt(placement, request, resend, unsent, chat)
-        return placement.worker
+        return placement.pair or placement.worker
 
     async def close(self) -> None:
         """End what is prepared or sent: its place and its pixels."""
@@ -140,7 +141,7 @@ class Delivery:
         held, self._held = self._held, contextlib.AsyncExitStack()
         await held.aclose()
 
-    async def deltas(self, on_worker: Callable[[Worker], object]) -> AsyncGenerator[TokenDelta, None]:
+    async def deltas(self, on_worker: Callable[[Answering], object]) -> AsyncGenerator[TokenDelta, None]:
         """Send the request and yield its deltas; *on_worker* is told of a worker that takes the place of another.
 
         Raises what Dispatcher.stream() does: of the last worker, where another was tried.
@@ -174,16 +175,16 @@ class Delivery:
         if not self._has_begun:
             self._has_begun = True
             self._pictures = ()
-            # A chat keeps its pictures, so they stay counted.
-            if attempt.chat is None:
+            # A chat keeps its pictures, so they stay counted; a decode worker may ask for any of them.
+            if attempt.chat is None and attempt.placement.pair is None:
                 attempt.resend.forget()
 
-    async def _move(self, error: WorkerFailed | WorkerUnavailable) -> Worker | None:
+    async def _move(self, error: WorkerFailed | WorkerUnavailable) -> Answering | None:
         """Prepare the request for another worker and return that; None where *error* stands."""
         attempt, model = self._attempt, self._served.name
         if attempt is None or self._has_begun or not self._can_retry:
             return None
-        failed = attempt.placement.worker.url
+        failed = attempt.placement.failed_worker.url
         self._failed |= {failed}
         await self.close()
         try:

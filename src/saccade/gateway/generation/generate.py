@@ -108,6 +108,7 @@ class Generation:
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=asked.request.n or 1,
             needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
+            sampling=sampling,
             needs_grammars=None if asked.held is None else _not_held(asked.held.param),
         )
         return Drafted(draft, sampling, prompt, asked.chat)

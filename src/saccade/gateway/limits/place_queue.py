@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable
 
 from saccade.errors import QueueFull
 
+LOOK_SECONDS = 1.0
+"""How often one who waits looks again by itself: a place may come with time alone, as that of a breaker's trial."""
+
 
 class _Line:
     """Those who wait for the same workers, the first first; *num_entering* have left the line and take a place now."""
@@ -43,12 +46,13 @@ class PlaceQueue:
             yield
         finally:
             line.num_entering -= 1
+            # The place is there still where the block has failed, and another may have looked meanwhile.
+            _call(line)
 
     def changed(self) -> None:
         """Have those who wait look again: there may be a place."""
         for line in self._lines.values():
-            if line.waiting:
-                line.waiting[0].set()
+            _call(line)
 
     async def _wait(self, line: _Line, num_free: Callable[[], int]) -> None:
         if self.num_waiting >= self._max_waiting:
@@ -61,7 +65,8 @@ class PlaceQueue:
             async with asyncio.timeout(self._wait_seconds):
                 while line.waiting[0] is not ready or num_free() <= line.num_entering:
                     ready.clear()
-                    await ready.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(ready.wait(), LOOK_SECONDS)
         except TimeoutError as error:
             raise QueueFull(
                 f"No worker of the model became free within {self._wait_seconds:g} seconds; try again shortly."
@@ -69,5 +74,10 @@ class PlaceQueue:
         finally:
             line.waiting.remove(ready)
             # The next one looks after this one has entered: it is a task of its own.
-            if line.waiting:
-                line.waiting[0].set()
+            _call(line)
+
+
+def _call(line: _Line) -> None:
+    """Have the first one who waits look for a place."""
+    if line.waiting:
+        line.waiting[0].set()

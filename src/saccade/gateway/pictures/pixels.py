@@ -75,6 +75,10 @@ class PromptPictures:
         """Whether the picture of *index* is there and goes by its hash."""
         return 0 <= index < len(self.pictures) and self.pictures[index].content_hash in self.held
 
+    def all_by_hash(self) -> "PromptPictures":
+        """Return the same as if every picture went by its hash."""
+        return dataclasses.replace(self, held=frozenset(picture.content_hash for picture in self.pictures))
+
     def by_hash(self) -> "PromptPictures":
         """Return the same with encoded bytes only of the pictures that go by their hash."""
         pictures = (

@@ -11,12 +11,13 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.dialects import smg_model
 from saccade.transport.dialects.sent_pictures import SentPictures
 from saccade.transport.dialects.sglang_address import SCHEME
 from saccade.transport.dialects.sglang_messages import Meeting, generate_request
 from saccade.transport.dialects.smg_client import SmgClient
-from saccade.transport.dialects.smg_request import check_parameters, unsupported
+from saccade.transport.dialects.smg_request import unsupported
 from saccade.transport.dialects.smg_session import Session, Surroundings
 
 TEXT_PREFIX = Exactness(
@@ -64,23 +65,30 @@ class SglangClient(SmgClient):
         """Return *request* as SGLang's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
 
-    def check(self, request: EngineRequest, session: Session) -> None:
-        """Raise UnsupportedParameter for what this wire lacks, and RequestError for a second tenant."""
-        check_parameters(request)
-        if request.sampling.seed is not None and request.sampling.temperature > 0:
-            raise unsupported("seed")
-        if request.media and not session.traits.plain_positions:
+    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+        """Return the error for what this wire lacks, or for a second tenant."""
+        if error := super().refused(traits, session):
+            return error
+        sampling = traits.sampling
+        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
+            return unsupported("seed")
+        if traits.has_pictures and not session.traits.plain_positions:
             # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
-            raise UnsupportedParameter(
+            return UnsupportedParameter(
                 "Pictures for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
                 "the model needs with them.",
                 "messages",
             )
-        if self._salt not in (None, request.salt):
-            raise RequestError(
-                "This model's workers cannot keep the caches of several API keys, or values of `cache_salt`, apart; "
-                "they serve the first that asked."
+        if self._salt not in (None, traits.salt):
+            return RequestError(
+                "An SGLang worker serves one API key and one value of `cache_salt`, the first that asked, because it "
+                "cannot keep the caches of several apart. Send the request with those; for several, the operator must "
+                "run other workers, such as vLLM's."
             )
+        return None
+
+    def begin(self, request: EngineRequest) -> None:
+        """Note the tenant: this worker serves no other from now on."""
         self._salt = request.salt
 
     def unknowable(self, server: Any) -> str:

@@ -14,13 +14,14 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from saccade.errors import StartupError, WorkerUnavailable
+from saccade.errors import RequestError, StartupError, WorkerUnavailable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply, slots_of
 from saccade.transport.dialects.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.dialects.sglang_address import SCHEME, Address
@@ -80,6 +81,10 @@ class SglangPair:
         """End every call; open requests raise WorkerFailed."""
         await asyncio.gather(self._prefill.close(), self._decode.close())
 
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return what either worker refuses."""
+        return self._prefill.refuses(traits) or self._decode.refuses(traits)
+
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return False: this wire takes no picture without its pixels."""
         return False
@@ -107,9 +112,9 @@ class SglangPair:
         port = self._bootstrap or self._prefill.bootstrap_port
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
         prefilling = asyncio.create_task(_end_of(self._prefill.leg(request, meeting)))
-        # A task that is cancelled before it has begun would leave the request's slots with nobody.
-        await asyncio.sleep(0)
         try:
+            # A task that is cancelled before it has begun would leave the request's slots with nobody.
+            await asyncio.sleep(0)
             async with contextlib.aclosing(
                 self._decode.leg(msgspec.structs.replace(request, media=()), meeting)
             ) as deltas:

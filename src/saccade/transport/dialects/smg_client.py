@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 import grpc
 from smg_grpc_proto.generated import common_pb2
 
-from saccade.errors import ImageTooLarge, InternalError, SaccadeError, StartupError, WorkerFailed, WorkerUnavailable
+from saccade.errors import (
+    ImageTooLarge,
+    InternalError,
+    RequestError,
+    SaccadeError,
+    StartupError,
+    UnsupportedParameter,
+    WorkerFailed,
+    WorkerUnavailable,
+)
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
@@ -24,6 +33,7 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import shared_memory, wire
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
@@ -32,6 +42,7 @@ from saccade.transport.dialects.pages import Pages
 from saccade.transport.dialects.sent_pictures import SentPictures
 from saccade.transport.dialects.shared_memory_links import Links
 from saccade.transport.dialects.smg_answer import LOST, Answer, error_of
+from saccade.transport.dialects.smg_request import refused_parameter
 from saccade.transport.dialects.smg_session import Session, Surroundings
 
 NOT_READY = "The worker is not ready; try again shortly."
@@ -90,9 +101,21 @@ class SmgClient(ABC):
     def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> Any:
         """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
 
-    @abstractmethod
-    def check(self, request: EngineRequest, session: Session) -> None:
-        """Raise UnsupportedParameter for what this wire cannot say."""
+    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+        """Return the error for what this wire cannot say, None where it can."""
+        return refused_parameter(traits)
+
+    def begin(self, request: EngineRequest) -> None:  # noqa: B027  # most wires have nothing to note
+        """Note that *request* is sent now."""
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return what refused() says of the worker as it is now."""
+        session = self._session
+        if session is None:
+            return None
+        if traits.has_pictures and session.traits.grid_name is None:
+            return UnsupportedParameter("Pictures for this model are not served by its workers.", "messages")
+        return self.refused(traits, session)
 
     def unknowable(self, server: Any) -> str:
         """Return why the events of the worker cannot be read, from GetServerInfo; "" where they can."""
@@ -218,7 +241,9 @@ class SmgClient(ABC):
         session = self._session
         if session is None:
             raise WorkerUnavailable(NOT_READY)
-        self.check(request, session)
+        if error := self.refused(RequestTraits.of(request), session):
+            raise error
+        self.begin(request)
         _check_pixels(request, session.description)
         payloads = [await _payload(item, links, session.shares_memory) for item in request.media]
         num_inline_bytes = sum(len(payload) for payload in payloads if isinstance(payload, bytes))

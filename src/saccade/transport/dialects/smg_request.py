@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from saccade.errors import UnsupportedParameter
-from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request import SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 
 NO_LIMIT = -1
 
@@ -34,16 +35,15 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
     }
 
 
-def check_parameters(request: EngineRequest) -> None:
-    """Raise UnsupportedParameter for what these wires lack; of several samples, they cannot abort one by itself."""
+def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
+    """Return the error for what these wires lack, None without; of several samples, they cannot abort one by itself."""
+    sampling = traits.sampling
     asked = {
-        "n": request.num_samples > 1,
-        "allowed_token_ids": bool(request.sampling.allowed_token_ids),
-        "prompt_logprobs": request.sampling.num_prompt_logprobs is not None,
+        "n": traits.num_samples > 1,
+        "allowed_token_ids": sampling is not None and bool(sampling.allowed_token_ids),
+        "prompt_logprobs": sampling is not None and sampling.num_prompt_logprobs is not None,
     }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise unsupported(name)
+    return next((unsupported(name) for name, is_asked in asked.items() if is_asked), None)
 
 
 def unsupported(name: str) -> UnsupportedParameter:

@@ -12,7 +12,6 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport.dialects import smg_model
 from saccade.transport.dialects.sent_pictures import SentPictures
 from saccade.transport.dialects.smg_client import SmgClient
-from saccade.transport.dialects.smg_request import check_parameters
 from saccade.transport.dialects.smg_session import Session, Surroundings
 from saccade.transport.dialects.tokenspeed_messages import generate_request, pad
 
@@ -43,7 +42,3 @@ class TokenSpeedClient(SmgClient):
     def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> pb.GenerateRequest:
         """Return *request* as TokenSpeed's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
-
-    def check(self, request: EngineRequest, session: Session) -> None:
-        """Raise UnsupportedParameter for what this wire lacks."""
-        check_parameters(request)

@@ -11,14 +11,15 @@ import aiohttp
 import msgspec
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import InternalError, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
 from saccade.transport.credentials import WorkerCredentials
@@ -27,7 +28,7 @@ from saccade.transport.dialects.vllm_answer import NOT_READY, Answer, error_of
 from saccade.transport.dialects.vllm_events import follow
 from saccade.transport.dialects.vllm_http import Address, Http, address, events
 from saccade.transport.dialects.vllm_keys import Coverage
-from saccade.transport.dialects.vllm_messages import chat_body, generate_body
+from saccade.transport.dialects.vllm_messages import chat_body, generate_body, refused_parameter
 from saccade.transport.dialects.vllm_server import CHAT, GENERATE, FileReader, Server
 
 WATCH_EVERY_SECONDS = 5.0
@@ -38,7 +39,6 @@ THREAD_FROM_TOKENS = 8192
 MAX_MISSES = 3
 """A worker that lacks so many pictures in a row keeps none."""
 
-LEVELS = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
 
@@ -105,6 +105,7 @@ class VllmClient:
         self._session: _Session | None = None
         self._tokenises_alike = True
         self._coverage = Coverage()
+        self._is_followed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -137,6 +138,10 @@ class VllmClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return the error for what vLLM does not stream, or for a prompt that no chat becomes where it takes chats."""
+        return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
+
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the server was sent a picture lately and so is believed to hold its pixels."""
         return self._session is not None and self._session.holds(salt, content_hash)
@@ -146,9 +151,13 @@ class VllmClient:
         server = self._session.server if self._session is not None else None
         if server is None or server.source is None:
             raise WorkerUnavailable(NOT_READY)
-        async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
-            async for message in messages:
-                yield message
+        self._is_followed = True
+        try:
+            async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._is_followed = False
 
     async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
@@ -279,7 +288,9 @@ class VllmClient:
         self.description = session.server.description
         self._session = session
         self._tokenises_alike = True
-        self._coverage = Coverage()
+        if not self._is_followed:
+            # A feed outlives a server that was only slow, and goes on to tell what it covers.
+            self._coverage = Coverage()
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
         self._on_change(self)

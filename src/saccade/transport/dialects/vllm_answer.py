@@ -15,6 +15,7 @@ from saccade.errors import (
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
 from saccade.transport.client import LOST
+from saccade.transport.framing import UNREADABLE
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
 TOKEN_ID = "token_id:"  # noqa: S105
@@ -109,7 +110,7 @@ class Answer:
         try:
             event = self._events.decode(data)
             deltas = [delta for choice in event.choices if (delta := self._delta(choice)) is not None]
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             raise WorkerFailed("The worker sent something that is no part of an answer.") from error
         if event.error is not None:
             raise error_of(event.error.code, begun=self.begun)

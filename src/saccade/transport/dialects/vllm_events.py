@@ -16,7 +16,7 @@ from saccade.transport.dialects.vllm_keys import Coverage, KeyContext, ReportedB
 from saccade.transport.framing import UNREADABLE
 
 MAX_EVENTS = 256
-"""Events in one of our messages, and so what is worked on in one turn of the event loop."""
+"""Events in one of our messages, or of the engine's behind it, and so what is worked on in one turn of the loop."""
 
 
 def event_source(host: str, published: Mapping[str, Any]) -> EventSource | None:
@@ -86,16 +86,23 @@ class _Translator:
         self._decoder = BatchDecoder()
 
     def events(self, payload: bytes) -> Iterator[list[KvEvent]]:
-        """Yield the events of a batch, at most MAX_EVENTS at a time. Raises WorkerUnavailable for other bytes."""
+        """Yield the events of a batch, at most MAX_EVENTS at a time.
+
+        Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of a picture can be.
+        """
         events: list[KvEvent] = []
         try:
-            for reported in self._decoder.events(payload):
+            for count, reported in enumerate(self._decoder.events(payload), 1):
                 for event in self._take(reported):
                     events.append(event)
                     if len(events) == MAX_EVENTS:
                         yield events
                         events = []
-        except UNREADABLE as error:
+                if count % MAX_EVENTS == 0:
+                    # Events that mean nothing here take their time, too.
+                    yield events
+                    events = []
+        except (*UNREADABLE, OverflowError) as error:
             raise WorkerUnavailable(UNREADABLE_BATCH) from error
         if events:
             yield events

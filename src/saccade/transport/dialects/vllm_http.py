@@ -13,6 +13,7 @@ import msgspec
 
 from saccade.errors import StartupError, WorkerFailed, WorkerUnavailable
 from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.framing import UNREADABLE
 
 SCHEME = "vllm://"
 TLS_SCHEME = "vllms://"
@@ -28,6 +29,7 @@ MAX_EVENT_BYTES = 32 << 20
 """The longest event repeats a prompt's token ids."""
 
 DONE = b"[DONE]"
+UNREACHABLE = "The worker cannot be reached; try again shortly."
 RANK_HEADER = "X-data-parallel-rank"
 
 
@@ -133,7 +135,12 @@ class Http:
             # Bytes would be written in one piece, which holds up the event loop.
             return await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise WorkerUnavailable("The worker cannot be reached; try again shortly.") from error
+            raise WorkerUnavailable(UNREACHABLE) from error
+        except RuntimeError as error:
+            # aiohttp raises this where close() was called while the request was made.
+            if not self.closed:
+                raise
+            raise WorkerUnavailable(UNREACHABLE) from error
 
     async def _whole(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
         try:
@@ -187,7 +194,7 @@ def parsed(body: bytes) -> Any:
     """Return the JSON in *body*. Raises WorkerUnavailable where it is none."""
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WorkerUnavailable("The worker answered with something that is not JSON.") from error
 
 

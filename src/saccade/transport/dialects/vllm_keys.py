@@ -28,6 +28,9 @@ WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
 DEVICE_MEDIA = (None, "GPU")
 """Where a block lies that can be reused at once. vLLM says GPU on CPUs too."""
 
+MAX_QUOTED = 64
+"""Characters of what a worker says, in a reason."""
+
 NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not tell whose and which pictures' blocks are cached"
 NO_SLICES = "it reports blocks of other sizes than {size} tokens; those are not known"
 OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than what is reported"
@@ -79,7 +82,7 @@ class KeyContext:
     """What keys of a worker's blocks depend on beside its events. Sizes count tokens.
 
     *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for pictures.
-    A worker of more than *max_blocks* blocks is not followed; a block takes about 250 bytes here.
+    A worker of more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
     """
 
     fingerprint: bytes
@@ -121,8 +124,8 @@ class Coverage:
 
     def limit(self, level: Level, reason: str) -> None:
         """Note that the worker can be known no better than *level*; the first reason stays."""
-        self.limits.setdefault(level, reason)
-        self.num_refused[reason] += 1
+        # Counted by that one too: a reason may quote the worker, and there is no end of what it could say.
+        self.num_refused[self.limits.setdefault(level, reason)] += 1
 
 
 class _Block(NamedTuple):
@@ -169,7 +172,7 @@ class ReportedBlocks:
                 yield from self._removed(list(self._blocks))
                 self._coverage.earlier = ""
             case _:
-                self._coverage.limit("DEGRADED", OTHER_EVENTS.format(kind=event.type))
+                self._coverage.limit("DEGRADED", OTHER_EVENTS.format(kind=event.type[:MAX_QUOTED]))
 
     def _is_followed(self, event: Stored) -> bool:
         """Whether *event* is of the one group of layers that is followed: one that needs every block of a prefix."""
@@ -186,7 +189,7 @@ class ReportedBlocks:
         if needs_all and event.group_idx in self._groups:
             return True
         # Groups share their hashes, so a second one's removals would be taken for the first one's.
-        self._coverage.limit("DEGRADED", OTHER_LAYERS.format(kind=kind))
+        self._coverage.limit("DEGRADED", OTHER_LAYERS.format(kind=str(kind)[:MAX_QUOTED]))
         return False
 
     def _can_be_sliced(self, event: Stored) -> bool:

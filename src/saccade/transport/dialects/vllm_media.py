@@ -16,6 +16,7 @@ import pybase64
 
 from saccade.errors import InternalError, StartupError, UnsupportedParameter
 from saccade.protocol.media import BYTES_PER_VALUE, NUMPY_DTYPE, MediaItem
+from saccade.transport.framing import UNREADABLE
 
 PROBE_PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PMQ0AAAwDoEqv9ErYvQQckD4XAQEBAQEBAQ"
@@ -60,7 +61,7 @@ def read_form(rendered: Any) -> PictureForm:
         dtype, (num_patches, *shape), _, joined, field = pixels
         counts = np.frombuffer(grid[2].data, "<i8")
         is_known = joined == "flat" and field["dim"] == 0 and grid[3] == "batched" and grid[1] == [len(counts)]
-    except (AttributeError, KeyError, LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, *UNREADABLE) as error:
         raise StartupError("its pictures are not two tensors, patches and grid") from error
     if dtype not in BYTES_PER_VALUE or not is_known or math.prod(counts) != num_patches:
         raise StartupError(f"its patches of {dtype} are not joined as they would be here")

@@ -13,6 +13,7 @@ import pybase64
 from saccade.errors import ImageTooLarge, InternalError, UnsupportedParameter
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import wire
 from saccade.transport.dialects import vllm_media
 from saccade.transport.dialects.vllm_keys import cache_salt, media_identifier
@@ -31,7 +32,7 @@ def generate_body(request: EngineRequest, model: str, form: PictureForm | None) 
     Takes time in proportion to the pixels. Raises UnsupportedParameter for what the wire lacks, ImageTooLarge for more
     pixels than a request may bring.
     """
-    check_parameters(request)
+    _check_parameters(request)
     body = {
         **WHOLE,
         "request_id": request.request_id,
@@ -58,7 +59,7 @@ def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
     Each picture has its identifier, so that the worker names it as tokens-in would. Raises UnsupportedParameter and
     ImageTooLarge as generate_body() does.
     """
-    check_parameters(request)
+    _check_parameters(request)
     _check_bytes(sum(map(len, chat.pictures)))
     sampling = request.sampling
     body = {
@@ -85,12 +86,18 @@ def probe_body(model: str) -> bytes:
     return msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
 
-def check_parameters(request: EngineRequest) -> None:
-    """Raise UnsupportedParameter for what vLLM does not stream."""
-    if request.sampling.num_prompt_logprobs is not None:
-        raise UnsupportedParameter(
-            "`prompt_logprobs` is not served by this model's workers; leave it out.", "prompt_logprobs"
-        )
+def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
+    """Return the error for what vLLM does not stream, None without."""
+    if traits.sampling is None or traits.sampling.num_prompt_logprobs is None:
+        return None
+    return UnsupportedParameter(
+        "`prompt_logprobs` is not served by this model's workers; leave it out.", "prompt_logprobs"
+    )
+
+
+def _check_parameters(request: EngineRequest) -> None:
+    if error := refused_parameter(RequestTraits.of(request)):
+        raise error
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a vLLM server tells of itself: its model, its cache, its load, how it takes prompts, where it sends events."""
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from saccade.transport.dialects.vllm_http import Address, Http, parsed
 from saccade.transport.dialects.vllm_keys import KeyContext
 from saccade.transport.dialects.vllm_media import PictureForm, read_form
 from saccade.transport.dialects.vllm_messages import probe_body
+from saccade.transport.framing import UNREADABLE
 
 CALL_SECONDS = 20.0
 PROBE_SECONDS = 120.0
@@ -232,7 +234,7 @@ def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFil
 async def _models(http: Http) -> list[_Model]:
     try:
         models = msgspec.json.decode(await _body(http, "/v1/models"), type=_Models).data
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WorkerUnavailable("/v1/models is not as vLLM's.") from error
     if not models:
         raise WorkerUnavailable("/v1/models is empty.")
@@ -258,7 +260,7 @@ async def _sources(http: Http) -> dict[int, Mapping[str, Any]]:
     found = parsed(body) if status == HTTPStatus.OK else {}
     if not isinstance(found, dict) or not all(isinstance(source, dict) for source in found.values()):
         return {}
-    return {int(rank): source for rank, source in found.items() if rank.isdecimal()}
+    return {int(rank): source for rank, source in found.items() if re.fullmatch(r"[0-9]{1,4}", rank)}
 
 
 async def _json(http: Http, path: str) -> Mapping[str, Any]:
@@ -276,11 +278,13 @@ async def _body(http: Http, path: str) -> bytes:
 
 
 def _number(value: str) -> float:
+    """Return a sample's value, 0 for one that is no finite number: a gauge without a reading is NaN."""
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _count(value: str | None) -> int:
-    return int(value) if value is not None and value.isdecimal() else 0
+    return int(value) if value is not None and re.fullmatch(r"[0-9]{1,18}", value) else 0

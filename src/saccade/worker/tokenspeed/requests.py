@@ -8,7 +8,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 from saccade.models.generation_defaults import GenerationDefaults
 from saccade.protocol.media import MediaItem
-from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams
 from saccade.tokenization.detokenizer import TextRules
 from saccade.worker.tokenspeed.model import WireModel
 from saccade.worker.tokenspeed.pictures import SALT
@@ -27,6 +27,8 @@ def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: st
     token_ids = list(message.tokenized.input_ids)
     if not token_ids:
         raise InvalidValue("`tokenized.input_ids` is empty.", "tokenized.input_ids")
+    if message.sampling_params.n > MAX_NUM_SAMPLES:
+        raise InvalidValue(f"`sampling_params.n` must be at most {MAX_NUM_SAMPLES}.", "sampling_params.n")
     room = model.description.max_model_len - len(token_ids)
     if room < 1:
         raise ContextLengthExceeded.of(model.description.max_model_len, len(token_ids), 1, "tokenized.input_ids")

@@ -11,6 +11,7 @@ from saccade.protocol.description import Description
 from saccade.transport.gateway_streams import Front
 from saccade.transport.wire import SERVER_OPTIONS
 from saccade.worker.local_client import LocalClient
+from saccade.worker.tokenspeed.border import ErrorBorder
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 from saccade.worker.tokenspeed.service import TokenSpeedService
 
@@ -26,7 +27,9 @@ class TokenSpeedServer:
     def __init__(self, front: Front, described: Callable[[], Description], port: TokenSpeedPort) -> None:
         self._config = port
         self._client = LocalClient(front, described)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        self._server = grpc.aio.server(
+            interceptors=[ErrorBorder()], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
+        )
         service = TokenSpeedService(self._client, kv_events=port.kv_events)
         add_TokenSpeedSchedulerServicer_to_server(service, self._server)
         self.port = 0

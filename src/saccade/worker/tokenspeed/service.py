@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -16,14 +16,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerServicer
 
-from saccade.errors import (
-    DeadlineExceeded,
-    QueueFull,
-    RequestError,
-    SaccadeError,
-    StartupError,
-    WorkerUnavailable,
-)
+from saccade.errors import RequestError, SaccadeError, WorkerUnavailable
 from saccade.identity.blocks import root_key
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
@@ -43,21 +36,12 @@ NO_FOLDER = "/saccade"
 """The first part of the model's path as gateways are told it. No gateway can read it, so each asks for the files of the
 engine itself, instead of those of a folder with an equal name on its own machine."""
 
-STATUSES: tuple[tuple[type[SaccadeError], grpc.StatusCode], ...] = (
-    (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    (WorkerUnavailable, grpc.StatusCode.UNAVAILABLE),
-    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
-)
-
-
-def status_of(error: SaccadeError) -> grpc.StatusCode:
-    """Return the status by which a gateway of this wire knows *error*; INTERNAL for what is not its doing."""
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-
 
 class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
-    """Answers calls by the engine behind *client*. Cache events are served only with *kv_events*."""
+    """Answers calls by the engine behind *client*. Cache events are served only with *kv_events*.
+
+    Methods raise SaccadeError, of which ErrorBorder makes statuses.
+    """
 
     def __init__(self, client: LocalClient, *, kv_events: bool = False) -> None:
         self._client = client
@@ -70,14 +54,6 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
 
     async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Answer one request: chunks where it streams, then one complete answer for each sample."""
-        try:
-            async with contextlib.aclosing(self._answers(message)) as responses:
-                async for response in responses:
-                    yield response
-        except SaccadeError as error:
-            await context.abort(status_of(error), error.message)
-
-    async def _answers(self, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         name = message.request_id
         request, answer = await self._begun(message)
         if name in self._ids:
@@ -134,16 +110,13 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
 
         Not with `healthy` false: SMG then registers the worker all the same, as one of an unknown model, for good.
         """
-        try:
-            self._client.description()
-            self._client.connect()
-        except WorkerUnavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        self._client.description()
+        self._client.connect()
         return pb.HealthCheckResponse(healthy=True)
 
     async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         """Describe the model."""
-        model = await self._model_or_abort(context)
+        model = await self._served()
         described = model.description
         path = f"{NO_FOLDER}/{described.fingerprint.hex()}"
         takes_pictures = model.pictures is not None
@@ -169,7 +142,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
 
     async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
         """Describe the engine and its machine."""
-        described = (await self._model_or_abort(context)).description
+        described = (await self._served()).description
         reply = pb.GetServerInfoResponse(
             active_requests=self._client.num_open,
             uptime_seconds=time.time() - self._started_at,
@@ -189,7 +162,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
 
     async def GetLoads(self, message: pb.GetLoadsRequest, context: Any) -> pb.GetLoadsResponse:
         """Tell how busy the engine is. There is one data-parallel rank, 0."""
-        described = (await self._model_or_abort(context)).description
+        described = (await self._served()).description
         self._client.connect()
         load = self._client.load
         num_tokens = load.num_blocks * described.block_size
@@ -215,7 +188,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, message: common_pb2.GetTokenizerRequest, context: Any
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
         """Send the model's small files as one zip, with its sha256 on the last piece."""
-        model = await self._model_or_abort(context)
+        model = await self._served()
         content, digest = await asyncio.to_thread(lambda: model.bundle)
         for start in range(0, len(content), CHUNK_BYTES):
             is_last = start + CHUNK_BYTES >= len(content)
@@ -237,7 +210,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
 
         No history is kept: a subscriber that asks for a number other than 0 is told to begin again.
         """
-        described = (await self._model_or_abort(context)).description
+        described = (await self._served()).description
         if not self._kv_events:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
@@ -261,10 +234,3 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                         yield batch
         except SaccadeError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
-
-    async def _model_or_abort(self, context: Any) -> WireModel:
-        try:
-            return await self._served()
-        except (WorkerUnavailable, StartupError) as error:
-            await context.abort(status_of(error), error.message)
-            raise

@@ -77,6 +77,12 @@ class PagedBlocks:
             sequence.block_table.append(block)
         self.extend(sequence, num_tokens)
 
+    def share(self, sequence: Sequence, other: Sequence, num_blocks: int) -> None:
+        """Reference the first *num_blocks* blocks of *sequence* in the table of *other*, which is empty."""
+        for block in sequence.block_table[:num_blocks]:
+            self.references[block] += 1
+            other.block_table.append(block)
+
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
         missing = self._blocks_for(num_tokens) - len(sequence.block_table)

@@ -77,6 +77,25 @@ class BlockManager:
         sequence.num_computed_tokens = len(keys) * self.block_size
         return True
 
+    def reserve(self, samples: Ordered[Sequence], headroom_blocks: int) -> int | None:
+        """Reserve blocks for the prompts of all *samples* of a request, whose state will be received; they share them.
+
+        Each sample has a block of its own for the tokens behind the last full block. Returns how many blocks, from the
+        first on, are held already; None, without a change, if there is no room.
+        """
+        first, paged = samples[0], self.paged_blocks
+        num_full = first.num_tokens // self.block_size
+        keys = first.block_keys(num_full, self.block_size) if self.enable_prefix_caching else []
+        held = keys[: paged.reusable(keys, len(keys))]
+        num_own = (len(samples) - 1) * (first.num_tokens % self.block_size > 0)
+        if not paged.fits(held, first.num_tokens, headroom_blocks + num_own):
+            return None
+        paged.admit(first, held, first.num_tokens)
+        for sample in samples[1:]:
+            paged.share(first, sample, num_full)
+            paged.extend(sample, first.num_tokens)
+        return len(held)
+
     def num_missing_tokens(self, sequence: Sequence) -> int:
         """Return the number of tokens left to compute; for a waiting sequence, the number if it were admitted now."""
         if sequence.block_table:

@@ -1,0 +1,132 @@
+"""`saccade fleet`: workers on the nodes of a Ray cluster, and a file of their addresses for gateways."""
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from saccade import config
+from saccade.cli.flags import ENGINE_FLAGS, Count, EngineFlags, LogLevel
+from saccade.errors import StartupError
+from saccade.telemetry import configure_logging
+from saccade.transport.credentials import read_token
+
+if TYPE_CHECKING:
+    from saccade.supervisor.ray_fleet import RayFleet
+
+LOOK_SECONDS = 1.0
+"""Between two looks at where the workers are."""
+
+KILL_SECONDS = 10.0
+"""A worker that has not ended so long after its --shutdown-timeout is killed."""
+
+logger = logging.getLogger(__name__)
+
+
+def fleet(
+    model: str,
+    *,
+    ray: str,
+    workers_file: Path,
+    worker_token_file: Path,
+    replicas: Count = 1,
+    shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
+    engine: EngineFlags = ENGINE_FLAGS,
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run workers on a Ray cluster, and keep a file of their addresses for `saccade gateway --workers-file`.
+
+    Parameters
+    ----------
+    model
+        A folder in hub layout that every node has at this path, or a hub id.
+    ray
+        The address of the Ray cluster, HOST:PORT, or auto on one of its nodes.
+    workers_file
+        The file to write; gateways watch it.
+    worker_token_file
+        The file with the workers' token; every node needs it at this path.
+    replicas
+        The number of workers.
+    shutdown_timeout
+        Seconds that running requests get to finish when a worker stops.
+    log_level
+        The least level that is logged.
+    """
+    token_file = worker_token_file.expanduser().absolute()
+    read_token(token_file)
+    try:
+        from saccade.supervisor import ray_fleet
+    except ImportError as error:
+        raise StartupError("`saccade fleet` needs Ray: pip install 'saccade[ray]', on every node too.") from error
+    ray_fleet.join(ray)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    configure_logging(logging.getLevelNamesMapping()[log_level])
+    spec = ray_fleet.ReplicaSpec(
+        arguments=_arguments(model, token_file, shutdown_timeout, engine, log_level),
+        resources=_resources(engine, has_gpus=ray_fleet.has_gpus()),
+        stop_seconds=shutdown_timeout + KILL_SECONDS,
+    )
+    path = workers_file.expanduser().absolute()
+    _write(path, ())
+    running = ray_fleet.RayFleet(ray, spec, replicas)
+    try:
+        _keep_up(running, path, replicas, stopped)
+    finally:
+        _write(path, ())
+        running.close()
+
+
+def _keep_up(running: "RayFleet", path: Path, replicas: int, stopped: threading.Event) -> None:
+    """Write the addresses of the workers to *path* whenever they have changed."""
+    written: tuple[str, ...] = ()
+    while not stopped.wait(LOOK_SECONDS):
+        urls = running.urls()
+        if urls != written:
+            _write(path, urls)
+            written = urls
+            logger.info("%d of %d workers have a node: %s", len(urls), replicas, ", ".join(urls) or "none")
+
+
+def _arguments(
+    model: str, token_file: Path, shutdown_timeout: float, engine: EngineFlags, log_level: LogLevel
+) -> tuple[str, ...]:
+    """Return the words after `saccade worker`, without the address."""
+    folder = Path(model).expanduser()
+    return (
+        str(folder.absolute()) if folder.is_dir() else model,
+        *(word for name in engine.served_model_name for word in ("--served-model-name", name)),
+        "--worker-token-file",
+        str(token_file),
+        "--shutdown-timeout",
+        str(shutdown_timeout),
+        "--no-summary",
+        "--log-level",
+        log_level,
+        *config.to_arguments(engine, secret=("served_model_name", "trust_remote_code")),
+    )
+
+
+def _resources(engine: EngineFlags, *, has_gpus: bool) -> dict[str, float]:
+    """Return what a worker takes of a node, in Ray's terms: a GPU for each of its processes, else their CPU threads."""
+    if has_gpus and engine.device != "cpu":
+        return {"GPU": engine.tensor_parallel_size, "CPU": 1}
+    return {"CPU": engine.tensor_parallel_size * (engine.threads or 1)}
+
+
+def _write(path: Path, urls: tuple[str, ...]) -> None:
+    """Replace the file in one step, so that no gateway reads half of it. Raises StartupError."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            file.write("".join(f"{url}\n" for url in urls))
+        os.replace(file.name, path)
+    except OSError as error:
+        raise StartupError(f"--workers-file {path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,86 @@
+"""An engine's part in requests that two workers serve, and what the engine's loop asks of it."""
+
+from typing import Protocol
+
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import InvalidValue
+from saccade.protocol.output import FinishReason, TokenLogprob
+from saccade.protocol.request import EngineRequest
+
+
+class KvLegs(Protocol):
+    """The prefill legs, or the decode legs, of an engine (KvSender, KvReceiver)."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would move state, or news of a transfer has arrived."""
+
+    @property
+    def wake_fds(self) -> tuple[int, ...]:
+        """File descriptors that are readable while there is news."""
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidValue for a request that this engine has no part in."""
+
+    def open(self, sequence: Sequence) -> None:
+        """Note a new request by its sample 0."""
+
+    def poll(self) -> None:
+        """Act on what has happened to transfers."""
+
+    def plan(self, schedule: Schedule) -> None:
+        """Add to the step what it copies."""
+
+    def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
+        """Note a drawn token; return whether the sequence is kept, and the token is told later."""
+
+    def executed(self, sent: tuple[bytes, ...]) -> None:
+        """Note that the planned step was executed, with what it has copied."""
+
+    def take_planned(self) -> list[Sequence]:
+        """Return the sequences whose state a step that failed should have copied."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Note that a sequence has ended, for any reason."""
+
+    def close(self) -> None:
+        """End every transfer."""
+
+
+class NoLegs:
+    """The KvLegs of an engine that serves requests alone."""
+
+    has_work = False
+    wake_fds: tuple[int, ...] = ()
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidValue for a request that two workers serve."""
+        if request.kv_transfer is not None:
+            raise InvalidValue("This worker takes no part in a prefill/decode split; start it with --role.", "role")
+
+    def open(self, sequence: Sequence) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def plan(self, schedule: Schedule) -> None:
+        pass
+
+    def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
+        """Return False."""
+        return False
+
+    def executed(self, sent: tuple[bytes, ...]) -> None:
+        pass
+
+    def take_planned(self) -> list[Sequence]:
+        """Return no sequence."""
+        return []
+
+    def ended(self, sequence: Sequence) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,209 @@
+"""The decode legs of an engine: requests whose prompt's state comes from a prefill worker.
+
+The scheduler reserves blocks and rows for all samples of such a request before its transfer begins. Steps write the
+pieces to the blocks; when the whole state is here, the samples get their first tokens from the prefill worker, and
+decode like any others.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from saccade.engine.core.requests import Requests
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import KvReceive
+from saccade.errors import InvalidValue, WorkerFailed
+from saccade.protocol.kv_transfer import KEY_BYTES, KvForm, Prefilled, ReceiveKv
+from saccade.protocol.output import FinishReason, TokenLogprob
+from saccade.protocol.request import EngineRequest
+from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComputed, TransferEnded
+from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
+
+STEP_BYTES = 2 * MAX_PIECE_BYTES
+"""State that one step writes; requests that are computed in the step wait for it."""
+
+OUT_OF_ORDER = "The prefill worker sent another state than that of this prompt."
+SAMPLE_ENDED = "The first sample of the request ended before the prompt's state had come; send the request again."
+
+
+@dataclass(slots=True, eq=False)
+class _Leg:
+    """One decode leg. *next_block* is the next to arrive, *num_pending* counts pieces that are not written yet."""
+
+    key: bytes
+    sequence: Sequence
+    next_block: int
+    prefilled: Prefilled | None = None
+    arrived: deque[PieceArrived] = field(default_factory=deque)
+    num_pending: int = 0
+    state: bytes = b""
+
+
+class KvReceiver:
+    """The decode legs by the keys of their transfers. *finish_reason* tells whether a token ends its sequence."""
+
+    def __init__(
+        self,
+        transfers: KvTransfers,
+        form: KvForm,
+        scheduler: Scheduler,
+        requests: Requests,
+        finish_reason: Callable[[Sequence, int], FinishReason | None],
+    ) -> None:
+        self.transfers = transfers
+        self._form = form
+        self._scheduler = scheduler
+        self._requests = requests
+        self._finish_reason = finish_reason
+        self._keys: set[bytes] = set()
+        self._legs: dict[bytes, _Leg] = {}
+        self._written: list[_Leg] = []
+        self._orphans: list[Sequence] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.transfers.has_events or bool(self._orphans) or any(leg.arrived for leg in self._legs.values())
+
+    @property
+    def wake_fds(self) -> tuple[int, ...]:
+        return (self.transfers.wake_fd,)
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidValue for a prefill leg, and for a decode leg that this engine could never begin."""
+        wanted = request.kv_transfer
+        if wanted is None:
+            return
+        if not isinstance(wanted, ReceiveKv):
+            raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
+        if len(wanted.key) != KEY_BYTES or wanted.key in self._keys:
+            raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")
+        num_blocks = -(-len(request.token_ids) // self._form.block_size) + request.num_samples - 1
+        rows, blocks = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager.paged_blocks.num_blocks
+        if request.num_samples > rows or num_blocks > blocks:
+            raise InvalidValue(
+                f"n is {request.num_samples}, but this decode worker runs at most {rows} sequences over {blocks} "
+                "blocks, and begins all samples of a request together.",
+                "n",
+            )
+
+    def open(self, sequence: Sequence) -> None:
+        """Note the key of a decode leg; its transfer begins when there is room for its state."""
+        if isinstance(wanted := sequence.request.kv_transfer, ReceiveKv):
+            self._keys.add(wanted.key)
+
+    def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
+        """Return False: a decode leg tells its tokens at once."""
+        return False
+
+    def poll(self) -> None:
+        for event in self.transfers.events():
+            if (leg := self._legs.get(event.key)) is not None:
+                self._take(leg, event)
+        orphans, self._orphans = self._orphans, []
+        for sequence in orphans:
+            self._requests.fail(sequence, WorkerFailed(SAMPLE_ENDED))
+
+    def _begin(self, sequence: Sequence, num_held_blocks: int) -> None:
+        """Begin the transfer for a sequence for which room is reserved, from block *num_held_blocks* on."""
+        kv_transfer = sequence.request.kv_transfer
+        if isinstance(kv_transfer, ReceiveKv):
+            self._legs[kv_transfer.key] = _Leg(kv_transfer.key, sequence, num_held_blocks)
+            self.transfers.pull(kv_transfer.key, kv_transfer.source, num_held_blocks)
+
+    def _take(self, leg: _Leg, event: Event) -> None:
+        match event:
+            case PromptComputed(_, prefilled):
+                leg.prefilled = prefilled
+                if len(prefilled.first) != leg.sequence.request.num_samples:
+                    self._fail(leg, OUT_OF_ORDER)
+            case PieceArrived(_, piece, content) if piece.is_state:
+                leg.state = content
+                self.transfers.taken(leg.key)
+            case PieceArrived(_, piece):
+                if not (piece.start == leg.next_block < piece.stop <= len(leg.sequence.block_table)):
+                    self._fail(leg, OUT_OF_ORDER)
+                    return
+                leg.next_block = piece.stop
+                leg.num_pending += 1
+                leg.arrived.append(event)
+            case TransferEnded(_, reason):
+                self._fail(leg, reason)
+        self._complete_if_whole(leg)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Cancel the transfer of a sequence that has ended."""
+        wanted = sequence.request.kv_transfer
+        if isinstance(wanted, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
+            self._keys.discard(wanted.key)
+            if self._legs.pop(wanted.key, None) is not None:
+                self.transfers.cancel(wanted.key)
+            self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
+
+    def plan(self, schedule: Schedule) -> None:
+        """Begin the transfers of requests that the step has admitted, and add to it what it writes."""
+        for sequence, num_held_blocks in schedule.admitted.items():
+            self._begin(sequence, num_held_blocks)
+        left = STEP_BYTES
+        for leg in self._legs.values():
+            while left > 0 and leg.arrived:
+                _, piece, content = leg.arrived.popleft()
+                left -= len(content)
+                self._written.append(leg)
+                schedule.receive += [
+                    KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
+                    for sample in self._owners(leg, piece.stop)
+                ]
+
+    def _owners(self, leg: _Leg, stop: int) -> list[Sequence]:
+        """Return the samples that have blocks of their own for a piece that ends at block *stop*."""
+        is_shared = stop <= leg.sequence.num_prompt_tokens // self._form.block_size
+        samples = self._scheduler.receiving[leg.sequence]
+        return [leg.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
+
+    def executed(self, sent: tuple[bytes, ...]) -> None:
+        """Note that the step has written what was planned, and let requests whose state is whole begin to decode."""
+        written, self._written = self._written, []
+        for leg in written:
+            leg.num_pending -= 1
+            if leg.key in self._legs:
+                self.transfers.taken(leg.key)
+                self._complete_if_whole(leg)
+
+    def close(self) -> None:
+        self.transfers.close()
+
+    def take_planned(self) -> list[Sequence]:
+        written, self._written = self._written, []
+        return [leg.sequence for leg in written]
+
+    def _fail(self, leg: _Leg, reason: str) -> None:
+        # Ending the sequence cancels the transfer.
+        self._requests.fail(leg.sequence, WorkerFailed(reason))
+
+    def _complete_if_whole(self, leg: _Leg) -> None:
+        is_whole = leg.next_block == len(leg.sequence.block_table) and not leg.num_pending
+        has_state = len(leg.state) == self._form.state_nbytes
+        if leg.key not in self._legs or leg.prefilled is None or not (is_whole and has_state):
+            return
+        del self._legs[leg.key]
+        self._keys.discard(leg.key)
+        self.transfers.received(leg.key)
+        samples = self._scheduler.receiving[leg.sequence]
+        self._scheduler.received(leg.sequence)
+        now = time.perf_counter()
+        for sample in samples:
+            if sample.finish_reason is None:
+                self._begin_to_decode(sample, leg.prefilled, leg.state, now)
+
+    def _begin_to_decode(self, sample: Sequence, prefilled: Prefilled, state: bytes, now: float) -> None:
+        first = prefilled.first[sample.index]
+        sample.received_state = state
+        sample.clock.scheduled = sample.clock.first_token = now
+        sample.num_cached_tokens = 0 if sample.index else prefilled.num_cached_tokens
+        if sample.prompt_logprobs is not None:
+            sample.prompt_logprobs = prefilled.prompt_logprobs
+        sample.token_ids.append(first.token_id)
+        self._requests.answer(sample, first.logprob, self._finish_reason(sample, first.token_id), now)

@@ -1,0 +1,70 @@
+"""Copy KV state between the caches and bytes, for transfers from one engine to another.
+
+The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents; then, if the copy
+includes a row, the row's recurrent states. Values are in the caches' own number format and the machine's byte order.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from saccade.engine.core.step import KvReceive, KvSend
+from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.transfer import transfer
+from saccade.nn.context import KvCache, LatentCache, RecurrentState
+
+
+def block_nbytes(caches: Caches) -> int:
+    """Return the size in bytes of one block, over all layers that have blocks."""
+    return sum(tensor[0].nbytes for tensor in _blocks(caches))
+
+
+def state_nbytes(caches: Caches) -> int:
+    """Return the size in bytes of one row's recurrent states; 0 for a model without such layers."""
+    return sum(tensor[0].nbytes for tensor in _states(caches))
+
+
+@torch.inference_mode()
+def read(caches: Caches, wanted: KvSend) -> bytes:
+    """Return a copy of what *wanted* names."""
+    parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, wanted.blocks, wanted.row)]
+    return torch.cat(parts).cpu().numpy().tobytes() if parts else b""
+
+
+@torch.inference_mode()
+def write(caches: Caches, received: KvReceive) -> None:
+    """Write the content of *received* to the caches. Raises ValueError, before any write, if its size is wrong."""
+    places = list(_places(caches, received.blocks, received.row))
+    sizes = [len(index) * tensor[0].nbytes for tensor, index in places]
+    if sum(sizes) != len(received.content):
+        raise ValueError(f"KV state of {len(received.content)} bytes was received instead of {sum(sizes)}")
+    if not received.content:
+        return
+    (content,) = transfer([np.frombuffer(received.content, np.uint8).copy()], caches.device)
+    for (tensor, index), part in zip(places, content.split(sizes), strict=True):
+        tensor.index_copy_(0, index, part.view(len(index), *tensor.shape[1:]))
+
+
+def _places(caches: Caches, blocks: tuple[int, ...], row: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield every tensor that a copy touches, as bytes, and the indices in its first dimension."""
+    on_device = transfer([np.array(blocks, np.int64), np.array([] if row is None else [row], np.int64)], caches.device)
+    for tensors, index in zip((_blocks(caches), _states(caches)), on_device, strict=True):
+        if len(index):
+            yield from ((tensor, index) for tensor in tensors)
+
+
+def _blocks(caches: Caches) -> Iterator[torch.Tensor]:
+    for cache in caches.layers:
+        match cache:
+            case KvCache():
+                yield cache.keys.view(torch.uint8)
+                yield cache.values.view(torch.uint8)
+            case LatentCache():
+                yield cache.latents.view(torch.uint8)
+
+
+def _states(caches: Caches) -> Iterator[torch.Tensor]:
+    for cache in caches.layers:
+        if isinstance(cache, RecurrentState):
+            yield from (live.view(torch.uint8) for live in cache.live)

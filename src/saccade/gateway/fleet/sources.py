@@ -1,0 +1,163 @@
+"""Where the urls of workers come from while a gateway runs: a file, and the name of a headless service."""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from saccade.errors import StartupError
+from saccade.gateway.fleet.dialects import check_url
+from saccade.media.resolver import DnsResolver
+
+FLAGS = "--worker-url"
+"""The name of the source that never changes."""
+
+FILE_SECONDS = 1.0
+"""Between two looks at a file."""
+
+MAX_FILE_BYTES = 1 << 20
+
+MIN_DNS_SECONDS = 5.0
+MAX_DNS_SECONDS = 60.0
+"""A name is looked up again after its records' time to live, within these bounds."""
+
+DNS_SCHEMES = ("grpc", "tokenspeed", "sglang", "vllm")
+"""Without TLS: certificates are for names, and a gateway connects to the addresses behind the name."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Sources beside --worker-url: a *file* that is watched, and urls whose hosts are looked up again and again.
+
+    A worker that is dropped may finish its requests for *drain_seconds*.
+    """
+
+    file: Path | None = None
+    dns: tuple[str, ...] = ()
+    drain_seconds: float = 300.0
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.dns)
+
+
+class WorkersFile:
+    """The urls in the file at *path*: one a line; empty lines, and what follows a #, do not count.
+
+    The file is read whenever its time, size or inode has changed. A malformed line is logged by its number and left
+    out. Where the file cannot be read, what it had last stays wanted.
+    """
+
+    def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
+        self.name = "--workers-file"
+        self._path = path
+        self._every_seconds = every_seconds
+        self._has_failed = False
+
+    async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+        """Yield the urls, and again whenever the file has changed."""
+        seen: tuple[int, ...] | None = None
+        while True:
+            found = await asyncio.to_thread(self._read, seen)
+            if found is not None:
+                seen, text = found
+                yield _urls(text)
+            await asyncio.sleep(self._every_seconds)
+
+    def _read(self, seen: tuple[int, ...] | None) -> tuple[tuple[int, ...], str] | None:
+        """Return the state of the file and its text, None where the state is *seen* or it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                stat = self._path.stat()
+                state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                if state == seen:
+                    self._has_failed = False
+                    return None
+                data = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            self._fail(error.strerror or "it is not readable")
+            return None
+        if len(data) > MAX_FILE_BYTES:
+            self._fail(f"it has more than {MAX_FILE_BYTES} bytes")
+            return None
+        self._has_failed = False
+        return state, data.decode(errors="replace")
+
+    def _fail(self, cause: str) -> None:
+        """Log why the file is not used, once until it is."""
+        if not self._has_failed:
+            logger.error("--workers-file %s is not used, its last workers stay: %s", self._path, cause)
+        self._has_failed = True
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    """Return the urls in *text*, and log the numbers of lines that are none."""
+    urls = []
+    for number, line in enumerate(text.splitlines(), 1):
+        url = line.partition("#")[0].strip()
+        if not url:
+            continue
+        try:
+            check_url(url)
+        except StartupError as error:
+            logger.error("--workers-file: line %d is left out: %s", number, error.message)
+        else:
+            urls.append(url)
+    return tuple(urls)
+
+
+class WorkersDns:
+    """A worker at every address of the host of *url*, each as *url* with the address instead of the host.
+
+    A name with IPv4 addresses is taken to have the same workers behind its IPv6 addresses. Where the look-up fails or
+    finds nothing, what it found last stays wanted. Raises StartupError.
+    """
+
+    def __init__(self, url: str, resolver: DnsResolver | None = None) -> None:
+        check_dns_url(url)
+        self.name = f"--worker-dns {url}"
+        self._parts = urlsplit(url)
+        self._resolver = resolver or DnsResolver()
+        self._has_failed = False
+
+    async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+        """Yield the urls, and again whenever the addresses have changed."""
+        last: tuple[str, ...] = ()
+        while True:
+            urls, wait_seconds = await self.look_up()
+            if urls and urls != last:
+                last = urls
+                yield urls
+            await asyncio.sleep(wait_seconds)
+
+    async def look_up(self) -> tuple[tuple[str, ...], float]:
+        """Return the workers, none where the look-up failed, and the seconds until the next look-up."""
+        try:
+            found = await self._resolver.records(self._parts.hostname or "")
+        except OSError:
+            if not self._has_failed:
+                logger.error("%s: the name cannot be looked up; its last workers stay", self.name)
+            self._has_failed = True
+            return (), MIN_DNS_SECONDS
+        self._has_failed = False
+        wait_seconds = min(max(MIN_DNS_SECONDS, found.seconds_to_live), MAX_DNS_SECONDS)
+        return tuple(self._at(address) for address in sorted(found.addresses)), wait_seconds
+
+    def _at(self, address: str) -> str:
+        host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+        return self._parts._replace(netloc=f"{host}:{self._parts.port}").geturl()
+
+
+def check_dns_url(url: str) -> None:
+    """Raise StartupError where *url* does not name a scheme without TLS, a host and a port."""
+    parts = urlsplit(url)
+    if parts.scheme not in DNS_SCHEMES:
+        raise StartupError(
+            f"--worker-dns takes grpc://HOST:PORT, or tokenspeed://, sglang:// or vllm://, not {url!r}. A worker with "
+            "TLS has a certificate for its name, so it is given by --worker-url or --workers-file."
+        )
+    check_url(url)

@@ -1,0 +1,101 @@
+"""The indexer: a process that follows the caches of all workers once, for all gateway processes of its host."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from random import Random
+
+import msgspec
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from saccade.gateway.fleet.cache_listener import CacheListener
+from saccade.gateway.fleet.dispatch import INDEX_BYTES
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group.metric_families import families
+from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
+from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.lookup import LocalLookup, Target
+from saccade.routing.router import Router
+from saccade.transport.local_calls import CallServer
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger(__name__)
+
+
+class Indexer:
+    """Answers gateway processes at the Unix socket *path* by what the workers of *fleet* report."""
+
+    def __init__(self, fleet: Fleet, path: Path) -> None:
+        self._fleet = fleet
+        self._listener = CacheListener(fleet, Router("auto", BlockIndex(INDEX_BYTES), Random()))
+        self._lookup = LocalLookup(self._listener.router.index)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._decoder: msgspec.msgpack.Decoder[IndexRequest] = msgspec.msgpack.Decoder(IndexRequest)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._server = CallServer(path, self.answer)
+
+    async def start(self) -> None:
+        """Begin to answer, and to connect to the workers. Raises OSError."""
+        await self._server.start()
+        await self._fleet.start()
+
+    async def close(self) -> None:
+        """Stop."""
+        self._server.stop()
+        await self._listener.close()
+        await self._fleet.close()
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the encoded answer to an encoded IndexRequest. Raises UNREADABLE."""
+        match self._decoder.decode(request):
+            case FindOverlaps() as asked:
+                return self._encoder.encode(self._overlaps(asked))
+            case ShowKnown():
+                return self._encoder.encode(self._known())
+            case _:
+                return self._encoder.encode(families(self._registry))
+
+    def _overlaps(self, asked: FindOverlaps) -> Overlaps:
+        keys = {Partition(fingerprint, size): of_blocks for fingerprint, size, of_blocks in asked.keys}
+        partitions = list(keys)
+        if any(not 0 <= place < len(partitions) for _, place in asked.targets):
+            raise msgspec.ValidationError("A target has no keys.")
+        found = self._lookup.find([Target(name, partitions[place]) for name, place in asked.targets], keys)
+        return [(found[name].num_blocks, found[name].is_exact) for name, _ in asked.targets]
+
+    def _known(self) -> KnownWorkers:
+        workers = []
+        for worker in self._fleet.clients:
+            feed = self._listener.feed(worker)
+            workers.append(
+                Known(
+                    url=worker.url,
+                    exactness=worker.exactness,
+                    reason=feed.reason,
+                    num_blocks=self._listener.num_blocks(worker.url),
+                    num_states=self._listener.num_states(worker.url),
+                    num_events=feed.num_events,
+                    num_snapshots=feed.num_snapshots,
+                    num_lost=feed.num_lost,
+                    num_orphans=feed.num_orphans,
+                )
+            )
+        return KnownWorkers(workers, self._listener.index_bytes)
+
+
+async def serve(fleet: Fleet, path: Path) -> None:
+    """Run an indexer until SIGTERM or SIGINT."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, ended.set)
+    indexer = Indexer(fleet, path)
+    await indexer.start()
+    logger.info("the indexer follows %d workers", len(fleet.clients))
+    try:
+        await ended.wait()
+    finally:
+        await indexer.close()

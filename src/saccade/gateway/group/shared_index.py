@@ -1,0 +1,152 @@
+"""A gateway process's view of the index that the indexer keeps: look-ups, and what is known of each worker."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from saccade.gateway.fleet.cache_listener import ALONE, AWAY, Feed
+from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.workers import Fleet
+from saccade.protocol.exactness import LEVELS, Exactness
+from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers, Overlaps, ShowKnown
+from saccade.routing.index import Partition
+from saccade.routing.lookup import Overlap, Target
+from saccade.routing.router import Router
+from saccade.transport.framing import UNREADABLE
+from saccade.transport.local_calls import CallClient, NotReached
+
+LOOKUP_SECONDS = 1.0
+"""A look-up takes less than a millisecond, more where the machine is busy."""
+
+POLL_SECONDS = 0.25
+"""As often as workers tell of their load."""
+
+RETRY_SECONDS = 0.05
+"""Between two polls while the indexer is out of reach."""
+
+POLL_LIMIT_SECONDS = 5.0
+UNREACHABLE = "the indexer of this host cannot be reached"
+
+NOTHING = Known(url="", exactness=Exactness("NONE", AWAY), reason=AWAY)
+
+logger = logging.getLogger(__name__)
+
+
+class SharedIndex:
+    """Asks the indexer at the Unix socket *path*. A Lookup, and a CacheView for the metrics and the operator.
+
+    Where the indexer is out of reach, nothing is known of any worker: *router* then goes by load. One look-up that has
+    no answer in time is enough; the next that is sent waits for the indexer to answer a poll.
+    """
+
+    def __init__(self, fleet: Fleet, router: Router, path: Path) -> None:
+        self.router = router
+        self._fleet = fleet
+        self._calls = CallClient(path)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._overlaps: msgspec.msgpack.Decoder[Overlaps] = msgspec.msgpack.Decoder(Overlaps)
+        self._workers: msgspec.msgpack.Decoder[KnownWorkers] = msgspec.msgpack.Decoder(KnownWorkers)
+        self._is_reached = False
+        self._known: dict[str, Known] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.index_bytes = 0
+        fleet.on_change(self._forget_expectations)
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._calls.start()
+        self._task = asyncio.create_task(self._poll(), name="polls of the indexer")
+
+    async def close(self) -> None:
+        """Stop asking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._calls.close()
+
+    async def overlaps(
+        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+    ) -> Mapping[str, Overlap]:
+        """Return by name what *targets* hold; nothing where the indexer is out of reach."""
+        if not self._is_reached:
+            return {}
+        places = {partition: place for place, partition in enumerate(keys)}
+        asked = FindOverlaps(
+            [(name, places[partition]) for name, partition in targets if partition in places],
+            [(fingerprint, size, list(of_blocks)) for (fingerprint, size), of_blocks in keys.items()],
+        )
+        try:
+            found = self._overlaps.decode(await self._calls.call(self._encoder.encode(asked), LOOKUP_SECONDS))
+        except (NotReached, *UNREADABLE):
+            self._note(is_reached=False)
+            return {}
+        return {name: Overlap(*overlap) for (name, _), overlap in zip(asked.targets, found, strict=False)}
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+        if len(self._fleet.clients) < 2:
+            return Feed(ALONE)
+        if not self._is_reached:
+            return Feed(UNREACHABLE)
+        known = self._known.get(worker.url, NOTHING)
+        return Feed(
+            known.reason,
+            num_events=known.num_events,
+            num_snapshots=known.num_snapshots,
+            num_lost=known.num_lost,
+            num_orphans=known.num_orphans,
+        )
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* tell what it holds: as the indexer sees it, or we if that is less.
+
+        The indexer has read its events; this process has sent it requests, and seen what it answers.
+        """
+        known = self._known.get(worker.url, NOTHING).exactness
+        return min(known, worker.exactness, key=lambda one: LEVELS.index(one.level))
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+        return self._known.get(url, NOTHING).num_blocks
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+        return self._known.get(url, NOTHING).num_states
+
+    async def _poll(self) -> None:
+        """Ask what is known of the workers, again and again."""
+        while True:
+            try:
+                encoded = await self._calls.call(self._encoder.encode(ShowKnown()), POLL_LIMIT_SECONDS)
+                self._learn(self._workers.decode(encoded))
+            except (NotReached, *UNREADABLE):
+                self._note(is_reached=False)
+            await asyncio.sleep(POLL_SECONDS if self._is_reached else RETRY_SECONDS)
+
+    def _learn(self, said: KnownWorkers) -> None:
+        before, self._known = self._known, {known.url: known for known in said.workers}
+        self.index_bytes = said.index_bytes
+        for url, known in self._known.items():
+            if url in before and known.num_lost != before[url].num_lost:
+                self.router.expect_nothing(url)
+        self._note(is_reached=True)
+
+    def _note(self, *, is_reached: bool) -> None:
+        """Note whether the indexer answers, and log it where it has changed."""
+        if is_reached == self._is_reached:
+            return
+        self._is_reached = is_reached
+        if is_reached:
+            logger.info("routing: the indexer answers")
+        else:
+            self._known = {}
+            logger.warning("routing: every worker is NONE: %s; workers are chosen by load", UNREACHABLE)
+
+    def _forget_expectations(self) -> None:
+        """Expect nothing of workers that are not ready, or were replaced."""
+        for worker in self._fleet.clients:
+            if not worker.ready:
+                self.router.expect_nothing(worker.url)

@@ -1,0 +1,119 @@
+"""What the gateway processes that share a port ask each other, so that each can answer for all."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from saccade.gateway.group import metric_families
+from saccade.gateway.group.member import INDEXER, Member
+from saccade.protocol.gateway_calls import (
+    Booked,
+    Family,
+    ForgetMedia,
+    IndexRequest,
+    ShowMetrics,
+    ShowWork,
+    SiblingRequest,
+    Work,
+)
+from saccade.transport.framing import UNREADABLE
+from saccade.transport.local_calls import CallClient, CallServer, NotReached
+
+ANSWER_SECONDS = 2.0
+
+T = TypeVar("T")
+
+
+class Siblings:
+    """Answers the siblings of *member*, and asks them. One that does not answer in time is left out.
+
+    *work* and *forget_media* are this process's own; *registry* has its metrics, *shared* those that every process has
+    alike, such as what the engines report.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        work: Callable[[], Work],
+        forget_media: Callable[[], None],
+        registry: CollectorRegistry,
+        shared: CollectorRegistry,
+    ) -> None:
+        self._member = member
+        self._work = work
+        self._forget_media = forget_media
+        self._registry = registry
+        self._shared = shared
+        self._clients = {name: CallClient(path) for name, path in member.siblings.items()}
+        self._indexer = CallClient(member.indexer)
+        self._decoder: msgspec.msgpack.Decoder[SiblingRequest] = msgspec.msgpack.Decoder(SiblingRequest)
+        self._server = CallServer(member.own, self.answer)
+
+    async def start(self) -> None:
+        """Begin to answer and to connect. Raises OSError."""
+        await self._server.start()
+        for client in (*self._clients.values(), self._indexer):
+            client.start()
+
+    async def close(self) -> None:
+        """Stop both."""
+        self._server.stop()
+        await asyncio.gather(*(client.close() for client in (*self._clients.values(), self._indexer)))
+
+    def answer(self, request: bytes) -> bytes:
+        """Return the encoded answer to an encoded SiblingRequest. Raises UNREADABLE."""
+        match self._decoder.decode(request):
+            case ShowMetrics():
+                return msgspec.msgpack.encode(metric_families.families(self._registry))
+            case ShowWork():
+                return msgspec.msgpack.encode(self._work())
+            case _:
+                self._forget_media()
+                return msgspec.msgpack.encode(None)
+
+    async def metrics(self) -> bytes:
+        """Return the metrics of all processes, in Prometheus' text format."""
+        clients = {**self._clients, INDEXER: self._indexer}
+        found = await self._asked(clients, ShowMetrics(), list[Family])
+        own = {str(self._member.number): metric_families.families(self._registry)}
+        return metric_families.render(dict(sorted((own | found).items())), self._shared)
+
+    async def works(self) -> list[Work]:
+        """Return what every process is doing, this one first."""
+        return [self._work(), *(await self._asked(self._clients, ShowWork(), Work)).values()]
+
+    async def forget_media(self) -> list[str]:
+        """Have every process empty its caches of pictures and URLs; return the names of those that did not answer."""
+        self._forget_media()
+        found = await self._asked(self._clients, ForgetMedia(), type(None))
+        return sorted(set(self._clients) - set(found))
+
+    async def _asked(
+        self, clients: Mapping[str, CallClient], request: SiblingRequest | IndexRequest, kind: type[T]
+    ) -> dict[str, T]:
+        """Return the answers to *request*, by name."""
+        encoded = msgspec.msgpack.encode(request)
+        found: dict[str, T] = {}
+
+        async def ask(name: str, client: CallClient) -> None:
+            try:
+                found[name] = msgspec.msgpack.decode(await client.call(encoded, ANSWER_SECONDS), type=kind)
+            except (NotReached, *UNREADABLE):
+                return
+
+        await asyncio.gather(*(ask(name, client) for name, client in clients.items()))
+        return found
+
+
+def booked_together(works: list[Work], url: str) -> Booked:
+    """Return what the processes have booked at the worker *url*, together."""
+    each = [work.booked.get(url, Booked()) for work in works]
+    return Booked(
+        requests=sum(one.requests for one in each),
+        prompt_tokens=sum(one.prompt_tokens for one in each),
+        prefill_tokens=sum(one.prefill_tokens for one in each),
+        decode_blocks=sum(one.decode_blocks for one in each),
+    )

@@ -1,0 +1,91 @@
+"""What the processes of one gateway ask each other: each request has a tag, and one type of answer."""
+
+import msgspec
+
+from saccade.protocol.exactness import Exactness
+
+
+class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
+    """Of each of *targets*, a worker's name and the place of its keys in *keys*: how much does it hold of a prompt?
+
+    *keys* are (fingerprint, block size, the keys of the prompt's blocks). Answered by Overlaps.
+    """
+
+    targets: list[tuple[str, int]]
+    keys: list[tuple[bytes, int, list[bytes]]]
+
+
+Overlaps = list[tuple[int, bool]]
+"""For each target: how many leading blocks it has reported to hold, and whether all that it holds is known."""
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the indexer knows of a worker's caches; *reason* says why not all, "" where it does.
+
+    *exactness* is how exactly its kind can be known. The counts are those of its feed.
+    """
+
+    url: str
+    exactness: Exactness
+    reason: str = ""
+    num_blocks: int = 0
+    num_states: int = 0
+    num_events: int = 0
+    num_snapshots: int = 0
+    num_lost: int = 0
+    num_orphans: int = 0
+
+
+class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
+    """What is known of every worker? Answered by KnownWorkers."""
+
+
+class KnownWorkers(msgspec.Struct, frozen=True):
+    """The indexer's *workers*, and the bytes of its index."""
+
+    workers: list[Known]
+    index_bytes: int
+
+
+class ShowMetrics(msgspec.Struct, frozen=True, array_like=True, tag="show-metrics"):
+    """The metrics of the process. Answered by a list of Family."""
+
+
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """A metric with its *samples*: name, labels and value of each."""
+
+    name: str
+    documentation: str
+    kind: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+class ShowWork(msgspec.Struct, frozen=True, array_like=True, tag="show-work"):
+    """What the process is doing. Answered by Work."""
+
+
+class Booked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway has sent to a worker and not yet got back.
+
+    *prefill_tokens* are left to compute before first tokens; *decode_blocks* belong to prompts that have theirs.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_blocks: int = 0
+
+
+class Work(msgspec.Struct, frozen=True):
+    """The requests that a process is serving, and what it has booked, by the worker's URL."""
+
+    num_requests: int
+    booked: dict[str, Booked]
+
+
+class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-media"):
+    """Empty the caches of pictures and URLs. Answered by nothing."""
+
+
+SiblingRequest = ShowMetrics | ShowWork | ForgetMedia
+IndexRequest = FindOverlaps | ShowKnown | ShowMetrics

@@ -1,0 +1,101 @@
+"""KV state on its way from a prefill worker to a decode worker: what requests say of it, and the messages between both.
+
+The gateway makes a *key* of 32 random bytes for every transfer and hands it to both workers with their requests. The
+decode worker connects to the prefill worker. Both prove that they know the key, and every message has a code that is
+computed with it (saccade.transport.kv_transfer).
+"""
+
+import msgspec
+
+from saccade.protocol.media import SlotRef
+from saccade.protocol.output import TokenLogprob
+
+KEY_BYTES = 32
+
+
+class SendKv(msgspec.Struct, frozen=True, array_like=True, tag="send"):
+    """The request is computed up to its first tokens; then its state is kept until a decode worker has received it."""
+
+    key: bytes
+
+
+class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
+    """The state of the request's prompt, and its first tokens, are received from the worker at *source*, host:port."""
+
+    key: bytes
+    source: str
+
+
+class KvForm(msgspec.Struct, frozen=True, array_like=True):
+    """What must be equal at both ends: the model, and how its caches hold state."""
+
+    fingerprint: bytes
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    block_nbytes: int
+    state_nbytes: int
+    tensor_parallel_size: int = 1
+
+
+class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
+    """The decode worker asks for the prompt's blocks from number *first_block* on, and the recurrent states.
+
+    It has reserved room for them, and holds the blocks before them. *shm_namespace* is its Description's.
+    """
+
+    first_block: int
+    form: KvForm
+    shm_namespace: str
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True, tag="waiting"):
+    """The prompt is not computed yet."""
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """There will be no transfer; *message* is for the operator."""
+
+    message: str
+
+
+class FirstToken(msgspec.Struct, frozen=True, array_like=True):
+    """The first token of one sample, with its log probability where the request asks for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
+    """The prompt is computed. *first* has an entry for each sample of the request, in order."""
+
+    first: list[FirstToken]
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob] = []
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
+    """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states behind it.
+
+    The content follows the message, or lies in the shared-memory *slot*.
+    """
+
+    start: int
+    stop: int
+    is_state: bool = False
+    slot: SlotRef | None = None
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """The decode worker has used a piece: another may follow."""
+
+
+class Received(msgspec.Struct, frozen=True, array_like=True, tag="received"):
+    """The decode worker has the whole state: the prefill worker need not keep it."""
+
+
+FromSource = Waiting | Refused | Prefilled | Piece
+"""From the prefill worker."""
+
+FromDestination = Pull | Taken | Received
+"""From the decode worker; the first message is a Pull."""

@@ -1,0 +1,136 @@
+"""One transfer's connection: messages with a code that only the holders of the transfer's key can compute.
+
+The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
+a nonce of its own, and everything after that is messages:
+
+    u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
+
+The code is blake3 over all before it, a counter and the sender's side, keyed with a key that is derived from the
+transfer's key and both nonces. So a message that was damaged, forged, repeated or left out ends the transfer. Contents
+are not encrypted.
+"""
+
+import asyncio
+import hmac
+import secrets
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from saccade.protocol.kv_transfer import KEY_BYTES, FromDestination, FromSource
+from saccade.transport.framing import UNREADABLE
+
+NONCE_BYTES = 16
+NAME_BYTES = 16
+CODE_BYTES = 16
+LENGTHS = struct.Struct("<IQ")
+MAX_HEAD_BYTES = 256 << 20
+"""Prefilled may have the log probabilities of a whole prompt."""
+
+BUFFER_BYTES = 4 << 20
+
+Outgoing = TypeVar("Outgoing", FromSource, FromDestination)
+Incoming = TypeVar("Incoming", FromSource, FromDestination)
+
+
+class TransferFailed(Exception):
+    """The transfer cannot go on. The message is a sentence for the operator and may be shown to clients."""
+
+
+class Counter:
+    """Computes the codes of one side's messages, in order."""
+
+    def __init__(self, session_key: bytes, side: bytes) -> None:
+        self._key = session_key
+        self._side = side
+        self._number = 0
+
+    def code(self, lengths: bytes, head: bytes, content: bytes) -> bytes:
+        """Return the code of the side's next message."""
+        self._number += 1
+        hasher = blake3(self._side + self._number.to_bytes(8, "little") + lengths + head, key=self._key)
+        return hasher.update(content).digest(CODE_BYTES)
+
+
+class Channel(Generic[Outgoing, Incoming]):
+    """Sends one side's messages and receives the other's. *max_content_bytes* bounds what is received."""
+
+    def __init__(
+        self,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        counters: tuple[Counter, Counter],
+        decoder: "msgspec.msgpack.Decoder[Incoming]",
+        max_content_bytes: int,
+    ) -> None:
+        self._reader, self._writer = streams
+        self._sent, self._received = counters
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = decoder
+        self._max_content_bytes = max_content_bytes
+
+    async def send(self, message: Outgoing, content: bytes = b"") -> None:
+        """Send a message, and wait until most of it has left. Raises TransferFailed."""
+        head = msgspec.msgpack.encode(message)
+        lengths = LENGTHS.pack(len(head), len(content))
+        try:
+            self._writer.writelines((lengths, head, content, self._sent.code(lengths, head, content)))
+            await self._writer.drain()
+        except OSError as error:
+            raise TransferFailed("The connection between the two workers broke.") from error
+
+    async def receive(self) -> tuple[Incoming, bytes]:
+        """Return the next message and its content. Raises TransferFailed if the other end is gone or breaks rules."""
+        try:
+            lengths = await self._reader.readexactly(LENGTHS.size)
+            head_bytes, content_bytes = LENGTHS.unpack(lengths)
+            if head_bytes > MAX_HEAD_BYTES or content_bytes > self._max_content_bytes:
+                raise TransferFailed("The other worker sent a message that is too large.")
+            head = await self._reader.readexactly(head_bytes)
+            content = await self._reader.readexactly(content_bytes)
+            code = await self._reader.readexactly(CODE_BYTES)
+        except (OSError, EOFError) as error:
+            raise TransferFailed("The other worker closed the connection.") from error
+        if not hmac.compare_digest(code, self._received.code(lengths, head, content)):
+            raise TransferFailed("A message was damaged on its way, or is not from the other worker.")
+        try:
+            return self._decoder.decode(head), content
+        except UNREADABLE as error:
+            raise TransferFailed("The other worker sent a message of another version of Saccade.") from error
+
+
+SourceChannel = Channel[FromSource, FromDestination]
+DestinationChannel = Channel[FromDestination, FromSource]
+
+
+def name_of(key: bytes) -> bytes:
+    """Return the name of the transfer with *key*; it does not reveal the key."""
+    return blake3(b"name of a KV transfer", key=key).digest(NAME_BYTES)
+
+
+def new_key() -> bytes:
+    """Return a key for one transfer."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def source_channel(
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, nonces: bytes
+) -> SourceChannel:
+    """Return the prefill worker's end. It receives no contents."""
+    to_destination, to_source = _counters(key, nonces)
+    decoder: msgspec.msgpack.Decoder[FromDestination] = msgspec.msgpack.Decoder(FromDestination)
+    return Channel(streams, (to_destination, to_source), decoder, 0)
+
+
+def destination_channel(
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, nonces: bytes, max_content_bytes: int
+) -> DestinationChannel:
+    """Return the decode worker's end."""
+    to_destination, to_source = _counters(key, nonces)
+    decoder: msgspec.msgpack.Decoder[FromSource] = msgspec.msgpack.Decoder(FromSource)
+    return Channel(streams, (to_source, to_destination), decoder, max_content_bytes)
+
+
+def _counters(key: bytes, nonces: bytes) -> tuple[Counter, Counter]:
+    session_key = blake3(b"session of a KV transfer" + nonces, key=key).digest()
+    return Counter(session_key, b"source"), Counter(session_key, b"destination")

@@ -1,0 +1,170 @@
+"""The decode worker's end: connects to the prefill worker of each transfer, and receives the state."""
+
+import asyncio
+import dataclasses
+import secrets
+
+from saccade.protocol.kv_transfer import (
+    FromDestination,
+    KvForm,
+    Piece,
+    Prefilled,
+    Pull,
+    Received,
+    Refused,
+    Waiting,
+)
+from saccade.transport import shared_memory
+from saccade.transport.kv_transfer.channel import (
+    BUFFER_BYTES,
+    NONCE_BYTES,
+    DestinationChannel,
+    TransferFailed,
+    destination_channel,
+    name_of,
+)
+from saccade.transport.kv_transfer.events import PieceArrived, PromptComputed, Tell, TransferEnded
+
+
+@dataclasses.dataclass(frozen=True)
+class DestinationConfig:
+    """*form* must equal the other end's. After *patience_seconds* without a message the source counts as gone.
+
+    *max_content_bytes* bounds one piece.
+    """
+
+    form: KvForm
+    patience_seconds: float
+    max_content_bytes: int
+
+
+class KvDestination:
+    """The transfers of one decode worker, each a task. Every method runs in the event loop of the transfers."""
+
+    def __init__(self, config: DestinationConfig, tell: Tell) -> None:
+        self._config = config
+        self._tell = tell
+        self._replies: dict[bytes, asyncio.Queue[FromDestination]] = {}
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Transfers that have not ended."""
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """End every transfer."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def pull(self, key: bytes, source: str, first_block: int) -> None:
+        """Receive the state of a prompt from block *first_block* on from the worker at *source*, host:port."""
+        task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
+        self._tasks[key] = task
+        self._replies[key] = asyncio.Queue()
+        task.add_done_callback(lambda _: self._forget(key))
+
+    def reply(self, key: bytes, message: FromDestination) -> None:
+        """Tell the source that a piece, or the whole state, is used. A transfer that has ended is no error."""
+        if key in self._replies:
+            self._replies[key].put_nowait(message)
+
+    def cancel(self, key: bytes) -> None:
+        """Close the connection of a transfer. An unknown key is no error."""
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    def _forget(self, key: bytes) -> None:
+        del self._tasks[key], self._replies[key]
+
+    async def _run(self, key: bytes, source: str, first_block: int) -> None:
+        try:
+            async with asyncio.timeout(self._config.patience_seconds):
+                streams = await _connect(source)
+        except (OSError, TimeoutError):
+            self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached."))
+            return
+        try:
+            await self._transfer(key, streams, first_block)
+        except TransferFailed as failed:
+            self._tell(TransferEnded(key, str(failed)))
+        except TimeoutError:
+            self._tell(TransferEnded(key, "The prefill worker has gone silent."))
+        finally:
+            streams[1].close()
+
+    async def _transfer(
+        self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], first_block: int
+    ) -> None:
+        """Receive until the engine says that it has the whole state."""
+        async with asyncio.timeout(self._config.patience_seconds):
+            channel = await self._opened(key, streams)
+            await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
+        replying = asyncio.create_task(self._reply(self._replies[key], channel))
+        receiving = asyncio.create_task(self._receive(key, channel))
+        try:
+            done, _ = await asyncio.wait((replying, receiving), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            replying.cancel()
+            receiving.cancel()
+            await asyncio.gather(replying, receiving, return_exceptions=True)
+
+    async def _opened(
+        self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> DestinationChannel:
+        reader, writer = streams
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        try:
+            other = await reader.readexactly(NONCE_BYTES)
+            writer.write(name_of(key) + nonce)
+        except (OSError, EOFError) as error:
+            raise TransferFailed("The prefill worker refused the connection.") from error
+        return destination_channel(streams, key, other + nonce, self._config.max_content_bytes)
+
+    async def _reply(self, replies: asyncio.Queue[FromDestination], channel: DestinationChannel) -> None:
+        """Send replies; return after the last one."""
+        while True:
+            message = await replies.get()
+            await channel.send(message)
+            if isinstance(message, Received):
+                return
+
+    async def _receive(self, key: bytes, channel: DestinationChannel) -> None:
+        while True:
+            async with asyncio.timeout(self._config.patience_seconds):
+                message, content = await channel.receive()
+            match message:
+                case Prefilled():
+                    self._tell(PromptComputed(key, message))
+                case Piece():
+                    self._tell(PieceArrived(key, message, self._content(message, content)))
+                case Refused(reason):
+                    raise TransferFailed(reason)
+                case Waiting():
+                    pass
+
+    def _content(self, piece: Piece, content: bytes) -> bytes:
+        """Return the content of *piece*, of the size that its blocks have. Raises TransferFailed."""
+        form = self._config.form
+        expected = form.state_nbytes if piece.is_state else (piece.stop - piece.start) * form.block_nbytes
+        if piece.slot is not None:
+            if piece.slot.nbytes != expected:
+                raise TransferFailed("The prefill worker sent state of a wrong size.")
+            try:
+                content = shared_memory.read_slot(piece.slot)
+            except shared_memory.SlotError as error:
+                raise TransferFailed("A part of the state was lost in shared memory.") from error
+        if len(content) != expected:
+            raise TransferFailed("The prefill worker sent state of a wrong size.")
+        return content
+
+
+async def _connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = source.rpartition(":")
+    if not host or not port.isdecimal():
+        raise OSError
+    return await asyncio.open_connection(host.strip("[]"), int(port), limit=BUFFER_BYTES)

@@ -1,0 +1,51 @@
+"""What happens to transfers, as the engine is told."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from saccade.protocol.kv_transfer import Piece, Prefilled
+
+
+class Wanted(NamedTuple):
+    """A decode worker has reserved room for the state from block *first_block* on."""
+
+    key: bytes
+    first_block: int
+
+
+class PieceTaken(NamedTuple):
+    """The decode worker has used a piece that was sent."""
+
+    key: bytes
+
+
+class Delivered(NamedTuple):
+    """The decode worker has received the whole state."""
+
+    key: bytes
+
+
+class PromptComputed(NamedTuple):
+    """The prefill worker has computed the prompt; its state follows."""
+
+    key: bytes
+    prefilled: Prefilled
+
+
+class PieceArrived(NamedTuple):
+    """A part of the state arrived; its content has the size that its blocks have."""
+
+    key: bytes
+    piece: Piece
+    content: bytes
+
+
+class TransferEnded(NamedTuple):
+    """The transfer failed; *reason* is a sentence for operator and client."""
+
+    key: bytes
+    reason: str
+
+
+Event = Wanted | PieceTaken | Delivered | PromptComputed | PieceArrived | TransferEnded
+Tell = Callable[[Event], None]

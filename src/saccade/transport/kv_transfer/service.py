@@ -1,0 +1,147 @@
+"""The transfers of one engine, in a thread with an event loop of its own, so that they go on while a step computes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.protocol.kv_transfer import KvForm, Piece, Prefilled, Received, Taken
+from saccade.transport import shared_memory
+from saccade.transport.kv_transfer.destination import DestinationConfig, KvDestination
+from saccade.transport.kv_transfer.events import Event
+from saccade.transport.kv_transfer.source import KvSource, SourceConfig
+
+MAX_PIECE_BYTES = 16 << 20
+"""Of the blocks in one piece, unless a single block is larger."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferConfig:
+    """*bind*, host:port, is where a prefill worker listens; None for a decode worker, which only connects.
+
+    A transfer fails after *patience_seconds* without a message, and a computed prompt is kept for as long.
+    """
+
+    form: KvForm
+    bind: str | None
+    patience_seconds: float
+
+
+class KvTransfers:
+    """What an engine says of its transfers, by their keys, and is told of them. Call it from the engine's thread.
+
+    *address* is where decode workers connect, None for a decode worker. A file descriptor, wake_fd, is readable while
+    events() has something new. Raises StartupError if *bind* cannot be listened on.
+    """
+
+    def __init__(self, config: TransferConfig) -> None:
+        form, patience = config.form, config.patience_seconds
+        shared_memory.sweep()
+        self._events: deque[Event] = deque()
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._source = KvSource(SourceConfig(form, patience, patience / 4), self._tell)
+        largest = max(MAX_PIECE_BYTES, form.block_nbytes, form.state_nbytes)
+        self._destination = KvDestination(DestinationConfig(form, patience, largest), self._tell)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kv transfers", daemon=True)
+        self._thread.start()
+        try:
+            self.address = None if config.bind is None else self._listen(config.bind)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable while there are events."""
+        return self._woken.fileno()
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    @property
+    def num_open(self) -> int:
+        """Transfers, connections and slots that have not ended, for tests and metrics."""
+        return self._source.num_open + self._destination.num_open
+
+    def events(self) -> list[Event]:
+        """Return what has happened since the last call, in order."""
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def offer(self, key: bytes) -> None:
+        """Let a decode worker that knows *key* ask for the state of a prompt."""
+        self._call(self._source.offer, key)
+
+    def prefilled(self, key: bytes, message: Prefilled) -> None:
+        """Tell the decode worker that the prompt is computed, and keep the transfer open for patience_seconds."""
+        self._call(self._source.prefilled, key, message)
+
+    def send(self, key: bytes, piece: Piece, content: bytes) -> None:
+        """Send a part of the state; PieceTaken follows."""
+        self._call(self._source.send, key, piece, content)
+
+    def withdraw(self, key: bytes) -> None:
+        """End a transfer from here, without an event."""
+        self._call(self._source.withdraw, key)
+
+    def pull(self, key: bytes, source: str, first_block: int) -> None:
+        """Ask the prefill worker at *source* for a prompt's state from block *first_block* on."""
+        self._call(self._destination.pull, key, source, first_block)
+
+    def taken(self, key: bytes) -> None:
+        """Tell the prefill worker that a piece is used."""
+        self._call(self._destination.reply, key, Taken())
+
+    def received(self, key: bytes) -> None:
+        """Tell the prefill worker that the whole state is here; this ends the transfer."""
+        self._call(self._destination.reply, key, Received())
+
+    def cancel(self, key: bytes) -> None:
+        """End a transfer to here, without an event."""
+        self._call(self._destination.cancel, key)
+
+    def close(self) -> None:
+        """End every transfer and the thread."""
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._woken.close()
+        self._wake.close()
+
+    async def _end(self) -> None:
+        await self._source.close()
+        await self._destination.close()
+
+    def _listen(self, bind: str) -> str:
+        host, _, port = bind.rpartition(":")
+        try:
+            listening = self._source.listen(host.strip("[]"), int(port))
+            bound, number = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        except OSError as error:
+            cause = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else "no such host"
+            raise StartupError(f"Cannot listen on {bind}: {cause}. Choose another --kv-transfer-bind.") from error
+        return f"[{bound}]:{number}" if ":" in bound else f"{bound}:{number}"
+
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(method, *arguments)
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        # A full buffer means that the engine is woken already.
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b"\0")

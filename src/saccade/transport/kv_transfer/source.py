@@ -1,0 +1,261 @@
+"""The prefill worker's end: listens, and sends the state of each prompt to the decode worker that has its key."""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+
+import msgspec
+
+from saccade.protocol.kv_transfer import (
+    FromSource,
+    KvForm,
+    Piece,
+    Prefilled,
+    Pull,
+    Received,
+    Refused,
+    Taken,
+    Waiting,
+)
+from saccade.protocol.media import SlotRef
+from saccade.transport import shared_memory
+from saccade.transport.kv_transfer.channel import (
+    BUFFER_BYTES,
+    NAME_BYTES,
+    NONCE_BYTES,
+    SourceChannel,
+    TransferFailed,
+    name_of,
+    source_channel,
+)
+from saccade.transport.kv_transfer.events import Delivered, PieceTaken, Tell, TransferEnded, Wanted
+
+HANDSHAKE_SECONDS = 10.0
+"""Until a connection has named its transfer, and until the prefill leg of that transfer has arrived."""
+
+MAX_CONNECTIONS = 1024
+SLOT_BYTES = 256 << 20
+"""Of shared memory, for pieces on their way; where it is full, they go over the connection."""
+
+NOT_TAKEN = "No decode worker received the prompt's state in time; send the request again."
+
+logger = logging.getLogger(__name__)
+
+
+class _Offer:
+    """One transfer: what is to be sent, and its connection. *slots* has an entry for each piece that was not taken."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.messages: asyncio.Queue[tuple[FromSource, bytes]] = asyncio.Queue()
+        self.slots: list[SlotRef | None] = []
+        self.is_pulled = False
+        self.connection: asyncio.Task[None] | None = None
+        self.deadline: asyncio.TimerHandle | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """*form* must equal the other end's. *patience_seconds* is how long a computed prompt's state is kept."""
+
+    form: KvForm
+    patience_seconds: float
+    heartbeat_seconds: float
+
+
+class KvSource:
+    """The transfers of one prefill worker. Every method runs in the event loop of the transfers."""
+
+    def __init__(self, config: SourceConfig, tell: Tell) -> None:
+        self._config = config
+        self._tell = tell
+        self._slots = shared_memory.SlotPool(SLOT_BYTES)
+        self._offers: dict[bytes, _Offer] = {}
+        self._arrived = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Transfers, connections and slots in use."""
+        return len(self._offers) + len(self._connections) + self._slots.num_used
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the address. Raises OSError."""
+        self._server = await asyncio.start_server(self._accept, host, port, limit=BUFFER_BYTES)
+        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        return address
+
+    async def close(self) -> None:
+        """End every transfer and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        for offer in list(self._offers.values()):
+            self.withdraw(offer.key)
+        self._slots.close()
+
+    def offer(self, key: bytes) -> None:
+        """Let a decode worker with *key* connect."""
+        self._offers[name_of(key)] = _Offer(key)
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+
+    def prefilled(self, key: bytes, message: Prefilled) -> None:
+        """Tell that the prompt is computed. Its state is kept for patience_seconds from now on."""
+        if (offer := self._offers.get(name_of(key))) is not None:
+            loop = asyncio.get_running_loop()
+            offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, NOT_TAKEN)
+            offer.messages.put_nowait((message, b""))
+
+    def send(self, key: bytes, piece: Piece, content: bytes) -> None:
+        """Send a part of the state."""
+        if (offer := self._offers.get(name_of(key))) is not None:
+            offer.messages.put_nowait((piece, content))
+
+    def withdraw(self, key: bytes) -> None:
+        """End a transfer; its connection is closed. An unknown key is no error."""
+        offer = self._offers.pop(name_of(key), None)
+        if offer is None:
+            return
+        if offer.deadline is not None:
+            offer.deadline.cancel()
+        if offer.connection is not None:
+            offer.connection.cancel()
+        self._give_back(offer)
+
+    def _give_back(self, offer: _Offer) -> None:
+        for slot in offer.slots:
+            if slot is not None:
+                # The other end may still be reading.
+                self._slots.release(slot.name, reusable=False)
+        offer.slots.clear()
+
+    def _fail(self, offer: _Offer, reason: str) -> None:
+        """End a transfer that did not succeed."""
+        if self._offers.get(name_of(offer.key)) is offer:
+            self.withdraw(offer.key)
+            self._tell(TransferEnded(offer.key, reason))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        if connection is None or len(self._connections) >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._connections.add(connection)
+        try:
+            await self._serve(reader, writer, connection)
+        finally:
+            self._connections.discard(connection)
+            writer.close()
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: asyncio.Task[None]
+    ) -> None:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                offer, channel, pull = await self._handshake(reader, writer)
+        except (TimeoutError, TransferFailed, OSError, EOFError):
+            logger.warning("a connection for a KV transfer did not name a transfer of this worker")
+            return
+        offer.connection = connection
+        try:
+            if refusal := _mismatch(self._config.form, pull.form):
+                await channel.send(Refused(refusal))
+                raise TransferFailed(refusal)
+            self._tell(Wanted(offer.key, pull.first_block))
+            await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
+        except TransferFailed as failed:
+            offer.connection = None
+            self._fail(offer, str(failed))
+        else:
+            offer.connection = None
+            self.withdraw(offer.key)
+            self._tell(Delivered(offer.key))
+
+    async def _handshake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[_Offer, SourceChannel, Pull]:
+        """Return the transfer that the connection has proved to know the key of, and what it wants."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        writer.write(nonce)
+        named = await reader.readexactly(NAME_BYTES + NONCE_BYTES)
+        name, other = named[:NAME_BYTES], named[NAME_BYTES:]
+        while name not in self._offers:
+            # The gateway sends both legs at once, and this one may be behind.
+            await self._arrived.wait()
+        offer = self._offers[name]
+        channel = source_channel((reader, writer), offer.key, nonce + other)
+        message, _ = await channel.receive()
+        if not isinstance(message, Pull) or offer.is_pulled or self._offers.get(name) is not offer:
+            raise TransferFailed("A transfer begins with one request for its state.")
+        offer.is_pulled = True
+        return offer, channel, message
+
+    async def _exchange(self, offer: _Offer, channel: SourceChannel, by_slots: bool) -> None:
+        """Send and receive until the state is delivered. Raises TransferFailed."""
+        parts = (self._send(offer, channel, by_slots), self._receive(offer, channel))
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, offer: _Offer, channel: SourceChannel, by_slots: bool) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._config.heartbeat_seconds):
+                    message, content = await offer.messages.get()
+            except TimeoutError:
+                message, content = Waiting(), b""
+            if isinstance(message, Piece):
+                slot = self._filled_slot(content) if by_slots else None
+                offer.slots.append(slot)
+                if slot is not None:
+                    message, content = msgspec.structs.replace(message, slot=slot), b""
+            await channel.send(message, content)
+
+    def _filled_slot(self, content: bytes) -> SlotRef | None:
+        """Return a slot of shared memory that holds *content*; None if there is no room."""
+        slot = self._slots.acquire(len(content))
+        if slot is None:
+            return None
+        try:
+            with shared_memory.open_slot(slot.ref) as data:
+                data[:] = content
+        except (shared_memory.SlotError, MemoryError):
+            self._slots.release(slot.ref.name, reusable=False)
+            return None
+        return slot.ref
+
+    async def _receive(self, offer: _Offer, channel: SourceChannel) -> None:
+        while True:
+            message, _ = await channel.receive()
+            match message:
+                case Taken():
+                    if not offer.slots:
+                        raise TransferFailed("The decode worker took a piece that was not sent.")
+                    if (slot := offer.slots.pop(0)) is not None:
+                        self._slots.release(slot.name)
+                    self._tell(PieceTaken(offer.key))
+                case Received():
+                    return
+                case _:
+                    raise TransferFailed("The decode worker asked twice.")
+
+
+def _mismatch(ours: KvForm, theirs: KvForm) -> str:
+    """Return a sentence on why no state can go from one worker to the other; empty if it can."""
+    for field in msgspec.structs.fields(KvForm):
+        here, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if here != there:
+            shown = ("other models or weights",) if field.name == "fingerprint" else (here, there)
+            return f"The workers differ in {field.name}: {' and '.join(map(str, shown))}. Start both alike."
+    return ""

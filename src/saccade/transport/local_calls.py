@@ -1,0 +1,151 @@
+"""Calls between processes of one user on one host: a request and its answer, over a private Unix socket.
+
+A frame's payload is the call's number (u32, little-endian), then the request or the answer. Answers are made within the
+read that completed the request, so no call waits for another that came later.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from saccade.transport import private_sockets
+from saccade.transport.backoff import Backoff
+from saccade.transport.framing import UNREADABLE, Frames
+
+MAX_BYTES = 64 << 20
+NUMBER_BYTES = 4
+FIRST_RETRY_SECONDS = 0.05
+LAST_RETRY_SECONDS = 1.0
+
+Answer = Callable[[bytes], bytes]
+"""Answers one encoded request; it neither blocks nor awaits. It may raise UNREADABLE."""
+
+logger = logging.getLogger(__name__)
+
+
+class NotReached(Exception):
+    """The other process is away, ended the stream, or did not answer in time."""
+
+
+class _Answering(Frames):
+    """The stream of one caller."""
+
+    def __init__(self, answer: Answer, opened: set["_Answering"]) -> None:
+        super().__init__(self._take, MAX_BYTES)
+        self._answer = answer
+        self._opened = opened
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the stream of this process' user; close any other unread."""
+        super().connection_made(transport)
+        self._opened.add(self)
+        if private_sockets.peer_uid(transport.get_extra_info("socket")) != os.geteuid():
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the stream."""
+        super().connection_lost(exc)
+        self._opened.discard(self)
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            self.send(payload[:NUMBER_BYTES] + self._answer(payload[NUMBER_BYTES:]))
+        except UNREADABLE:
+            logger.warning("a call that cannot be decoded ended its stream")
+            self.abort()
+
+
+class CallServer:
+    """Answers calls at the Unix socket *path*, whose folder must belong to this user alone."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self._path = path
+        self._answer = answer
+        self._server: asyncio.Server | None = None
+        self._opened: set[_Answering] = set()
+
+    async def start(self) -> None:
+        """Listen; a socket that a process left behind is replaced. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        listener = private_sockets.bound(self._path, ())
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Answering(self._answer, self._opened), sock=listener)
+
+    def stop(self) -> None:
+        """Stop listening, and end every stream."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+        for stream in tuple(self._opened):
+            stream.close()
+
+
+class CallClient:
+    """Calls the process at the Unix socket *path*; between start() and close() it connects again whenever needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._numbers = itertools.count()
+        self._frames: Frames | None = None
+        self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._task = asyncio.create_task(self._keep_connected(), name=f"calls to {self._path.name}")
+
+    async def close(self) -> None:
+        """End the stream; calls that wait raise NotReached."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def call(self, request: bytes, seconds: float) -> bytes:
+        """Return the answer to *request*. Raises NotReached, at the latest after *seconds*."""
+        if self._frames is None:
+            raise NotReached
+        number = (next(self._numbers) % (1 << 8 * NUMBER_BYTES)).to_bytes(NUMBER_BYTES, "little")
+        waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = waiting
+        self._frames.send(number + request)
+        try:
+            async with asyncio.timeout(seconds):
+                return await waiting
+        except TimeoutError as error:
+            raise NotReached from error
+        finally:
+            del self._waiting[number]
+
+    async def _keep_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, healthy_seconds=LAST_RETRY_SECONDS)
+        while True:
+            backoff.started()
+            frames = Frames(self._take, MAX_BYTES)
+            try:
+                await loop.create_unix_connection(lambda frames=frames: frames, str(self._path))  # type: ignore[misc]
+                self._frames = frames
+                with contextlib.suppress(*UNREADABLE):
+                    await frames.ended()
+            except OSError:
+                pass
+            finally:
+                self._lose(frames)
+            await asyncio.sleep(backoff.after_failure())
+
+    def _lose(self, frames: Frames) -> None:
+        """Note that the stream has ended."""
+        frames.abort()
+        self._frames = None
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(NotReached())
+
+    def _take(self, payload: bytes) -> None:
+        waiting = self._waiting.get(payload[:NUMBER_BYTES])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(payload[NUMBER_BYTES:])

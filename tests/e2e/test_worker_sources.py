@@ -1,0 +1,47 @@
+"""A gateway that starts with no worker serves as soon as its file names one, and not after the file drops it."""
+
+import json
+import urllib.request
+from pathlib import Path
+
+from server import Server, free_port, program
+from waiting import wait_until
+
+START_SECONDS = 60
+
+
+def ask(server: Server) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "words " * 40}], "max_tokens": 2}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert json.load(response)["usage"]["completion_tokens"] >= 1
+
+
+def test_the_file_decides_while_the_gateway_runs(tiny_qwen3_vl: Path, tmp_path: Path) -> None:  # E1
+    file, socket, port = tmp_path / "workers", tmp_path / "worker" / "w.sock", free_port()
+    engine = ("--served-model-name", "tiny", "--max-model-len", "512", "--dtype", "float32")
+    with (
+        program("gateway", "--workers-file", str(file), "--port", str(port), "--decode-processes", "1") as gateway,
+        program("worker", str(tiny_qwen3_vl), "--uds", str(socket), *engine),
+    ):
+        server = Server(port, gateway)
+        wait_until(lambda: _lives(server), START_SECONDS)
+        assert not server.is_ready()
+        file.write_text(f"unix:{socket}\n")
+        wait_until(server.is_ready, START_SECONDS)
+        ask(server)
+        file.write_text("# none today\n")
+        wait_until(lambda: not server.is_ready(), START_SECONDS)
+        assert str(socket) not in server.metrics()
+        file.write_text(f"unix:{socket}\n")
+        wait_until(server.is_ready, START_SECONDS)
+        ask(server)
+
+
+def _lives(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.url}/live", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,130 @@
+"""Files and names tell which workers there are, and go on doing so when they cannot be read."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from name_server import AAAA, A, naming
+
+from saccade.errors import StartupError
+from saccade.gateway.fleet import sources
+from saccade.gateway.fleet.members import Source
+from saccade.gateway.fleet.sources import WorkersDns, WorkersFile
+
+DEADLINE_SECONDS = 20
+ONE, TWO, THREE = (f"grpc://10.0.0.{number}:9000" for number in (1, 2, 3))
+
+
+class Seen:
+    """What a source has said last, and how often it has said anything."""
+
+    def __init__(self) -> None:
+        self.urls: tuple[str, ...] | None = None
+        self.count = 0
+
+
+@contextlib.asynccontextmanager
+async def following(source: Source) -> AsyncIterator[Seen]:
+    seen = Seen()
+
+    async def follow() -> None:
+        async for urls in source.wanted():
+            seen.urls, seen.count = urls, seen.count + 1
+
+    task = asyncio.create_task(follow())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace *path* in one step."""
+    other = path.with_suffix(".new")
+    other.write_text(text)
+    os.replace(other, path)
+
+
+async def test_a_file_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # E1
+    path = tmp_path / "workers"
+    async with following(WorkersFile(path, 0.01)) as seen:
+        await until(lambda: "No such file" in caplog.text)
+        write(path, f"# our workers\n{ONE}\n\n  {TWO}  # the new one\nnonsense\ngrpc://no port:1\n{THREE}")
+        await until(lambda: seen.urls == (ONE, TWO, THREE))
+        assert "line 5 is left out" in caplog.text
+        assert "line 6 is left out" in caplog.text
+        path.write_text(f"{TWO}\n")
+        await until(lambda: seen.urls == (TWO,))
+        write(path, "")
+        await until(lambda: seen.urls == ())
+
+
+async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "workers"
+    write(path, ONE)
+    async with following(WorkersFile(path, 0.01)) as seen:
+        await until(lambda: seen.urls == (ONE,))
+        path.unlink()
+        await until(lambda: "its last workers stay" in caplog.text)
+        path.mkdir()
+        await asyncio.sleep(0.05)
+        assert caplog.text.count("its last workers stay") == 1
+        path.rmdir()
+        write(path, "#" * (sources.MAX_FILE_BYTES + 1))
+        await asyncio.sleep(0.05)
+        assert (seen.urls, seen.count) == ((ONE,), 1)
+        write(path, TWO)
+        await until(lambda: seen.urls == (TWO,))
+
+
+async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:  # E1
+    monkeypatch.setattr(sources, "MIN_DNS_SECONDS", 0.01)
+    monkeypatch.setattr(sources, "MAX_DNS_SECONDS", 0.01)
+    addresses = {A: [bytes([10, 0, 0, number]) for number in range(2, 42)], AAAA: [b"\xfd" + bytes(14) + b"\1"]}
+    async with (
+        naming(addresses) as (server, resolver),
+        following(WorkersDns("grpc://workers.test:9000", resolver)) as seen,
+    ):
+        await until(lambda: seen.urls is not None)
+        # The same workers answer at their IPv6 addresses.
+        assert set(seen.urls or ()) == {f"grpc://10.0.0.{number}:9000" for number in range(2, 42)}
+        addresses[A] = addresses[A][::-1]
+        asked = len(server.asked)
+        await until(lambda: len(server.asked) > asked + 8)
+        assert seen.count == 1  # the order of the answers is no change
+        addresses[A] = [b"\x0a\0\0\1"]
+        await until(lambda: seen.urls == (ONE,))
+        addresses[A], addresses[AAAA] = [], []
+        asked = len(server.asked)
+        await until(lambda: len(server.asked) > asked + 8)
+        assert seen.urls == (ONE,)
+        addresses[AAAA] = [b"\xfd" + bytes(14) + b"\1"]
+        await until(lambda: seen.urls == ("grpc://[fd00::1]:9000",))
+
+
+async def test_a_name_is_asked_for_again_within_bounds() -> None:
+    async with naming(seconds_to_live=0) as (server, resolver):
+        assert await WorkersDns("vllm://a.test:1?ranks=2", resolver).look_up() == (("vllm://127.0.0.1:1?ranks=2",), 5.0)
+        server.seconds_to_live = 30
+        assert (await WorkersDns("grpc://a.test:1", resolver).look_up())[1] == 30.0
+        server.seconds_to_live = 3600
+        assert (await WorkersDns("grpc://a.test:1", resolver).look_up())[1] == 60.0
+        assert await WorkersDns("grpc://unknown.test:1", resolver).look_up() == ((), 5.0)
+
+
+@pytest.mark.parametrize(
+    "url", ["workers:9000", "grpcs://workers:9000", "vllms://workers:1", "grpc://workers", "unix:/a"]
+)
+def test_a_name_that_leads_to_no_worker_is_refused(url: str) -> None:
+    with pytest.raises(StartupError):
+        WorkersDns(url)

@@ -1,0 +1,217 @@
+"""Gateway processes ask an indexer what workers hold; without it nothing is known, and all is known again after."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from described_worker import Described
+from echo_worker import until
+from fronts import DESCRIPTION, Front
+from prometheus_client import CollectorRegistry
+
+from saccade.gateway.fleet.cache_listener import ALONE, AWAY
+from saccade.gateway.fleet.routing_metrics import RoutingCollector
+from saccade.gateway.fleet.worker import Worker
+from saccade.gateway.fleet.worker_report import worker_report
+from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.group import shared_index
+from saccade.gateway.group.indexer import Indexer
+from saccade.gateway.group.shared_index import UNREACHABLE, SharedIndex
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers
+from saccade.protocol.kv_events import BlockStored, KvEvents
+from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.lookup import Overlap, Target
+from saccade.routing.router import Router
+from saccade.transport.framing import Frames
+from saccade.transport.gateway_streams import Connection
+from saccade.transport.local_calls import NUMBER_BYTES, CallServer
+from saccade.transport.server import WorkerServer
+
+PARTITION = Partition(bytes(32), 16)
+OTHER = Partition(b"other".ljust(32), 16)
+KEYS = [bytes([number]) * 16 for number in range(4)]
+
+
+class Holding(Front):
+    """A front whose caches hold the first *count* of KEYS."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def watch(self, blocks: bool, pictures: bool) -> Connection:
+        watcher = super().watch(blocks, pictures)
+        if blocks:
+            events = [BlockStored(key, b"", []) for key in KEYS[: self._count]]
+            watcher.send(msgspec.msgpack.encode(KvEvents(1, list(events), snapshot=True)))
+        return watcher
+
+
+@contextlib.asynccontextmanager
+async def fronts(folder: Path, *counts: int) -> AsyncIterator[list[str]]:
+    """The addresses of fronts that hold so many blocks each."""
+    servers = [WorkerServer(Holding(count), f"unix:{folder}/{number}.sock") for number, count in enumerate(counts)]
+    for server in servers:
+        await server.start()
+    try:
+        yield [server.address for server in servers]
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def indexing(urls: list[str], path: Path) -> AsyncIterator[Indexer]:
+    """An indexer at *path* that follows *urls*."""
+    indexer = Indexer(Fleet(urls, lambda _: None), path)
+    await indexer.start()
+    try:
+        yield indexer
+    finally:
+        await indexer.close()
+
+
+@contextlib.asynccontextmanager
+async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[Fleet, SharedIndex]]:
+    """A gateway process's fleet, and its view of the indexer at *path*."""
+    fleet = Fleet(urls, lambda _: None)
+    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
+    await fleet.start()
+    shared.start()
+    try:
+        await until(lambda: all(client.ready for client in fleet.clients))
+        yield fleet, shared
+    finally:
+        await shared.close()
+        await fleet.close()
+
+
+async def test_two_processes_learn_what_workers_hold_from_one_indexer(tmp_path: Path) -> None:  # E3, E5
+    path = tmp_path / "indexer.sock"
+    async with (
+        fronts(tmp_path, 3, 1) as urls,
+        indexing(urls, path),
+        asking(urls, path) as (fleet, one),
+        asking(urls, path) as (_, other),
+    ):
+        targets = [*(Target(url, PARTITION) for url in urls), Target("unix:/none", OTHER)]
+        for shared in (one, other):
+            for worker in fleet.clients:
+                await until(partial(is_known, shared, worker))
+            found = await shared.overlaps(targets, {PARTITION: KEYS, OTHER: KEYS})
+            assert [found[target.name] for target in targets] == [Overlap(3, True), Overlap(1, True), Overlap()]
+        report = worker_report(fleet.clients[0], fleet, one)
+        assert (report.exactness, report.reason, report.holdings.blocks) == ("EXACT", "", 3)
+        registry = CollectorRegistry()
+        registry.register(RoutingCollector(fleet, one))
+        assert registry.get_sample_value("saccade_router_indexed_blocks", {"worker": urls[0]}) == 3
+        assert registry.get_sample_value("saccade_router_snapshots_total", {"worker": urls[1]}) == 1
+        assert (registry.get_sample_value("saccade_router_index_bytes") or 0) > 0
+
+
+def is_known(shared: SharedIndex, worker: Worker) -> bool:
+    return not shared.feed(worker).reason
+
+
+async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # E3, E5
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "indexer.sock"
+    async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (fleet, shared):
+        targets = [Target(url, PARTITION) for url in urls]
+        for _ in range(2):
+            assert await shared.overlaps(targets, {PARTITION: KEYS}) == {}
+            report = worker_report(fleet.clients[0], fleet, shared)
+            assert (report.exactness, report.reason, report.holdings.blocks) == ("NONE", UNREACHABLE, 0)
+            async with indexing(urls, path):
+                await until(lambda: not shared.feed(fleet.clients[0]).reason)
+                assert (await shared.overlaps(targets, {PARTITION: KEYS}))[urls[0]] == Overlap(2, True)
+            await until(lambda: shared.feed(fleet.clients[0]).reason == UNREACHABLE)
+    assert caplog.text.count(f"every worker is NONE: {UNREACHABLE}") == 2
+
+
+async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a look-up without an answer the next ones do not wait, until the indexer answers a poll again."""
+    monkeypatch.setattr(shared_index, "LOOKUP_SECONDS", 0.05)
+    monkeypatch.setattr(shared_index, "POLL_SECONDS", 60.0)
+    path = tmp_path / "indexer.sock"
+    known = Known(url="unix:/a", exactness=Exactness("EXACT"))
+    looked_up: list[bytes] = []
+
+    def stream() -> Frames:
+        """A stream that answers polls and no look-up."""
+
+        def take(payload: bytes) -> None:
+            if b"find" in payload:
+                looked_up.append(payload)
+            else:
+                frames.send(payload[:NUMBER_BYTES] + msgspec.msgpack.encode(KnownWorkers([known], 0)))
+
+        frames = Frames(take, 1 << 20)
+        return frames
+
+    server = await asyncio.get_running_loop().create_unix_server(stream, str(path))
+    fleet = Fleet((), lambda _: None)
+    for url in ("unix:/a", "unix:/b"):
+        fleet.add(Described(url, DESCRIPTION))
+    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
+    shared.start()
+    try:
+        await until(lambda: shared.feed(fleet.clients[0]).reason == "")
+        assert shared.feed(fleet.clients[1]).reason == AWAY
+        target = [Target("unix:/a", PARTITION)]
+        for _ in range(5):
+            assert await shared.overlaps(target, {PARTITION: KEYS}) == {}
+        assert len(looked_up) == 1
+        assert shared.feed(fleet.clients[0]).reason == UNREACHABLE
+    finally:
+        await shared.close()
+        server.close()
+
+
+async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: Path) -> None:  # E5
+    """The indexer has read the events; the gateway has seen what the worker answers."""
+    fleet = Fleet((), lambda _: None)
+    text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
+    for worker in (text, exact):
+        fleet.add(worker)
+    degraded = Exactness("DEGRADED", "its events began later")
+    known = [Known(url="unix:/text", exactness=Exactness("EXACT")), Known(url="unix:/exact", exactness=degraded)]
+    server = CallServer(tmp_path / "i.sock", lambda _: msgspec.msgpack.encode(KnownWorkers(known, 0)))
+    await server.start()
+    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "i.sock")
+    shared.start()
+    try:
+        await until(lambda: not shared.feed(text).reason)
+        reports = [worker_report(worker, fleet, shared) for worker in (text, exact)]
+        assert [report.exactness for report in reports] == ["TEXT_PREFIX", "DEGRADED"]
+        assert reports[1].reason == degraded.reason
+    finally:
+        await shared.close()
+        server.stop()
+
+
+async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
+    fleet = Fleet((), lambda _: None)
+    fleet.add(Described("unix:/a", DESCRIPTION))
+    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
+    assert shared.feed(fleet.clients[0]).reason == ALONE
+
+
+async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -> None:
+    indexer = Indexer(Fleet((), lambda _: None), tmp_path / "i.sock")
+    for place in (-1, 1):
+        asked = FindOverlaps([("a", place)], [(bytes(32), 16, KEYS)])
+        with pytest.raises(msgspec.ValidationError):
+            indexer.answer(msgspec.msgpack.encode(asked))
+    assert msgspec.msgpack.decode(indexer.answer(msgspec.msgpack.encode(FindOverlaps([("a", 0)], asked.keys)))) == [
+        [0, False]
+    ]

@@ -1,0 +1,343 @@
+"""Transfers of KV state over real sockets and shared memory: what arrives, and what ends a transfer. [eng] 40"""
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from saccade.errors import StartupError
+from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled
+from saccade.transport import shared_memory
+from saccade.transport.kv_transfer.channel import new_key
+from saccade.transport.kv_transfer.events import (
+    Delivered,
+    Event,
+    PieceArrived,
+    PieceTaken,
+    PromptComputed,
+    TransferEnded,
+    Wanted,
+)
+from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
+from saccade.transport.kv_transfer.source import NOT_TAKEN
+
+FORM = KvForm(bytes(32), "float32", "float32", 16, 1000, 77)
+FIRST = Prefilled([FirstToken(5)], 3)
+E = TypeVar("E", bound=Event)
+
+
+class End:
+    """One engine's end: collects what it is told."""
+
+    def __init__(self, form: KvForm = FORM, bind: str | None = None, patience_seconds: float = 20.0) -> None:
+        self.transfers = KvTransfers(TransferConfig(form, bind, patience_seconds))
+        self.told: list[Event] = []
+
+    def next(self, kind: type[E]) -> E:
+        """Wait for the next event, which must be of this kind."""
+        self.wait_for(lambda: bool(self.told))
+        event = self.told.pop(0)
+        assert isinstance(event, kind), event
+        return event
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, self.told
+            time.sleep(0.002)
+            self.told += self.transfers.events()
+
+    def wait_until_closed(self) -> None:
+        self.wait_for(lambda: self.transfers.num_open == 0)
+
+
+@contextmanager
+def ends(form: KvForm = FORM, patience_seconds: float = 20.0) -> Iterator[tuple[End, End]]:
+    """A prefill worker's end, and a decode worker's with *form*."""
+    source, destination = End(bind="127.0.0.1:0", patience_seconds=patience_seconds), End(form)
+    with closing(source.transfers), closing(destination.transfers):
+        yield source, destination
+
+
+def address(end: End) -> str:
+    assert end.transfers.address is not None
+    return end.transfers.address
+
+
+@pytest.fixture
+def two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two ends see the same shared memory."""
+    numbers = itertools.count()
+    monkeypatch.setattr(shared_memory, "readers", lambda: f"host {next(numbers)}")
+
+
+def transferred(source: End, destination: End) -> list[PieceArrived]:
+    """Move three pieces, the last one of state."""
+    key = new_key()
+    destination.transfers.pull(key, address(source), 4)
+    source.transfers.offer(key)
+    assert source.next(Wanted) == Wanted(key, 4)
+    source.transfers.prefilled(key, FIRST)
+    assert destination.next(PromptComputed) == PromptComputed(key, FIRST)
+    pieces = [(Piece(4, 7), os.urandom(3000)), (Piece(7, 8), os.urandom(1000)), (Piece(8, 8, True), os.urandom(77))]
+    arrived = []
+    for piece, content in pieces:
+        source.transfers.send(key, piece, content)
+        arrived.append(destination.next(PieceArrived))
+        assert arrived[-1].content == content
+        assert msgspec.structs.replace(arrived[-1].piece, slot=None) == piece
+        destination.transfers.taken(key)
+        source.next(PieceTaken)
+    destination.transfers.received(key)
+    source.next(Delivered)
+    source.wait_until_closed()
+    destination.wait_until_closed()
+    return arrived
+
+
+def test_state_goes_through_shared_memory_on_one_host() -> None:
+    with ends() as (source, destination):
+        arrived = transferred(source, destination)
+        assert all(one.piece.slot is not None for one in arrived)
+        assert len({one.piece.slot.name for one in arrived if one.piece.slot}) == 1, "the slot is used again"
+    assert not [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(f"saccade-{os.getpid()}-")]
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_state_goes_over_the_connection_between_hosts() -> None:
+    with ends() as (source, destination):
+        assert all(one.piece.slot is None for one in transferred(source, destination))
+
+
+def test_many_transfers_at_once() -> None:
+    with ends() as (source, destination):
+        keys = [new_key() for _ in range(50)]
+        for key in keys:
+            source.transfers.offer(key)
+            destination.transfers.pull(key, address(source), 0)
+        assert {source.next(Wanted).key for _ in keys} == set(keys)
+        for key in keys:
+            source.transfers.prefilled(key, FIRST)
+        for _ in keys:
+            destination.transfers.received(destination.next(PromptComputed).key)
+        assert {source.next(Delivered).key for _ in keys} == set(keys)
+        source.wait_until_closed()
+        destination.wait_until_closed()
+
+
+DIFFERENCES = {
+    "fingerprint": b"\1" * 32,
+    "dtype": "bfloat16",
+    "kv_cache_dtype": "float8_e4m3fn",
+    "block_size": 32,
+    "block_nbytes": 1001,
+    "state_nbytes": 0,
+    "tensor_parallel_size": 2,
+}
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(KvForm), ids=lambda field: field.name)
+def test_workers_that_differ_transfer_nothing(field: msgspec.structs.FieldInfo) -> None:
+    form = msgspec.structs.replace(FORM, **{field.name: DIFFERENCES[field.name]})
+    with ends(form) as (source, destination):
+        key = new_key()
+        source.transfers.offer(key)
+        destination.transfers.pull(key, address(source), 0)
+        for end in (source, destination):
+            assert f"differ in {field.name}" in end.next(TransferEnded).reason
+            end.wait_until_closed()
+        assert not source.told
+
+
+def test_without_the_key_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.HANDSHAKE_SECONDS", 0.3)
+    with ends() as (source, destination):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(other := new_key(), address(source), 0)
+        assert destination.next(TransferEnded).key == other
+        # Whoever knows the transfer's name, which travels in the open, needs the key too.
+        monkeypatch.setattr("saccade.transport.kv_transfer.destination.name_of", lambda _: _name(key))
+        destination.transfers.pull(other, address(source), 0)
+        assert destination.next(TransferEnded).key == other
+        assert source.transfers.events() == []
+        monkeypatch.undo()
+        destination.transfers.pull(key, address(source), 0)
+        assert source.next(Wanted).key == key
+
+
+def _name(key: bytes) -> bytes:
+    from saccade.transport.kv_transfer.channel import name_of
+
+    return name_of(key)
+
+
+def test_a_transfer_is_pulled_once() -> None:
+    with ends() as (source, destination):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        second = End()
+        with closing(second.transfers):
+            second.transfers.pull(key, address(source), 0)
+            second.next(TransferEnded)
+        source.transfers.prefilled(key, FIRST)
+        destination.next(PromptComputed)
+
+
+def test_prompt_that_nobody_takes_is_given_up() -> None:
+    with ends(patience_seconds=0.2) as (source, _):
+        source.transfers.offer(key := new_key())
+        source.transfers.prefilled(key, FIRST)
+        assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
+        source.wait_until_closed()
+
+
+def test_state_that_is_not_acknowledged_is_given_up() -> None:
+    with ends(patience_seconds=0.3) as (source, destination):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        source.transfers.prefilled(key, FIRST)
+        source.transfers.send(key, Piece(0, 1), bytes(1000))
+        assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
+        destination.next(PromptComputed)
+        destination.next(PieceArrived)
+        destination.next(TransferEnded)
+        source.wait_until_closed()
+        destination.wait_until_closed()
+
+
+def test_a_long_prompt_is_waited_for() -> None:
+    """The source's heartbeats keep a transfer alive whose patience is over many times."""
+    source, destination = End(bind="127.0.0.1:0", patience_seconds=0.2), End(patience_seconds=0.2)
+    with closing(source.transfers), closing(destination.transfers):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        time.sleep(0.8)
+        source.transfers.prefilled(key, FIRST)
+        destination.next(PromptComputed)
+
+
+def test_silent_source_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        destination = End(patience_seconds=0.2)
+        with closing(destination.transfers):
+            destination.transfers.pull(new_key(), f"127.0.0.1:{server.getsockname()[1]}", 0)
+            assert "silent" in destination.next(TransferEnded).reason
+            destination.wait_until_closed()
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1:1", "nowhere", "127.0.0.1:port", ""])
+def test_unreachable_source_ends_the_transfer(source: str) -> None:
+    destination = End()
+    with closing(destination.transfers):
+        destination.transfers.pull(new_key(), source, 0)
+        assert "cannot be reached" in destination.next(TransferEnded).reason
+        destination.wait_until_closed()
+
+
+def test_the_other_end_is_told_of_a_cancelled_transfer() -> None:
+    with ends() as (source, destination):
+        for stop, told in ((source.transfers.withdraw, destination), (destination.transfers.cancel, source)):
+            key = new_key()
+            source.transfers.offer(key)
+            destination.transfers.pull(key, address(source), 0)
+            source.next(Wanted)
+            stop(key)
+            assert told.next(TransferEnded).key == key
+            source.wait_until_closed()
+            destination.wait_until_closed()
+
+
+@pytest.mark.parametrize(("piece", "num_bytes"), [(Piece(0, 1), 999), (Piece(0, 2), 1000), (Piece(3, 3, True), 78)])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_pieces_of_wrong_size_end_the_transfer(
+    piece: Piece, num_bytes: int, hosts: int, request: pytest.FixtureRequest
+) -> None:
+    if hosts == 2:
+        request.getfixturevalue("two_hosts")
+    with ends() as (source, destination):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        source.transfers.send(key, piece, bytes(num_bytes))
+        assert "wrong size" in destination.next(TransferEnded).reason
+        source.next(TransferEnded)
+        source.wait_until_closed()
+
+
+@pytest.mark.usefixtures("two_hosts")
+@pytest.mark.parametrize("spoiled", [0, 5, 40, 120, 700])
+def test_a_damaged_byte_ends_the_transfer(spoiled: int) -> None:
+    """Byte number *spoiled* behind the nonce, of what the source sends, is changed on its way."""
+    with ends() as (source, destination), spoiling(address(source), 16 + spoiled) as by_way_of:
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, by_way_of, 0)
+        source.next(Wanted)
+        source.transfers.prefilled(key, FIRST)
+        source.transfers.send(key, Piece(0, 1), bytes(1000))
+        destination.wait_for(lambda: any(isinstance(event, TransferEnded) for event in destination.told))
+        assert not any(isinstance(event, PieceArrived) for event in destination.told)
+        source.next(TransferEnded)
+        source.wait_until_closed()
+
+
+@contextmanager
+def spoiling(target: str, position: int) -> Iterator[str]:
+    """The address of a proxy to *target* that changes one byte of what comes back."""
+    host, port = target.split(":")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def relay() -> None:
+            ours, _ = server.accept()
+            with ours, socket.create_connection((host, int(port))) as theirs:
+                back = threading.Thread(target=_copy, args=(ours, theirs, -1), daemon=True)
+                back.start()
+                _copy(theirs, ours, position)
+                back.join(10)
+
+        thread = threading.Thread(target=relay, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(10)
+
+
+def _copy(source: socket.socket, target: socket.socket, position: int) -> None:
+    passed = 0
+    try:
+        while data := bytearray(source.recv(1 << 16)):
+            if passed <= position < passed + len(data):
+                data[position - passed] ^= 1
+            passed += len(data)
+            target.sendall(data)
+    except OSError:
+        pass
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def test_strangers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.HANDSHAKE_SECONDS", 0.3)
+    with ends() as (source, destination):
+        host, port = address(source).split(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
+        for number, stranger in enumerate(strangers):
+            stranger.sendall(os.urandom(number * 37))
+        transferred(source, destination)
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_address_that_cannot_be_listened_on_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StartupError, match="--kv-transfer-bind"):
+        End(bind=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert not [thread for thread in threading.enumerate() if thread.name == "kv transfers"]
