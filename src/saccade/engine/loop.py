@@ -2,13 +2,14 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
+from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv_legs import KvLegs, NoLegs
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
@@ -23,7 +24,7 @@ from saccade.engine.core.step import JobDone, StepOutput
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
-from saccade.errors import InternalError, SaccadeError
+from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.kv_transfer import KvForm
@@ -32,7 +33,7 @@ from saccade.protocol.request import EngineRequest, Pixels
 from saccade.transport.kv_transfer.service import KvTransfers
 
 PATIENCE_SECONDS = 0.005
-"""How long an idle engine waits for a picture before it checks for messages again."""
+"""How long an idle engine waits for a picture or a grammar before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
 
@@ -53,6 +54,7 @@ class Engine:
 
     With *transfers* the engine takes part in requests that two workers serve, in the role of its description; *kv_form*
     is the form of the state that they move.
+    Without *grammars*, requests with a grammar are refused.
     """
 
     def __init__(
@@ -62,10 +64,12 @@ class Engine:
         validator: RequestValidator,
         description: Description,
         recorder: Recorder | None = None,
+        grammars: Grammars | None = None,
         transfers: KvTransfers | None = None,
         kv_form: KvForm | None = None,
     ) -> None:
         self.executor = executor
+        self.grammars = grammars
         self.recorder = recorder
         self.scheduler = scheduler
         self.validator = validator
@@ -87,7 +91,9 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to compute or to send."""
         has_news = bool(self._frames) or self._encoder_cache.has_dropped
-        return self.scheduler.has_work or has_news or self._pixel_requests.overdue or self.kv_legs.has_work
+        is_compiling = self.grammars is not None and self.grammars.is_busy
+        is_urgent = self._pixel_requests.overdue or is_compiling
+        return self.scheduler.has_work or has_news or is_urgent or self.kv_legs.has_work
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -103,6 +109,7 @@ class Engine:
             self.scheduler.check_queue()
             self.kv_legs.check(request)
             sequence = self.validator.validated(connection, request, self._num_arrived)
+            self._begin_grammar(sequence)
         except SaccadeError as error:
             self._frames.released(connection).extend(slots)
             self.refuse(connection, request.request_id, error)
@@ -147,6 +154,7 @@ class Engine:
             self.kv_legs.poll()
             if self.recorder is not None:
                 self._begin_segment_if_due(self.recorder)
+            self._take_grammars()
             schedule = self.scheduler.schedule()
             self.kv_legs.plan(schedule)
             for sequence in schedule.chunks:
@@ -154,7 +162,7 @@ class Engine:
                     sequence.clock.scheduled = began
         with self._timed("batch_seconds"):
             pixels = self._pixel_requests.serve(schedule, lambda owner, error: self._fail(owner, error, schedule))
-            planned = self._plan(schedule, pixels)
+            planned = self._plan(schedule, pixels, self._masks(schedule))
         output = self._execute(schedule, planned)
         with self._timed("postprocess_seconds"):
             self._postprocess(schedule, planned, output)
@@ -163,6 +171,8 @@ class Engine:
     def close(self) -> None:
         """End transfers, wait until the recording is written, and end the executor."""
         self.kv_legs.close()
+        if self.grammars is not None:
+            self.grammars.close()
         self.executor.close()
 
     def load(self) -> Load:
@@ -199,6 +209,39 @@ class Engine:
         began = time.perf_counter()
         yield
         setattr(self.timings, name, getattr(self.timings, name) + time.perf_counter() - began)
+
+    def _begin_grammar(self, sequence: Sequence) -> None:
+        """Compile the grammar of a request that has one. Raises UnsupportedParameter without *grammars*."""
+        if sequence.grammar is None:
+            return
+        if self.grammars is None:
+            raise UnsupportedParameter("This worker cannot hold answers to a grammar; leave `grammar` out.", "grammar")
+        self.grammars.begin(sequence, sequence.grammar)
+
+    def _take_grammars(self) -> None:
+        """Queue the requests whose grammars are compiled, and fail those whose grammars are wrong."""
+        if self.grammars is None:
+            return
+        patience_seconds = 0.0 if self.scheduler.has_work else PATIENCE_SECONDS
+        for ready in self.grammars.take(self._requests.samples, patience_seconds):
+            for sequence in self._requests.samples(ready.connection, ready.request_id):
+                if ready.error is not None:
+                    self._requests.fail(sequence, ready.error)
+                elif sequence in self.scheduler.parked:
+                    self.scheduler.resume(sequence)
+
+    def _masks(self, schedule: Schedule) -> dict[Sequence, bytes]:
+        """Return the masks of the sequences that draw in this step; a request that no token can continue fails."""
+        masks = {}
+        for sequence, num_tokens in list(schedule.chunks.items()):
+            draws = sequence.num_computed_tokens + num_tokens == sequence.num_tokens
+            if sequence.matcher is None or not draws or sequence not in schedule.chunks:
+                continue
+            try:
+                masks[sequence] = sequence.matcher.mask()
+            except InvalidValue as error:
+                self._fail(sequence, error.at("grammar"), schedule)
+        return masks
 
     def _fail(self, sequence: Sequence, error: SaccadeError | None, schedule: Schedule) -> None:
         for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
@@ -247,13 +290,13 @@ class Engine:
             self._num_encoded_patches += self.scheduler.encodings.costs.patches(key.grid)
         self.timings.encode_seconds += seconds
 
-    def _plan(self, schedule: Schedule, pixels: PixelsByKey) -> PlannedStep:
+    def _plan(self, schedule: Schedule, pixels: PixelsByKey, masks: Mapping[Sequence, bytes]) -> PlannedStep:
         """Return the step as a value, which does not change any more."""
         for key in [key for key in schedule.encode if key not in pixels]:
             self._encoder_cache.abandon(key)
             del schedule.encode[key]
             schedule.aside.discard(key)
-        planned = self._steps.build(schedule, pixels)
+        planned = self._steps.build(schedule, pixels, masks)
         for job in planned.step.jobs:
             if job.beside:
                 self.scheduler.encodings.jobs[job.job_id] = frozenset(schedule.aside)
@@ -311,6 +354,10 @@ class Engine:
         self.kv_legs.executed(output.sent)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        if sequence.matcher is not None:
+            sequence.matcher.take(token_id)
+            if sequence.matcher.is_finished:
+                return FinishReason.STOP
         if token_id in sequence.sampling.stop_token_ids:
             return FinishReason.STOP
         full = sequence.num_tokens >= self.validator.max_model_len

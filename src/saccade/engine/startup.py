@@ -1,6 +1,7 @@
 """Start an engine from a config: load the model on every rank, size the caches, warm up."""
 
 import dataclasses
+from functools import partial
 
 import msgspec
 
@@ -8,6 +9,7 @@ from saccade.engine import warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
+from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
 from saccade.engine.core.kv.snapshots import RecurrentSnapshots
@@ -25,6 +27,7 @@ from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine, kv_form
+from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
 from saccade.models.facts import Grid, ModelFacts
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
@@ -38,6 +41,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
+        grammars = _grammars(config, model)
         execution = prepare(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)
@@ -52,7 +56,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
-        return assemble(config, model, execution, caches, peers, progress)
+        return assemble(config, model, execution, caches, peers, progress, grammars)
 
 
 def allocate(
@@ -118,6 +122,7 @@ def assemble(
     caches: Caches,
     peers: Peers | None = None,
     progress: Progress = lambda *_: None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
     network, facts = model.network, model.network.facts
@@ -138,13 +143,26 @@ def assemble(
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
+    description = msgspec.structs.replace(description, takes_grammars=grammars is not None)
     validator = RequestValidator(facts, model.fingerprint, max_model_len)
     if config.role == "both":
-        return Engine(recorder or executor, scheduler, validator, description, recorder)
+        return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
     form = kv_form(description, caches)
     transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
     described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
     return Engine(executor, scheduler, validator, described, transfers=transfers, kv_form=form)
+
+
+def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
+    """Return what compiles grammars for *model*, which reads its vocabulary beside the rest of the start.
+
+    None for a model without a tokenizer, and for workers of which two serve a request.
+    """
+    if config.role != "both" or not has_vocabulary(model.files):
+        return None
+    facts = model.network.facts
+    read = partial(read_vocabulary, model.files, facts.vocab_size)
+    return Grammars(read, facts.vocab_size, facts.placeholder_token_ids)
 
 
 def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:

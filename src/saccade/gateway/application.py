@@ -37,6 +37,7 @@ from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work
 from saccade.routing.index import BlockIndex
@@ -92,6 +93,7 @@ class Application:
             strict_parameters=config.strict_parameters,
             siblings=self.siblings,
         )
+        self._grammars = RequestGrammars()
         self._chat = ChatCompletions(
             admission=self.admission,
             bodies=bodies,
@@ -107,6 +109,7 @@ class Application:
                 dispatcher=dispatcher,
                 metrics=self.metrics,
             ),
+            grammars=self._grammars,
             ping_interval_seconds=config.ping_interval_seconds,
             strict_parameters=config.strict_parameters,
         )
@@ -127,6 +130,7 @@ class Application:
 
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached pictures."""
+        self._grammars.close()
         await self.members.close()
         await self.listener.close()
         if self.siblings is not None:

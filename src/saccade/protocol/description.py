@@ -21,7 +21,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
     tokens. *dtype* is the network's, and that of its KV cache unless *kv_cache_dtype* names another; *pixel_dtype* is
     uint8 on our own wire, on others that of the normalised values which the worker takes.
-    *takes_resets*: the worker knows the command ResetCaches. *aliases* are other names of the model. The backends that
+    *takes_resets*: the worker knows the command ResetCaches. *takes_grammars*: it knows SamplingParams.grammar, and can
+    hold answers to grammars. *aliases* are other names of the model. The backends that
     compute attention are empty where the worker does not tell.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
@@ -52,3 +53,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "both"
     kv_transfer_address: str | None = None
     weights: bytes = b""
+    takes_grammars: bool = False

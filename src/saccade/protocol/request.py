@@ -1,5 +1,7 @@
 """EngineRequest: a prompt as exact token ids and media, and how to sample its answers."""
 
+from typing import Literal
+
 import msgspec
 
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
@@ -7,6 +9,18 @@ from saccade.protocol.media import MediaItem, SlotRef
 
 MAX_NUM_SAMPLES = 128
 """Of one request; whoever reads requests of strangers checks this before anything is kept for each sample."""
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match as a whole: a JSON schema, a regular expression or a Lark grammar of llguidance's.
+
+    Where the prompt ends within reasoning, the grammar begins behind the token *reasoning_end_id*. An answer
+    cut by max_tokens, or by stop ids of the client, is the beginning of a match.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    reasoning_end_id: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     *repetition_penalty* at prompt and answer. *logit_bias* is added to the logits of its ids; where *allowed_token_ids*
     are given, no others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's
     tokens, k for the k likeliest beside each; *num_prompt_logprobs* the same for the prompt's tokens.
+    *grammar* comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids; send it only to
+    workers whose Description has *takes_grammars*, because another worker would not see it.
     """
 
     max_tokens: int
@@ -35,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

@@ -93,8 +93,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests are waiting at this worker already; try again shortly.")
 
     def add(self, sequence: Sequence) -> None:
-        self._is_blocked = False
-        self.waiting.append(sequence)
+        self._queue(sequence)
 
     def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
         """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
@@ -167,7 +166,7 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a parked sequence again by its arrival; its pixels have come."""
+        """Queue a parked sequence by its arrival: its pixels have come, or its grammar is compiled."""
         del self.parked[sequence]
         self._queue(sequence)
 
@@ -181,6 +180,9 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         self._is_blocked = False
+        if sequence.awaits_grammar:
+            self.parked[sequence] = None
+            return
         bisect.insort(self.waiting, sequence, key=_arrival)
 
     def _unqueue(self, sequence: Sequence) -> None:

@@ -5,6 +5,9 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
+
+from saccade.engine.core.grammar_matcher import GrammarMatcher
 from saccade.engine.core.pictures import EncoderKey, RequestPicture
 from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.token_counts import TokenCounts
@@ -42,9 +45,11 @@ class Sequence:
     start) say which tokens show which *pictures*; all samples of the request share the pictures. *arrival* orders
     sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
     wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
-    penalties, biases or a minimum length change its logits. *prompt_logprobs*, if requested, are the known log
-    probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill worker; sample 0
-    then has the other samples in *forks*. *received_state* is a recurrent state that its next row begins with.
+    penalties, biases or a minimum length change its logits. *matcher* holds the answer to the request's *grammar*, and
+    is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if
+    requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
+    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is a recurrent state that
+    its next row begins with.
     """
 
     def __init__(
@@ -62,7 +67,11 @@ class Sequence:
         self.index = index
         self.request_id = request.request_id
         self.arrival = arrival
+        self.grammar = request.sampling.grammar
+        self.matcher: GrammarMatcher | None = None
         self.sampling = request.sampling
+        if self.grammar is not None:
+            self.sampling = msgspec.structs.replace(request.sampling, grammar=None)
         self.request_seed = seed
         self.seed = sample_seed(seed, index)
         self.penalised = _penalises(request.sampling)
@@ -100,6 +109,7 @@ class Sequence:
         sample.clock.arrived = self.clock.arrived
         sample._keys = list(self._keys)
         sample.pictures = self.pictures
+        sample.matcher = None if self.matcher is None else self.matcher.copy()
         sample._place_media()
         return sample
 
@@ -129,6 +139,11 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Number of tokens without KV state; 1 in decode."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether the answer's grammar is not compiled yet."""
+        return self.grammar is not None and self.matcher is None
 
     @property
     def reads_prefix_cache(self) -> bool:

@@ -145,12 +145,23 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     num_top: int
 
 
+class RowMask(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that a row may draw: bit i of *bits*, in little-endian order, is set for token id i.
+
+    There are as many bits as logits, rounded up to whole words of 32 bits.
+    """
+
+    row: int
+    bits: bytes
+
+
 class SamplingInput(msgspec.Struct, frozen=True):
     """The parameters of sampling. *uniforms* and *num_top* have an entry for each chunk that draws, in order.
 
     *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
     tokens to return beside the drawn one, or None if its log probability is not requested; it is empty if no chunk
     requests any. *too_short* are rows whose answer is below its minimum length.
+    *masks* are those of rows whose answer is held to a grammar.
     """
 
     number: int
@@ -159,6 +170,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
     too_short: tuple[int, ...] = ()
     counts: tuple[RowCounts, ...] = ()
     prompt_scores: tuple[PromptScores, ...] = ()
+    masks: tuple[RowMask, ...] = ()
 
 
 class JobDone(msgspec.Struct, frozen=True, array_like=True):

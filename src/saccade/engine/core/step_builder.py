@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from saccade.engine.core.step import (
     Picture,
     PromptScores,
     RowCounts,
+    RowMask,
     SamplingInput,
     StepInput,
     TableChange,
 )
 
 Prompts = list[tuple[Sequence, PromptScores]]
+
+NO_MASKS: Mapping[Sequence, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,13 @@ class StepBuilder:
         self._num_steps = 0
         self._num_jobs = 0
 
-    def build(self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes]) -> PlannedStep:
-        """Return *schedule* as a step that encodes *pixels*: all within the step or all beside it, as one job."""
+    def build(
+        self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes], masks: Mapping[Sequence, bytes] = NO_MASKS
+    ) -> PlannedStep:
+        """Return *schedule* as a step that encodes *pixels*: all within the step or all beside it, as one job.
+
+        *masks* are the grammars' masks of sequences that draw.
+        """
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
@@ -86,7 +95,7 @@ class StepBuilder:
             send=tuple(schedule.send),
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
-        sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts))
+        sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks)
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
     def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Moves]:
@@ -125,7 +134,10 @@ class StepBuilder:
 
 
 def sampling_input(
-    number: int, drawing: Ordered[Sequence], prompt_scores: tuple[PromptScores, ...] = ()
+    number: int,
+    drawing: Ordered[Sequence],
+    prompt_scores: tuple[PromptScores, ...] = (),
+    masks: Mapping[Sequence, bytes] = NO_MASKS,
 ) -> SamplingInput:
     """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
     params = [sequence.sampling for sequence in drawing]
@@ -141,9 +153,13 @@ def sampling_input(
         number=number,
         uniforms=drawn,
         num_top=num_top,
-        too_short=tuple(Rows.row_of(s) for s in shaped if s.num_generated_tokens < s.sampling.min_tokens),
+        # A grammar comes before the minimum length: where it ends, no token but an end may follow.
+        too_short=tuple(
+            Rows.row_of(s) for s in shaped if s not in masks and s.num_generated_tokens < s.sampling.min_tokens
+        ),
         counts=tuple(_counts(sequence) for sequence in shaped if sequence.penalised),
         prompt_scores=prompt_scores,
+        masks=tuple(RowMask(Rows.row_of(sequence), masks[sequence]) for sequence in drawing if sequence in masks),
     )
 
 

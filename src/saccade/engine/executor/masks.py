@@ -1,10 +1,14 @@
-"""Restrict the tokens that each row may draw: `allowed_token_ids` as device masks, built once and shared by rows."""
+"""Restrict the tokens that each row may draw.
+
+`allowed_token_ids` are device masks, built once and shared by rows; masks of grammars come packed with every step.
+"""
 
 from collections.abc import Sequence as Ordered
 
 import numpy as np
 import torch
 
+from saccade.engine.core.step import RowMask
 from saccade.engine.executor.transfer import transfer
 
 AllowedIds = tuple[int, ...]
@@ -52,3 +56,21 @@ class AllowedTokens:
         for index, row in enumerate(rows if self._mask_of else ()):
             if row in self._mask_of:
                 logits_RV[index].masked_fill_(self._mask_of[row], float("-inf"))
+
+
+class GrammarMasks:
+    """Applies masks of grammars. One byte of a mask selects a row of eight addends: 0 where a bit is set, else -inf."""
+
+    def __init__(self, device: torch.device) -> None:
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        (self._addends,) = transfer([np.where(bits == 1, 0.0, -np.inf).astype(np.float32)], device)
+
+    def apply(self, logits_RV: torch.Tensor, rows: Ordered[int], masks: Ordered[RowMask]) -> None:
+        """Set the logits outside the masks to -inf, in place; logits i belong to rows[i]. *masks* are in that order."""
+        if not masks:
+            return
+        index_of = {row: index for index, row in enumerate(rows)}
+        (packed,) = transfer([np.stack([np.frombuffer(mask.bits, np.uint8) for mask in masks])], logits_RV.device)
+        for mask, bytes_B in zip(masks, packed, strict=True):
+            addends_V = self._addends.index_select(0, bytes_B.int()).view(-1)[: logits_RV.shape[1]]
+            logits_RV[index_of[mask.row]].add_(addends_V)

@@ -5,10 +5,10 @@ is a hash of (seed, index), computed on the host; the cumulative distribution in
 The batching of requests therefore changes no draw (beyond the last bits of logits).
 
 The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
-unprocessed logits (executor.logprobs); then allowed ids (executor.masks), minimum length, biases and penalties
-(executor.logits_processors) apply; greedy rows take the largest logit; the others are divided by their temperature and
-cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed before everything else. Shapes: R
-rows, V vocabulary, K the largest top_k of the batch.
+unprocessed logits (executor.logprobs); then allowed ids and grammars (executor.masks), minimum length, biases and
+penalties (executor.logits_processors) apply; greedy rows take the largest logit; the others are divided by their
+temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed before everything
+else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
 from collections.abc import Sequence as Ordered
@@ -20,7 +20,7 @@ import torch
 
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
-from saccade.engine.executor.masks import AllowedTokens
+from saccade.engine.executor.masks import AllowedTokens, GrammarMasks
 from saccade.engine.executor.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
@@ -43,6 +43,7 @@ class Sampler:
     def __init__(self, forbidden: Ordered[int], allowed: AllowedTokens, device: torch.device) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
         self._allowed = allowed
+        self._grammar_masks = GrammarMasks(device)
 
     def __call__(
         self, logits_RV: torch.Tensor, rows: Ordered[int], params: Ordered[SamplingParams], sampling: SamplingInput
@@ -50,6 +51,7 @@ class Sampler:
         """Return a token id for each of *rows*, int64 [R], drawn with *params*. Changes the logits in place."""
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
         self._allowed.apply(logits_RV, rows)
+        self._grammar_masks.apply(logits_RV, rows, sampling.masks)
         shaped = bool(sampling.counts or sampling.too_short) or any(param.logit_bias for param in params)
         if not shaped and not sampling.uniforms:
             return _largest(logits_RV)

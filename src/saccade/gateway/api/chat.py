@@ -26,6 +26,8 @@ from saccade.gateway.openai import answers
 from saccade.gateway.openai.parameters import parse_chat
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
+from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.protocol.output import TokenDelta
 
 DONE = b"data: [DONE]\n\n"
@@ -42,6 +44,7 @@ class ChatCompletions:
     model_registry: ModelRegistry
     prompts: PromptDrafter
     generation: Generation
+    grammars: RequestGrammars
     ping_interval_seconds: float
     strict_parameters: bool
 
@@ -65,14 +68,21 @@ class ChatCompletions:
     async def _read(self, scope: Scope, receive: Receive, memory: Reservation, tenant: bytes) -> Asked:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
-            request, scope[WARNINGS] = parse_chat(body, self.strict_parameters)
+            request, warning = parse_chat(body, self.strict_parameters)
+            scope[WARNINGS] = warning
+            constraint = read_constraint(request)
+            request = without_constraint(request)
             served = self.model_registry.get(request.model)
             chat = None if is_long(request) else self.prompts.read(served, request)
         if chat is None:
             chat = await self.prompts.read_long(served, request)
         # From here on only the chat is kept, which is as long as the body at most.
         memory.keep(memory.num_bytes // COPIES)
-        return Asked(msgspec.structs.replace(request, messages=[]), chat, served, tenant, memory)
+        request = msgspec.structs.replace(request, messages=[])
+        held = None if constraint is None else await self.grammars.of(constraint)
+        if held is not None and held.warning:
+            scope[WARNINGS] = "; ".join(filter(None, (warning, held.warning)))
+        return Asked(request, chat, served, tenant, memory, held)
 
     async def _stream(self, asked: Asked, scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get(CONNECTION)

@@ -55,7 +55,7 @@ class Prompt:
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
     answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
-    where it can.
+    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars.
     """
 
     token_ids: Sequence[int]
@@ -65,6 +65,7 @@ class Prompt:
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
     sampling: SamplingParams | None = None
+    needs_grammars: RequestError | None = None
 
     @property
     def traits(self) -> RequestTraits:
@@ -411,11 +412,16 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
     """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
     traits = prompt.traits
-    refusals = [refusal(worker, traits) for worker in workers]
+    refusals = [refusal(worker, traits) or _refusal_of_grammars(worker, prompt) for worker in workers]
     takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
     if not takers and refusals[0] is not None:
         raise refusals[0]
     return takers
+
+
+def _refusal_of_grammars(worker: Worker, prompt: Prompt) -> RequestError | None:
+    takes_grammars = worker.description is not None and worker.description.takes_grammars
+    return None if takes_grammars else prompt.needs_grammars
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

@@ -4,10 +4,13 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from saccade.errors import UnsupportedParameter
 from saccade.gateway.fleet.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
-from saccade.gateway.generation.sampling import sampling_params
+from saccade.gateway.generation.sampling import behind_reasoning, sampling_params
 from saccade.gateway.http.auth import request_salt
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
@@ -18,6 +21,7 @@ from saccade.gateway.pictures.pixels import PixelPreparer
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.structured_output.grammars import HeldAnswer
 from saccade.protocol.output import TokenDelta
 from saccade.telemetry import Metrics
 
@@ -26,7 +30,8 @@ from saccade.telemetry import Metrics
 class Asked:
     """A request: its parameters, its chat, its model, the salt of its tenant, and *memory*, which counts its bytes.
 
-    *request* has no messages: its pictures are dropped as soon as they are decoded.
+    *request* has no messages: its pictures are dropped as soon as they are decoded. The answer may be *held* to a
+    grammar.
     """
 
     request: ChatRequest
@@ -34,6 +39,7 @@ class Asked:
     served: ServedModel
     tenant_salt: bytes
     memory: Reservation
+    held: HeldAnswer | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ class Generation:
             asked.served, asked.request, asked.chat, layouts, num_bytes, as_vllm_chat=all_take_chats
         )
         sampling = sampling_params(asked.request, asked.served, len(draft.token_ids))
+        if asked.held is not None:
+            grammar = behind_reasoning(asked.held.grammar, asked.served, draft.token_ids)
+            sampling = msgspec.structs.replace(sampling, grammar=grammar)
         runs = media_runs(zip((picture.content_hash for picture in pictures), draft.spans, strict=True))
         settings = [picture.settings for picture in pictures]
         prompt = Prompt(
@@ -100,5 +109,13 @@ class Generation:
             num_samples=asked.request.n or 1,
             needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
             sampling=sampling,
+            needs_grammars=None if asked.held is None else _not_held(asked.held.param),
         )
         return Drafted(draft, sampling, prompt, asked.chat)
+
+
+def _not_held(param: str) -> UnsupportedParameter:
+    field = param.split(".")[0]
+    return UnsupportedParameter(
+        f"`{field}` is not served by this model's workers, which cannot hold answers to a grammar; leave it out.", field
+    )

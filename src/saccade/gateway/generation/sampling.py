@@ -1,12 +1,14 @@
 """From a request's parameters to SamplingParams, and to the rules of its answer's text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.request import SamplingParams
+from saccade.protocol.request import Grammar, SamplingParams
 from saccade.tokenization.detokenizer import TextRules
 
 _BIAS_KEY = re.compile(BIAS_KEY)
@@ -39,6 +41,14 @@ def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=_num_prompt_logprobs(request),
     )
+
+
+def behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
+    """Return *grammar* for an answer to the token ids *prompt*: where these end in reasoning, it begins behind that."""
+    markers = served.reasoning
+    if markers is None or not markers.opened_by(prompt):
+        return grammar
+    return msgspec.structs.replace(grammar, reasoning_end_id=markers.end_id)
 
 
 def text_rules(request: ChatRequest) -> TextRules:

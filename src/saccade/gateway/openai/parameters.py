@@ -60,10 +60,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "format": ("",),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "image": (),
     "image_data": ([],),
     "image_url": (),
@@ -75,12 +71,10 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "modalities": ([], ["text"]),
     "options": ({},),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
     "stream_reasoning": (True,),
-    "structured_outputs": (),
     "thinking": (),
     "thinking_budget": (),
     "thinking_token_budget": (),
@@ -94,7 +88,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
 """Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
 
 SPELLINGS: Final = {
-    "format": "OpenAI's spelling is `response_format`, which is not served yet",
+    "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
     "function_call": "OpenAI's newer form is `tool_choice`",
     "functions": "OpenAI's newer form is `tools`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",

@@ -17,6 +17,8 @@ MAX_BIASES = 1024
 MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 2**10
+MAX_CHOICES = 1024
 MAX_MESSAGES = 2048
 MAX_PARTS = 4096
 """Of all messages of a request together."""
@@ -53,6 +55,11 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+Choice = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Choices = Annotated[list[Choice], Meta(min_length=1, max_length=MAX_CHOICES)]
+# A schema stays raw: a limited process reads it.
+JsonSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]
 BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
 FunctionSchema = {
     "type": "object",
@@ -191,6 +198,34 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
 
 
+class JsonSchemaFormat(Struct, frozen=True):
+    """A JSON schema; where it is *strict*, no keyword of it may be dropped. *name* and *description* have no effect."""
+
+    name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
+    schema: JsonSchema | UnsetType = UNSET
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    """What the answer is, as OpenAI spells it: text, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, frozen=True):
+    """What the answer is, as vLLM spells it: one of *json*, *regex*, *choice*, *grammar*, *json_object*."""
+
+    json: JsonSchema | UnsetType = UNSET
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+    structural_tag: Refused = UNSET
+    whitespace_pattern: Refused = UNSET
+
+
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
 
@@ -199,6 +234,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
     *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
     *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
+    At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
     """
 
     model: str
@@ -221,6 +257,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | UnsetType = UNSET
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
 
     @property
     def max_answer_tokens(self) -> int | None:

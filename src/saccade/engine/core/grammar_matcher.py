@@ -1,0 +1,81 @@
+"""Which tokens an answer that is held to a grammar may have next. No torch."""
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from saccade.errors import InvalidValue
+
+WORD_BITS = 32
+MAX_MASK_SECONDS = 1.0
+"""Of a processor, for one mask, during which every request waits; it takes tens of microseconds."""
+
+Words = npt.NDArray[np.uint32]
+"""A set of token ids: bit i % 32 of word i // 32 is set for token id i."""
+
+
+def no_words(vocab_size: int) -> Words:
+    """Return the empty set of token ids below *vocab_size*."""
+    return np.zeros(-(-vocab_size // WORD_BITS), np.uint32)
+
+
+def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
+    """Return *words* with those of *token_ids* that are from 0 to *vocab_size* - 1."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+class GrammarMatcher:
+    """Follows one answer. The state is that of the answer's tokens, so it survives that KV state is computed again.
+
+    *matcher* is at the start of the grammar, and belongs to this object. *usable* are the ids that the request may draw
+    at all. Where the prompt ends within reasoning, everything but *end_ids*, those that end an answer, is allowed up to
+    the token *reasoning_end_id*.
+    """
+
+    def __init__(self, matcher: LLMatcher, reasoning_end_id: int | None, usable: Words, end_ids: Words) -> None:
+        self._pristine = matcher
+        self._matcher = matcher.deep_copy()
+        self._reasoning_end_id = reasoning_end_id
+        self._is_reasoning = reasoning_end_id is not None
+        self._usable = usable
+        self._end_ids = end_ids
+
+    def copy(self) -> "GrammarMatcher":
+        """Return a matcher for another answer, at its beginning."""
+        return GrammarMatcher(self._pristine, self._reasoning_end_id, self._usable, self._end_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer matches the grammar, and no token can follow."""
+        return not self._is_reasoning and self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def take(self, token_id: int) -> None:
+        """Note the answer's next token, which the last mask must have allowed."""
+        if self._is_reasoning:
+            self._is_reasoning = token_id != self._reasoning_end_id
+        else:
+            self._matcher.consume_token(token_id)
+
+    def mask(self) -> bytes:
+        """Return the ids of which the next token may be one, as words. Raises InvalidValue where there are none."""
+        if self._is_reasoning:
+            allowed = self._usable & ~self._end_ids
+        else:
+            allowed = np.zeros_like(self._usable)
+            began = time.thread_time()
+            self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+            is_slow = time.thread_time() - began > MAX_MASK_SECONDS
+            if is_slow or self._matcher.is_error():
+                raise InvalidValue("The answer's grammar became too large while it was matched; make it simpler.")
+            allowed &= self._usable
+        if not allowed.any():
+            raise InvalidValue(
+                "No token can continue the answer: what its grammar allows next is not among the tokens that the "
+                "request and the model allow.",
+            )
+        return allowed.tobytes()

@@ -1,0 +1,119 @@
+"""Compile the grammars of requests beside the steps, and give each answer a matcher. No torch.
+
+One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. A
+request waits in the scheduler, parked, until its grammar is compiled.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import structlog
+from llguidance import LLMatcher, LLTokenizer
+
+from saccade.byte_lru import ByteLru
+from saccade.engine.core.grammar_matcher import GrammarMatcher, Words, add_ids, no_words
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import InternalError, InvalidValue, SaccadeError
+from saccade.grammars.compiler import Vocabulary, compile_grammar
+from saccade.protocol.request import Grammar
+
+CACHE_BYTES = 32 << 20
+BYTES_PER_CHARACTER = 64
+SMALLEST_BYTES = 256 << 10
+"""A compiled grammar is taken for this many bytes, or for BYTES_PER_CHARACTER of its text, whichever is more."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Ready(NamedTuple):
+    """A request whose grammar is compiled, or the error with which it fails."""
+
+    connection: int
+    request_id: str
+    error: SaccadeError | None
+
+
+class _Loaded(NamedTuple):
+    """A vocabulary, and the sets of ids that matchers need."""
+
+    tokenizer: LLTokenizer
+    end_ids: Words
+
+
+class Grammars:
+    """Compiled grammars. *read_vocabulary* reads the model's tokens, on the thread; it may raise StartupError.
+
+    Tokens have ids below *vocab_size*, the number of logits; *never_drawn* are ids that the sampler removes.
+    """
+
+    def __init__(
+        self, read_vocabulary: Callable[[], Vocabulary], vocab_size: int, never_drawn: Iterable[int] = ()
+    ) -> None:
+        self._vocab_size = vocab_size
+        never = add_ids(no_words(vocab_size), never_drawn, vocab_size)
+        self._drawable = add_ids(no_words(vocab_size), range(vocab_size), vocab_size) & ~never
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._loaded = self._thread.submit(self._load, read_vocabulary)
+        self._compiled: ByteLru[tuple[str, str], Future[LLMatcher]] = ByteLru(CACHE_BYTES)
+        self._pending: dict[tuple[int, str], Future[LLMatcher]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits for its grammar."""
+        return bool(self._pending)
+
+    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
+        """Compile *grammar* for the request of *sequence*, unless it is compiled."""
+        key = (grammar.kind, grammar.text)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._thread.submit(self._compile, grammar)
+            self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
+        self._pending[(sequence.connection, sequence.request_id)] = compiled
+
+    def take(self, samples: Callable[[int, str], list[Sequence]], patience_seconds: float) -> list[Ready]:
+        """Give matchers to the samples of requests whose grammar is compiled, and return the requests.
+
+        Wait at most *patience_seconds* for one. *samples* returns those of a request; none if it has ended.
+        """
+        if patience_seconds and self._pending:
+            wait(self._pending.values(), patience_seconds, return_when="FIRST_COMPLETED")
+        ready = []
+        for key in [key for key, compiled in self._pending.items() if compiled.done()]:
+            compiled = self._pending.pop(key)
+            error = _error_of(compiled)
+            for sequence in samples(*key) if error is None else ():
+                sequence.matcher = self._matcher(compiled.result(), sequence)
+            ready.append(Ready(*key, error))
+        return ready
+
+    def close(self) -> None:
+        """Give up grammars that are not compiled yet."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, read_vocabulary: Callable[[], Vocabulary]) -> _Loaded:
+        vocabulary = read_vocabulary()
+        end_ids = add_ids(no_words(self._vocab_size), vocabulary.eos_token_ids, self._vocab_size)
+        return _Loaded(vocabulary.build(), end_ids)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        try:
+            return compile_grammar(self._loaded.result().tokenizer, grammar)
+        except InvalidValue as error:
+            raise error.at("grammar") from None
+
+    def _matcher(self, compiled: LLMatcher, sequence: Sequence) -> GrammarMatcher:
+        reasoning_end_id = None if sequence.grammar is None else sequence.grammar.reasoning_end_id
+        usable = self._drawable
+        if allowed := sequence.sampling.allowed_token_ids:
+            usable = usable & add_ids(no_words(self._vocab_size), allowed, self._vocab_size)
+        return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
+
+
+def _error_of(compiled: Future[LLMatcher]) -> SaccadeError | None:
+    error = compiled.exception()
+    if error is None or isinstance(error, InvalidValue):
+        return error
+    logger.error("compiling a grammar failed", exc_info=error)
+    return InternalError("The worker failed to compile the answer's grammar.")

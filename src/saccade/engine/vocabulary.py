@@ -1,0 +1,35 @@
+"""Read the bytes of a model's tokens from its files, for masks of grammars."""
+
+from saccade import models
+from saccade.errors import StartupError
+from saccade.grammars.compiler import Vocabulary
+from saccade.models import files
+from saccade.models.generation_defaults import generation_defaults
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
+from saccade.tokenization.loading import TIKTOKEN, TOKENIZER, TokenizerNeeds, load_tokenizer
+
+
+def has_vocabulary(given: ModelFiles) -> bool:
+    """Return whether *given* has a tokenizer, and says which tokens end an answer."""
+    defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), files.parse_json(given, CONFIG))
+    return bool(defaults.eos_token_ids) and (TOKENIZER in given.files or TIKTOKEN in given.files)
+
+
+def read_vocabulary(given: ModelFiles, vocab_size: int) -> Vocabulary:
+    """Return the tokens with ids below *vocab_size*, by the bytes that gateways show. Raises StartupError."""
+    config = files.parse_json(given, CONFIG)
+    family = models.families()[models.family_of(config)]
+    needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
+    tokenizer = load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), needs)
+    defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), config)
+    special = [token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id)]
+    # llguidance tells special tokens apart by their names; those outside the tokenizer have none.
+    tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(vocab_size, tokenizer.num_tokens))]
+    tokens += [b""] * (vocab_size - len(tokens))
+    for token_id in special:
+        tokens[token_id] = b"<special %d>" % token_id
+    ends = [token_id for token_id in defaults.eos_token_ids if token_id < vocab_size]
+    if not ends:
+        raise StartupError("No token of the model ends an answer, so no answer can be held to a grammar.")
+    return Vocabulary(tokens, special, ends)

@@ -1,0 +1,107 @@
+"""What a request holds its answer to: `response_format` of OpenAI, `structured_outputs` and `guided_*` of vLLM."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.openai.requests import ChatRequest
+
+ANY_OBJECT = '{"type": "object"}'
+
+Kind = Literal["json_schema", "regex", "grammar"]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar as a client wrote it, in the field *param*. Of a *strict* schema, nothing is dropped."""
+
+    kind: Kind
+    text: str
+    param: str
+    strict: bool = False
+
+
+def read_constraint(request: ChatRequest) -> Constraint | None:
+    """Return what the answer is held to, None where it is free.
+
+    Raises InvalidValue for two of them at once, and for one that is incomplete; UnsupportedParameter for what else
+    vLLM's `structured_outputs` can say.
+    """
+    found = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
+    if len(found) > 1:
+        first, second = found[0].param.split(".")[0], found[1].param
+        raise InvalidValue(f"`{second}` and `{first}` cannot both hold the answer; send one of them.", second)
+    return found[0] if found else None
+
+
+def without_constraint(request: ChatRequest) -> ChatRequest:
+    """Return *request* without the fields that read_constraint() reads, which refer to the whole body."""
+    return msgspec.structs.replace(
+        request,
+        response_format=None,
+        structured_outputs=None,
+        guided_json=UNSET,
+        guided_regex=None,
+        guided_choice=None,
+        guided_grammar=None,
+    )
+
+
+def _response_format(request: ChatRequest) -> Iterator[Constraint]:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return
+    if wanted.type == "json_object":
+        yield Constraint("json_schema", ANY_OBJECT, "response_format")
+        return
+    if wanted.json_schema is None or not _is_given(wanted.json_schema.schema):
+        param = "response_format.json_schema" + ("" if wanted.json_schema is None else ".schema")
+        raise InvalidValue(f"`{param}` is missing.", param)
+    strict = bool(wanted.json_schema.strict)
+    yield Constraint("json_schema", _text(wanted.json_schema.schema), "response_format.json_schema.schema", strict)
+
+
+def _structured_outputs(request: ChatRequest) -> Iterator[Constraint]:
+    wanted = request.structured_outputs
+    if wanted is None:
+        return
+    for name in ("structural_tag", "whitespace_pattern"):
+        if _is_given(getattr(wanted, name)):
+            param = f"structured_outputs.{name}"
+            raise UnsupportedParameter(f"`{param}` is not served; leave it out.", param)
+    if wanted.json_object:
+        yield Constraint("json_schema", ANY_OBJECT, "structured_outputs.json_object")
+    yield from _vllm("structured_outputs.", wanted.json, wanted.regex, wanted.choice, wanted.grammar)
+
+
+def _guided(request: ChatRequest) -> Iterator[Constraint]:
+    return _vllm("guided_", request.guided_json, request.guided_regex, request.guided_choice, request.guided_grammar)
+
+
+def _vllm(
+    prefix: str, schema: Raw | UnsetType, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[Constraint]:
+    if _is_given(schema):
+        yield Constraint("json_schema", _text(schema), f"{prefix}json")
+    if regex is not None:
+        yield Constraint("regex", regex, f"{prefix}regex")
+    if choice is not None:
+        yield Constraint("regex", "|".join(map(re.escape, dict.fromkeys(choice))), f"{prefix}choice")
+    if grammar is not None:
+        yield Constraint("grammar", grammar, f"{prefix}grammar")
+
+
+def _is_given(schema: Raw | UnsetType) -> bool:
+    return schema is not UNSET and bytes(schema) != b"null"
+
+
+def _text(schema: Raw | UnsetType) -> str:
+    """Return the JSON of *schema*, which vLLM's clients may send as a string."""
+    text = b"" if schema is UNSET else bytes(schema)
+    return str(json.loads(text)) if text.startswith(b'"') else text.decode()

@@ -1,0 +1,144 @@
+"""Try a grammar in a limited child, `python -m saccade.gateway.structured_output.trial`.
+
+A schema of a hundred bytes can take llguidance minutes: the fuel of its limits does not count all of its work, and a
+thread cannot be stopped. So the gateway compiles each new grammar in a child first, confined as decode processes are,
+with limits on time and memory. The child gets a Task on its standard input and writes an Outcome on its standard
+output. Workers compile only what passed.
+"""
+
+import math
+import os
+import resource
+import subprocess
+import sys
+
+import msgspec
+import structlog
+from llguidance import LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from saccade.errors import InternalError, InvalidValue, RequestError
+from saccade.gateway.confinement import sandbox
+from saccade.gateway.structured_output.constraint import Constraint
+from saccade.grammars.compiler import byte_vocabulary, compile_grammar
+from saccade.grammars.json_schema import Schema, SchemaReader
+from saccade.protocol.request import Grammar
+
+START_SECONDS = 5.0
+"""For the child's imports, on a busy machine. The time of its CPU is limited apart from this."""
+
+PROGRAM = "saccade.gateway.structured_output.trial"
+
+logger = structlog.get_logger(__name__)
+
+
+class TrialLimits(msgspec.Struct, frozen=True):
+    """What compiling a grammar may take. *memory_bytes* is beyond what the child has when it begins."""
+
+    seconds: float = 3.0
+    memory_bytes: int = 512 << 20
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What the child compiles."""
+
+    constraint: Constraint
+    limits: TrialLimits
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The grammar for workers and the places of what was dropped of it; or what is wrong, in the field *param*."""
+
+    grammar: Grammar | None = None
+    dropped: list[str] = []
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+
+
+def run(constraint: Constraint, limits: TrialLimits) -> Outcome:
+    """Try *constraint* in a child, and wait for it."""
+    given = msgspec.msgpack.encode(Task(constraint, limits))
+    command, environment = [sys.executable, "-m", PROGRAM], sandbox.environment(os.environ)
+    try:
+        child = subprocess.run(
+            command, input=given, stdout=subprocess.PIPE, env=environment, timeout=limits.seconds + START_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return _too_large(constraint, limits)
+    if child.returncode < 0:
+        return _too_large(constraint, limits)
+    try:
+        return msgspec.msgpack.decode(child.stdout, type=Outcome)
+    except msgspec.DecodeError:
+        logger.error("trying a grammar failed", exit_code=child.returncode)
+        return Outcome(code=InternalError.code, message="Trying the answer's grammar failed.", param=constraint.param)
+
+
+def _too_large(constraint: Constraint, limits: TrialLimits) -> Outcome:
+    param = constraint.param
+    message = (
+        f"`{param}` takes more than {limits.seconds:g} seconds or {limits.memory_bytes >> 20} MiB to compile; make it "
+        "simpler."
+    )
+    return Outcome(code=InvalidValue.code, message=message, param=param)
+
+
+def try_constraint(constraint: Constraint) -> Outcome:
+    """Compile *constraint*, in this process."""
+    try:
+        return _compiled(constraint, byte_vocabulary())
+    except RequestError as error:
+        return Outcome(code=error.code, message=error.message, param=error.param or constraint.param)
+
+
+def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
+    if constraint.kind == "json_schema":
+        reader = SchemaReader(constraint.param, constraint.strict, lambda schema: _compiles(vocabulary, schema))
+        held = reader.read(constraint.text)
+        grammar, dropped = _grammar_of(held.schema), held.dropped
+    elif constraint.kind == "regex":
+        grammar, dropped = Grammar("regex", constraint.text), []
+    else:
+        grammar, dropped = Grammar("lark", _lark(constraint)), []
+    try:
+        compile_grammar(vocabulary, grammar)
+    except InvalidValue as error:
+        raise InvalidValue(f"`{constraint.param}`: {error.message}", constraint.param) from error
+    return Outcome(grammar, dropped)
+
+
+def _compiles(vocabulary: LLTokenizer, schema: Schema) -> bool:
+    try:
+        compile_grammar(vocabulary, _grammar_of(schema))
+    except InvalidValue:
+        return False
+    return True
+
+
+def _grammar_of(schema: Schema) -> Grammar:
+    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _lark(constraint: Constraint) -> str:
+    """Return a grammar in Lark's form, also where it is in the form of llama.cpp's GBNF, as vLLM takes it."""
+    try:
+        return any_to_lark(constraint.text)
+    except GbnfToLarkError as error:
+        raise InvalidValue(f"`{constraint.param}` is neither GBNF nor a Lark grammar.", constraint.param) from error
+
+
+def main() -> None:
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
+    seconds = math.ceil(task.limits.seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    sandbox.confine(task.limits.memory_bytes, may_import=True)
+    try:
+        outcome = try_constraint(task.constraint)
+    except MemoryError:
+        outcome = _too_large(task.constraint, task.limits)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
+
+
+if __name__ == "__main__":
+    main()

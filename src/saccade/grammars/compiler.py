@@ -1,0 +1,120 @@
+"""Compile a grammar with llguidance, within limits that bound its time and memory.
+
+Compiling releases the interpreter's lock, so it belongs on a thread. A thread cannot be stopped: the limits bound the
+lexer's and the parser's work, but not every regular expression, so grammars of clients are first tried in a child
+process (gateway.structured_output).
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from saccade.errors import InvalidValue
+from saccade.protocol.request import Grammar
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=1_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=50_000,
+    step_max_items=10_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""Less than the library's defaults where a step of the engine waits: for one mask, tens of milliseconds at most."""
+
+WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
+"""Between the values of JSON: a line break and an indentation. Without a bound, a model could write white space for
+ever.
+"""
+
+TOO_LARGE: Final = (
+    "The grammar is wrong, impossible or too large: it must be satisfiable, and may have at most some thousands of "
+    "properties, values and patterns."
+)
+
+
+TRIED_TOKENS: Final = 64
+SLOW_SECONDS: Final = 0.1
+"""Of a processor, for the mask of one token; common grammars take less than a hundredth of it."""
+
+
+class Vocabulary:
+    """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
+
+    *tokens* has the bytes of each token id, empty where an answer never has the token. *special_token_ids* are never
+    part of a grammar's text. Building the LLTokenizer of 150,000 tokens takes 0.7 seconds and holds the interpreter's
+    lock.
+    """
+
+    is_tokenizer_wrapper = True
+    """The mark by which llguidance knows the attributes above."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_ids = eos_token_ids
+        self.eos_token_id = eos_token_ids[0]
+        self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Return ids whose bytes are *text*; any division into tokens will do for masks."""
+        content = text.encode() if isinstance(text, str) else text
+        return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
+
+    def build(self) -> LLTokenizer:
+        """Return llguidance's tokenizer."""
+        return LLTokenizer(self, eos_token=list(self.eos_token_ids))  # type: ignore[arg-type]
+
+
+def byte_vocabulary() -> LLTokenizer:
+    """Return a vocabulary of the 256 bytes and an end, for trying grammars without a model."""
+    return Vocabulary([*(bytes([byte]) for byte in range(256)), b"<end>"], [256], [256]).build()
+
+
+def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """Return a matcher at the start of *grammar*; copies of it match answers.
+
+    Raises InvalidValue, without a field, if the grammar is wrong or too large, or a token's mask takes too long.
+    """
+    matcher = LLMatcher(vocabulary, source(grammar), limits=LIMITS, log_level=0)
+    if not matcher.is_error():
+        _walk(matcher.deep_copy())
+    if matcher.is_error():
+        raise InvalidValue(TOO_LARGE)
+    return matcher
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Follow the beginning of one match, which also builds states of the lexer that copies share.
+
+    Raises InvalidValue. The limits do not bound every mask: counted repetitions within one another take seconds.
+    """
+    for index in range(TRIED_TOKENS):
+        began = time.thread_time()
+        mask = matcher.compute_bitmask()
+        if time.thread_time() - began > SLOW_SECONDS:
+            raise InvalidValue("The grammar takes too long for each token; avoid repetitions within repetitions.")
+        if matcher.is_error():
+            raise InvalidValue(TOO_LARGE)
+        allowed = [8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+        if not allowed or not matcher.consume_token(allowed[7 * index % len(allowed)]):
+            return
+        if matcher.is_stopped():
+            return
+
+
+def source(grammar: Grammar) -> str:
+    """Return *grammar* in llguidance's own form. Raises InvalidValue if a schema is no JSON object."""
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    try:
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides={"whitespace_pattern": WHITE_SPACE})
+    except ValueError as error:
+        raise InvalidValue("A JSON schema must be a JSON object.") from error

@@ -1,0 +1,199 @@
+"""What of a JSON schema an answer is held to: keywords that no grammar holds are refused, or dropped and named.
+
+llguidance holds what can be decided from left to right. `not`, `uniqueItems` and their like need the whole value, so a
+strict schema that has one is refused; of another schema the keyword is dropped. A dropped keyword only makes the
+grammar wider, except `else` and the like, which mean nothing without `if` and are dropped with it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+
+Schema = dict[str, Any]
+
+NOT_HELD: Final = frozenset(
+    {
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "$recursiveRef",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "maxContains",
+        "minContains",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+DEFAULTS: Final = MappingProxyType({"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True})
+"""Values with which a keyword means nothing."""
+
+FORMATS: Final = frozenset(
+    {
+        "date",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "time",
+        "unknown",
+        "uri",
+        "uuid",
+    }
+)
+"""Formats of strings that are held; others are annotations, as JSON Schema has it."""
+
+OPTIONS: Final = "x-guidance"
+"""llguidance's own options in a schema, which are not a client's to set."""
+
+ONE: Final = ("items", "additionalProperties", "additionalItems")
+LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose values are a schema, a list of schemas, or schemas by name."""
+
+MAX_DEPTH: Final = 64
+MAX_SCHEMAS: Final = 10_000
+MAX_TRIALS: Final = 256
+"""Of parts of a schema that fails as a whole, in order to name the part that fails."""
+
+
+@dataclass
+class Held:
+    """A schema as answers are held to it; *dropped* are the places of what it lacks of the given one."""
+
+    schema: Schema
+    dropped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SchemaReader:
+    """Reads the schemas of one field of a request, *param*. *compiles* tells whether a schema can be held as it is."""
+
+    param: str
+    strict: bool
+    compiles: Callable[[Schema], bool]
+
+    def read(self, text: str) -> Held:
+        """Return the schema in *text*, of which every keyword can be held.
+
+        Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
+        """
+        held = Held(self._parse(text))
+        self._clean(held)
+        if self.compiles(held.schema):
+            return held
+        if not self.strict:
+            self._widen(held)
+        if self.strict or not self.compiles(held.schema):
+            raise self._error(held.schema)
+        return held
+
+    def _parse(self, text: str) -> Schema:
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InvalidValue(f"`{self.param}` must be a JSON schema.", self.param) from None
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise InvalidValue(f"`{self.param}` must be a JSON schema: an object.", self.param)
+        schema.pop(OPTIONS, None)
+        return schema
+
+    def _clean(self, held: Held) -> None:
+        """Refuse or drop what no grammar holds."""
+        for path, schema in _schemas(held.schema, self.param):
+            reference = schema.get("$ref", "#")
+            if not isinstance(reference, str) or not reference.startswith("#"):
+                raise InvalidValue(
+                    f"`{path}.$ref` must begin with #: schemas are not fetched from elsewhere.", f"{path}.$ref"
+                )
+            unheld = [keyword for keyword in schema if keyword in NOT_HELD]
+            if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
+                unheld.append("format")
+            for keyword in unheld:
+                if keyword in DEFAULTS and schema[keyword] is DEFAULTS[keyword]:
+                    del schema[keyword]
+                else:
+                    self._drop(held, schema, keyword, path)
+
+    def _drop(self, held: Held, schema: Schema, keyword: str, path: str) -> None:
+        if self.strict:
+            raise UnsupportedParameter(
+                f"`{path}.{keyword}` cannot be held while an answer is written; leave it out, or do not set `strict`.",
+                f"{path}.{keyword}",
+            )
+        del schema[keyword]
+        held.dropped.append(f"{path}.{keyword}")
+
+    def _widen(self, held: Held) -> None:
+        """Take oneOf for anyOf, and drop patterns that cannot be held."""
+        for path, schema in _schemas(held.schema, self.param):
+            if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:
+                schema["anyOf"] = schema.pop("oneOf")
+                held.dropped.append(f"{path}.oneOf")
+            if "pattern" in schema and not self.compiles({"type": "string", "pattern": schema["pattern"]}):
+                self._drop(held, schema, "pattern", path)
+
+    def _error(self, root: Schema) -> InvalidValue:
+        """Return the error that names the smallest part of *root* that cannot be held."""
+        definitions: Schema = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        failing, schema, trials = self.param, root, 0
+        parts = _parts(root, self.param)
+        while (part := next(parts, None)) is not None and trials < MAX_TRIALS:
+            trials += 1
+            if not self.compiles({**definitions, **part[1]}):
+                failing, schema = part
+                parts = _parts(schema, failing)
+        keyword = next((name for name in ("oneOf", "pattern", "type", "enum", "$ref") if name in schema), None)
+        place = failing if keyword is None else f"{failing}.{keyword}"
+        return InvalidValue(
+            f"`{place}` cannot be held: it is wrong, impossible to satisfy, or too large. Alternatives of oneOf must "
+            "exclude one another, and patterns have no look-around and no back references.",
+            place,
+        )
+
+
+def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas directly in *schema*, with their places."""
+    for keyword in ONE:
+        if isinstance(schema.get(keyword), dict):
+            yield f"{path}.{keyword}", schema[keyword]
+    for keyword in LISTS:
+        if isinstance(schema.get(keyword), list):
+            parts = enumerate(schema[keyword])
+            yield from ((f"{path}.{keyword}[{index}]", part) for index, part in parts if isinstance(part, dict))
+    for keyword in MAPS:
+        if isinstance(schema.get(keyword), dict):
+            named = schema[keyword].items()
+            yield from ((f"{path}.{keyword}.{_shown(name)}", part) for name, part in named if isinstance(part, dict))
+
+
+def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
+    """Return *root* and all schemas in it, with their places. Raises InvalidValue for too many, or too deep ones."""
+    found = level = [(param, root)]
+    for _ in range(MAX_DEPTH):
+        level = [part for path, schema in level for part in _parts(schema, path)]
+        if not level:
+            return found
+        found = found + level
+        if len(found) > MAX_SCHEMAS:
+            raise InvalidValue(f"`{param}` has more than {MAX_SCHEMAS} schemas in it.", param)
+    raise InvalidValue(f"`{param}` is nested more than {MAX_DEPTH} schemas deep.", param)
+
+
+def _shown(name: str) -> str:
+    return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])

@@ -1,0 +1,99 @@
+"""Structured output with the openai SDK, against `saccade serve`. F13"""
+
+import json
+import re
+from enum import Enum
+from typing import Annotated, Any
+
+import openai
+import pytest
+from chats import openai_messages, picture
+from pydantic import BaseModel, Field
+from server import Server
+
+MESSAGES = openai_messages(picture(96, 96, 51), "Describe the picture as JSON.")
+
+
+class Shape(Enum):
+    ROUND = "round"
+    SQUARE = "square"
+
+
+class Part(BaseModel):
+    shape: Shape
+    count: Annotated[int, Field(ge=0, le=9)]
+
+
+class Card(BaseModel):
+    shape: Shape
+    is_red: bool
+    parts: Annotated[list[Part], Field(max_length=2)]
+
+
+def ask(server: Server, **options: Any) -> Any:
+    extra = options.pop("extra_body", {})
+    return server.client().chat.completions.create(
+        model=server.model, messages=MESSAGES, **{"max_tokens": 400, "seed": 1, "extra_body": extra} | options
+    )
+
+
+def test_parse_with_pydantic(tiny_server: Server) -> None:
+    completion = tiny_server.client().chat.completions.parse(
+        model=tiny_server.model, messages=MESSAGES, response_format=Card, max_tokens=2000, seed=1
+    )
+    assert isinstance(completion.choices[0].message.parsed, Card)
+    assert completion.choices[0].finish_reason == "stop"
+
+
+def test_streams_hold_the_grammar(tiny_server: Server) -> None:
+    schema = {"enum": ["one", "two", "three"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    chunks = list(ask(tiny_server, response_format=form, stream=True, n=3))
+    for index in range(3):
+        own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert json.loads("".join(choice.delta.content or "" for choice in own)) in schema["enum"]
+        assert own[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("extra", "pattern"),
+    [
+        ({"guided_choice": ["left (a)", "right|b"]}, r"left \(a\)|right\|b"),
+        ({"guided_regex": "[0-9]{3}-[a-f]{2}"}, "[0-9]{3}-[a-f]{2}"),
+        ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
+        ({"structured_outputs": {"choice": ["你好", "é"]}}, "你好|é"),
+        ({"structured_outputs": {"regex": "(ab){2}"}, "ignore_eos": True, "min_tokens": 50}, "abab"),
+    ],
+)
+def test_vllms_parameters(extra: dict[str, Any], pattern: str, tiny_server: Server) -> None:
+    choice = ask(tiny_server, extra_body=extra).choices[0]
+    assert re.fullmatch(pattern, choice.message.content)
+    assert choice.finish_reason == "stop"
+
+
+def test_a_cut_answer_says_length(tiny_server: Server) -> None:
+    choice = ask(tiny_server, extra_body={"guided_regex": "[a-z]{99}"}, max_tokens=2).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def test_dropped_keywords_are_named_in_a_header(tiny_server: Server) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    raw = tiny_server.client().chat.completions.with_raw_response.create(
+        model=tiny_server.model, messages=MESSAGES, extra_body={"guided_json": schema}, max_tokens=200
+    )
+    assert "guided_json.uniqueItems" in raw.headers["x-saccade-warning"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "param"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "response_format.json_schema.schema.properties.a.not"),
+        ({"enum": []}, "response_format.json_schema.schema.enum"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_by_its_place(schema: Any, param: str, tiny_server: Server) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(tiny_server, response_format=form)
+    assert error.value.param == param
+    assert ask(tiny_server, max_tokens=2).choices[0].finish_reason

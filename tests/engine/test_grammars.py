@@ -1,0 +1,209 @@
+"""Answers that are held to a grammar, whatever else the request asks for. F13"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import jsonschema_rs
+import msgspec
+import pytest
+import recordings
+
+from saccade.engine.loop import Engine
+from saccade.engine.vocabulary import read_vocabulary
+from saccade.grammars.compiler import Vocabulary
+from saccade.models.files import read_model_files
+from saccade.protocol.output import FinishReason
+from saccade.protocol.request import EngineRequest, Grammar
+
+CARD = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "kind": {"enum": ["x", "yy"]}},
+    "required": ["n", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_qwen3_vl: Path) -> Iterator[Engine]:
+    subject = engines.engine(tiny_qwen3_vl)
+    yield subject
+    subject.close()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_qwen3_vl: Path, subject: Engine) -> Vocabulary:
+    return read_vocabulary(read_model_files(tiny_qwen3_vl), subject.validator.facts.vocab_size)
+
+
+def held(folder: Path, grammar: Grammar | dict[str, Any] = CARD, name: str = "a", **sampling: Any) -> EngineRequest:
+    """A request drawn at random, and held to *grammar* or a JSON schema."""
+    if isinstance(grammar, dict):
+        grammar = Grammar("json_schema", json.dumps(grammar))
+    wanted = {"temperature": 1.0, "seed": 3, "max_tokens": 300, "grammar": grammar, **sampling}
+    return engines.request(folder, [12], name, **wanted)
+
+
+def text_of(answer: engines.Answer, vocabulary: Vocabulary) -> str:
+    special = frozenset(vocabulary.special_token_ids)
+    return b"".join(vocabulary.tokens[i] for i in answer.token_ids if i not in special).decode()
+
+
+def assert_valid(answer: engines.Answer, vocabulary: Vocabulary, schema: dict[str, Any] = CARD) -> None:
+    assert (answer.finish_reason, answer.failure) == (FinishReason.STOP, None)
+    assert jsonschema_rs.is_valid(schema, json.loads(text_of(answer, vocabulary)))
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    CARD,
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    {"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 6}]},
+    {"type": "string", "pattern": "^[a-c]{2,5}$"},
+    {"type": "number", "minimum": -1, "maximum": 1, "multipleOf": 0.25},
+    {"const": {"a": [1, {"b": None}]}},
+    {"type": "string", "format": "date"},
+    {
+        "$defs": {"pair": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": [1, 2]}], "items": False}},
+        "type": "array",
+        "items": {"$ref": "#/$defs/pair"},
+        "maxItems": 2,
+    },
+]
+
+
+def test_answers_that_end_by_themselves_are_valid(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    names = [f"{index}-{number}" for index in range(len(SCHEMAS)) for number in range(38)]
+    asked = [held(tiny_qwen3_vl, SCHEMAS[int(name.split("-")[0])], name, seed=seed) for seed, name in enumerate(names)]
+    answers = engines.drain(subject, *asked).answers
+    assert len(answers) == 304
+    for name, answer in answers.items():
+        if answer.finish_reason is FinishReason.STOP:
+            assert_valid(answer, vocabulary, SCHEMAS[int(name.split("-")[0])])
+    assert sum(answer.finish_reason is FinishReason.STOP for answer in answers.values()) > 250
+    assert engines.is_idle(subject)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"min_tokens": 200},
+        {"stop_token_ids": ()},  # what ignore_eos becomes
+        {"num_logprobs": 2, "num_prompt_logprobs": 1},
+        {"presence_penalty": 2.0, "repetition_penalty": 5.0, "frequency_penalty": 2.0},
+        {"logit_bias": {5: 100.0, 80: 100.0}},
+        {"temperature": 0.0},
+        {"top_k": 1, "top_p": 0.1, "min_p": 0.5},
+    ],
+    ids=lambda sampling: next(iter(sampling)),
+)
+def test_the_grammar_comes_before_other_parameters(
+    sampling: dict[str, Any], subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary
+) -> None:
+    answer = engines.drain(subject, held(tiny_qwen3_vl, **sampling)).answers["a"]
+    assert_valid(answer, vocabulary)
+    if "num_logprobs" in sampling:
+        assert len(answer.logprobs) == len(answer.token_ids)
+
+
+def test_a_cut_answer_says_length(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    answer = engines.drain(subject, held(tiny_qwen3_vl, max_tokens=4)).answers["a"]
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert text_of(answer, vocabulary).startswith("{")
+
+
+def test_samples_have_matchers_of_their_own(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:  # B9
+    asked = msgspec.structs.replace(held(tiny_qwen3_vl), num_samples=4)
+    answers = engines.drain(subject, asked).answers
+    assert len({text_of(answer, vocabulary) for answer in answers.values()}) > 1
+    for answer in answers.values():
+        assert_valid(answer, vocabulary)
+
+
+def test_retraction_does_not_change_an_answer(tiny_qwen3_vl: Path, subject: Engine, vocabulary: Vocabulary) -> None:
+    asked = [held(tiny_qwen3_vl, name=name, seed=seed) for seed, name in enumerate("abcd")]
+    alone = {one.request_id: engines.drain(subject, one).answers[one.request_id].token_ids for one in asked}
+    tight = engines.engine(tiny_qwen3_vl, num_blocks=10, max_model_len=128)
+    cut = [
+        msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, max_tokens=100)) for one in asked
+    ]
+    together = engines.drain(tight, *cut).answers
+    assert tight.load().preemptions_total > 0
+    for name, answer in together.items():
+        assert answer.token_ids == alone[name][:100]
+        if answer.finish_reason is FinishReason.STOP:
+            assert_valid(answer, vocabulary)
+    tight.close()
+
+
+def test_others_are_not_held(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    free = engines.request(tiny_qwen3_vl, [12], "free", temperature=1.0, seed=5, max_tokens=20)
+    alone = engines.drain(subject, free).answers["free"].token_ids
+    assert engines.drain(subject, held(tiny_qwen3_vl), free).answers["free"].token_ids == alone
+
+
+def test_an_empty_mask_fails_its_request_alone(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    asked = held(tiny_qwen3_vl, name="empty", allowed_token_ids=(vocabulary.tokens.index(b"q"),))
+    answers = engines.drain(subject, held(tiny_qwen3_vl), asked).answers
+    failure = answers["empty"].failure
+    assert failure is not None
+    assert (failure.code, failure.param) == ("invalid_value", "grammar")
+    assert_valid(answers["a"], vocabulary)
+    assert engines.is_idle(subject)
+
+
+def test_allowed_ids_and_a_grammar_hold_together(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    ids = tuple(vocabulary.tokens.index(bytes([byte])) for byte in b"ab")
+    asked = held(tiny_qwen3_vl, Grammar("regex", "[abc]{6}"), allowed_token_ids=ids)
+    assert set(text_of(engines.drain(subject, asked).answers["a"], vocabulary)) <= {"a", "b"}
+
+
+def test_a_wrong_grammar_fails_its_request_alone(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    wrong = msgspec.structs.replace(held(tiny_qwen3_vl, Grammar("regex", "(a"), "wrong"), num_samples=3)
+    answers = engines.drain(subject, wrong, held(tiny_qwen3_vl)).answers
+    assert answers["wrong"].failure is not None
+    assert set(answers) == {"wrong", "a"}
+    assert_valid(answers["a"], vocabulary)
+
+
+def test_an_abort_while_the_grammar_is_compiled(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    grammar = Grammar("json_schema", json.dumps({**CARD, "title": "never compiled before"}))
+    subject.submit(0, msgspec.structs.replace(held(tiny_qwen3_vl, grammar, "first"), num_samples=2))
+    subject.submit(0, held(tiny_qwen3_vl, grammar, "second"))
+    # Sample 1 takes the place of sample 0, and still waits for the grammar.
+    subject.abort(0, "first", 0)
+    subject.abort(0, "second")
+    answers = engines.drain(subject).answers
+    assert answers["first"].finish_reason is answers["second"].finish_reason is FinishReason.ABORT
+    assert_valid(answers["first#1"], vocabulary)
+    assert engines.is_idle(subject)
+
+
+def test_the_grammar_begins_behind_the_reasoning(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    end_id, ends = vocabulary.tokens.index(b">"), tuple(vocabulary.eos_token_ids)
+    grammar = Grammar("json_schema", json.dumps(CARD), reasoning_end_id=end_id)
+    for seed in range(4):
+        # Likelier than the end of the reasoning is only an end of the answer, which is not drawn before.
+        asked = held(tiny_qwen3_vl, grammar, seed=seed, logit_bias={end_id: 12.0, **dict.fromkeys(ends, 50.0)})
+        answer = engines.drain(subject, asked).answers["a"]
+        border = answer.token_ids.index(end_id)
+        assert not set(ends) & set(answer.token_ids[:border])
+        assert_valid(engines.Answer(answer.token_ids[border + 1 :], answer.finish_reason), vocabulary)
+
+
+def test_masks_are_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path, vocabulary: Vocabulary) -> None:
+    with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
+        answer = engines.drain(subject, held(tiny_qwen3_vl)).answers["a"]
+    assert_valid(answer, vocabulary)
+    outcome = recordings.replayed(recordings.segments(tmp_path)[0])
+    assert outcome.first is None
+    assert outcome.num_tokens == len(answer.token_ids)
+
+
+def test_a_model_without_a_tokenizer_refuses_by_name(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    subject.grammars = None
+    failure = engines.drain(subject, held(tiny_qwen3_vl)).answers["a"].failure
+    assert failure is not None
+    assert (failure.code, failure.param) == ("unsupported_parameter", "grammar")

@@ -1,0 +1,101 @@
+"""New grammars are tried in a child that can be ended."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from saccade.errors import InternalError, InvalidValue, UnsupportedParameter
+from saccade.gateway.structured_output import trial
+from saccade.gateway.structured_output.constraint import Constraint
+from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.structured_output.trial import Outcome, TrialLimits
+from saccade.protocol.request import Grammar
+
+PARAM = "response_format.json_schema.schema"
+ENDLESS = {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuv"]}
+"""Takes minutes to compile, and memory: each pattern doubles the states."""
+
+
+def constraint(schema: Any, strict: bool = False) -> Constraint:
+    return Constraint("json_schema", json.dumps(schema), PARAM, strict)
+
+
+def test_a_child_compiles() -> None:  # F13
+    outcome = trial.run(constraint({"type": "array", "uniqueItems": True}), TrialLimits())
+    assert outcome == Outcome(Grammar("json_schema", '{"type":"array"}'), [f"{PARAM}.uniqueItems"])
+
+
+def test_an_endless_schema_is_a_clients_error() -> None:  # F13
+    outcome = trial.run(constraint(ENDLESS), TrialLimits(seconds=0.7))
+    assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
+
+
+def test_memory_is_limited() -> None:
+    outcome = trial.run(constraint(ENDLESS), TrialLimits(seconds=20, memory_bytes=1 << 20))
+    assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
+
+
+def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
+    assert trial.run(constraint({}), TrialLimits()).code == InternalError.code
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (Constraint("regex", "a+", "guided_regex"), "regex", "a+"),
+        (Constraint("grammar", 'start: "a"', "guided_grammar"), "lark", 'start: "a"'),
+        (Constraint("grammar", 'root ::= "a"', "guided_grammar"), "lark", '%llguidance {}\n\nstart: "a"\n'),
+    ],
+)
+def test_other_kinds(given: Constraint, kind: str, text: str) -> None:
+    outcome = trial.try_constraint(given)
+    assert outcome.grammar is not None
+    assert (outcome.grammar.kind, outcome.grammar.text) == (kind, text)
+
+
+@pytest.mark.parametrize("text", ["(a", r"(a)\1", "a(?=b)", "((a{100}){100}){100}"])
+def test_regular_expressions_that_cannot_be_held(text: str) -> None:
+    outcome = trial.try_constraint(Constraint("regex", text, "guided_regex"))
+    assert (outcome.code, outcome.param) == (InvalidValue.code, "guided_regex")
+
+
+def test_a_grammar_that_is_none() -> None:
+    outcome = trial.try_constraint(Constraint("grammar", "oh no {", "guided_grammar"))
+    assert (outcome.code, outcome.param) == (InvalidValue.code, "guided_grammar")
+
+
+async def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Constraint] = []
+
+    def counting(given: Constraint, limits: TrialLimits) -> Outcome:
+        tried.append(given)
+        time.sleep(0.05)
+        return trial.try_constraint(given)
+
+    monkeypatch.setattr(trial, "run", counting)
+    subject = RequestGrammars()
+    wanted, refused = constraint({"uniqueItems": True}), constraint({"not": {}}, strict=True)
+    first, second = await asyncio.gather(subject.of(wanted), subject.of(wanted))
+    assert first == second == await subject.of(wanted)
+    assert first.warning == f"keywords that the answer is not held to: {PARAM}.uniqueItems"
+    for _ in range(2):
+        with pytest.raises(UnsupportedParameter):
+            await subject.of(refused)
+    assert tried == [wanted, refused]
+    subject.close()
+
+
+async def test_a_client_that_goes_away_does_not_end_the_trial_of_others() -> None:
+    subject = RequestGrammars()
+    wanted = constraint({"type": "boolean"})
+    gone = asyncio.ensure_future(subject.of(wanted))
+    await asyncio.sleep(0)
+    stays = asyncio.ensure_future(subject.of(wanted))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert (await stays).grammar.text == '{"type":"boolean"}'
+    subject.close()
