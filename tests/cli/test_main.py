@@ -102,7 +102,7 @@ def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SACCADE_HOST", "environment")
     monkeypatch.setenv("SACCADE_API_KEY", "one two")
     given = parse("--port", "4", file=file)
-    assert given["server"] == ServerFlags("environment", 4, ("one", "two"), ("a", "b"))
+    assert given["server"] == ServerFlags("environment", 4, api_key=("one", "two"), allowed_origins=("a", "b"))
     assert given["engine"] == EngineFlags(max_num_seqs=3)
 
 
@@ -159,7 +159,7 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerFlags(
-        *("::1", 81, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7),
+        *("::1", 81, 3, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7),
         shutdown_timeout=0.0,
         allowed_hosts=("c",),
         metrics_without_key=True,
