@@ -52,7 +52,10 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, int, str, str | None]] = {
     "temperature out of range": (chat("hi", temperature=9), 400, "invalid_value", "temperature"),
     "unknown model": ({**chat("hi"), "model": "gpt-9"}, 404, "model_not_found", "model"),
     "no messages": ({"model": "MODEL", "messages": []}, 400, "invalid_value", "messages"),
-    "tools come later": (chat("hi", tools=[{"type": "function"}]), 400, "unsupported_parameter", "tools"),
+    "forced calls come later": (
+        chat("hi", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"),
+        *(400, "unsupported_parameter", "tool_choice"),
+    ),
     "no picture": (chat(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL_FIELD),
     "truncated picture": (chat(image(truncated())), 400, "invalid_image", URL_FIELD),
     "20000 x 20000 PNG": (chat(image(encoded(png_header(20000, 20000)))), 400, "image_too_large", URL_FIELD),

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ from chats import Part, openai_messages, picture
 from prometheus_client.parser import text_string_to_metric_families
 from server import Server, free_port, program
 from vllm_worker import VllmServer, event, kwargs_data, listening, rendered, usage
+from waiting import wait_until
+
+pytestmark = pytest.mark.conformance
 
 NAME = "mixed"
 NUM_TOKENS = 4
@@ -31,14 +33,14 @@ class Fleet:
     vllm: VllmServer
     urls: tuple[str, str, str]
 
-    def placed(self) -> dict[str, float]:
-        """Requests so far by the worker's URL."""
+    def placed(self, counted: str = "saccade_router_requests_total") -> dict[str, float]:
+        """What is *counted* so far, where it is not 0, by the worker's URL: by default requests."""
         families = text_string_to_metric_families(self._metrics())
         return {
             sample.labels["worker"]: sample.value
             for family in families
             for sample in family.samples
-            if sample.name == "saccade_router_requests_total"
+            if sample.name == counted and sample.value
         }
 
     def _metrics(self) -> str:
@@ -90,12 +92,7 @@ async def fleet(workers: list[str], folder: Path, policy: str) -> AsyncIterator[
         with program("gateway", *words, *flags) as process:
             made = Fleet(Server(port, process), server, urls)  # type: ignore[arg-type]
             await asyncio.to_thread(made.gateway.wait_until_ready, 180)
-            async with asyncio.timeout(180):
-                for number in itertools.count():
-                    if set(made.placed()) == set(urls):
-                        break
-                    # No two prompts begin alike, so that each may go to any worker that is ready.
-                    await asyncio.to_thread(made.send, (f"{number}: are all of you there?",), {})
+            await asyncio.to_thread(wait_until, lambda: set(made.placed("saccade_worker_ready")) == set(urls), 180)
             yield made
 
 

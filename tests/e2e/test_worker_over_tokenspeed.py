@@ -11,6 +11,8 @@ import pytest
 from chats import Part, openai_messages, picture
 from server import Server, free_port, program
 
+pytestmark = pytest.mark.conformance
+
 NUM_TOKENS = 8
 CHATS: dict[str, tuple[Part, ...]] = {
     "text": ("What is it?",),

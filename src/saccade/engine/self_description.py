@@ -14,7 +14,6 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor import kv_copies
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import Execution
-from saccade.engine.executor.fingerprint import weights_digest
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format
 from saccade.engine.recording import Machine
@@ -38,7 +37,7 @@ def describe(
         model=config.model,
         aliases=config.aliases,
         fingerprint=model.fingerprint,
-        weights=weights_digest(config, model.files),
+        weights=model.weights_digest,
         files=model.files,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

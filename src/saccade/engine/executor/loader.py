@@ -10,7 +10,7 @@ from torch import nn
 
 from saccade import models
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.fingerprint import model_fingerprint
+from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill
 from saccade.engine.executor.weight_formats import read_quantisation
@@ -31,7 +31,8 @@ class LoadedModel:
     """A loaded network on its device, also as a torch *module*, with its names and fingerprint.
 
     *num_parameters* counts values of this rank: with more than one of *ranks*, the network holds its part of the
-    weights. *kv_scales* are the checkpoint's scales of cached keys and values, by layer.
+    weights. *kv_scales* are the checkpoint's scales of cached keys and values, by layer. *weights_digest* names the
+    weights without the files.
     """
 
     network: Network
@@ -41,6 +42,7 @@ class LoadedModel:
     num_parameters: int
     ranks: Ranks = ALONE
     kv_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    weights_digest: bytes = b""
 
 
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
@@ -68,7 +70,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
         kv_scales = _kv_scales(plan, checkpoint)
     network.finish()
     identity = model_fingerprint(config, files)
-    return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales)
+    weights = weights_digest(config, files)
+    return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
 
 
 def _kv_scales(plan: Plan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:

@@ -15,6 +15,8 @@ from chats import openai_messages, picture
 from server import Server, free_port, program, slots
 from waiting import wait_until
 
+pytestmark = pytest.mark.conformance
+
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "8", "--dtype", "float32", "--served-model-name", "tiny")
 SEEDS = (0, 1, 2, 3)
 START_SECONDS = 240
