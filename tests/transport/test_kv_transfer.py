@@ -103,11 +103,16 @@ def transferred(source: End, destination: End) -> list[PieceArrived]:
 
 
 def test_state_goes_through_shared_memory_on_one_host() -> None:
+    before = _own_slots()
     with ends() as (source, destination):
         arrived = transferred(source, destination)
         assert all(one.piece.slot is not None for one in arrived)
         assert len({one.piece.slot.name for one in arrived if one.piece.slot}) == 1, "the slot is used again"
-    assert not [name for name in os.listdir(shared_memory.FOLDER) if name.startswith(f"saccade-{os.getpid()}-")]
+    assert _own_slots() == before
+
+
+def _own_slots() -> set[str]:
+    return {name for name in os.listdir(shared_memory.FOLDER) if name.startswith(f"saccade-{os.getpid()}-")}
 
 
 @pytest.mark.usefixtures("two_hosts")
