@@ -38,15 +38,17 @@ def script(
 def ask(gateway: scripted.Gateway, stream: bool, **fields: Any) -> tuple[str | None, Any, Any, str, int]:
     """Return content, reasoning, calls without their ids, finish reason and number of tokens, by the openai client."""
     asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], **fields}
-    create = gateway.client().chat.completions.create
     if not stream:
-        answer = create(**asked)
+        with gateway.client() as client:
+            answer = client.chat.completions.create(**asked)
         message, choice = answer.choices[0].message, answer.choices[0]
         calls = [(number, call.id, call.function) for number, call in enumerate(message.tool_calls or [])]
         content, reasoning, reason = message.content, getattr(message, "reasoning_content", None), choice.finish_reason
         usage = answer.usage
     else:
-        chunks = list(create(**asked, stream=True, stream_options={"include_usage": True}))
+        with gateway.client() as client:
+            create = client.chat.completions.create
+            chunks = list(create(**asked, stream=True, stream_options={"include_usage": True}))
         usage = chunks.pop().usage
         deltas = [chunk.choices[0].delta for chunk in chunks]
         content = "".join(delta.content or "" for delta in deltas) or None
