@@ -1,10 +1,12 @@
-"""Chats for tests, in the OpenAI form and in the form the reference takes."""
+"""Chats for tests, in the OpenAI form and in the form the reference takes, and the client that sends them."""
 
 import base64
 import io
 from typing import Any
 
+import httpx2
 import numpy as np
+import openai
 from PIL import Image
 
 Part = str | Image.Image
@@ -23,6 +25,14 @@ def data_url(image: Image.Image, image_format: str = "PNG") -> str:
     buffer = io.BytesIO()
     image.save(buffer, image_format)
     return f"data:image/{image_format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def openai_client(url: str, **options: Any) -> openai.OpenAI:
+    """An openai client of a server on loopback, which keeps no socket between requests and so need not be closed."""
+    transport = openai.DefaultHttpxClient(verify=False, limits=httpx2.Limits(max_keepalive_connections=0))
+    return openai.OpenAI(
+        base_url=f"{url}/v1", **{"max_retries": 0, "api_key": "none", "http_client": transport, **options}
+    )
 
 
 def openai_messages(*parts: Part, system: str | None = None) -> list[Any]:

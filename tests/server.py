@@ -16,6 +16,7 @@ from pathlib import Path
 
 import openai
 import psutil
+from chats import openai_client
 
 READY_SECONDS = 60
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,7 +39,7 @@ class Server:
 
     def client(self, **options: object) -> openai.OpenAI:
         """An openai client that does not retry."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": self.key, **options})
+        return openai_client(self.url, **{"api_key": self.key, **options})
 
     @property
     def model(self) -> str:

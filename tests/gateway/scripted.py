@@ -16,6 +16,7 @@ from typing import Any
 import openai
 import structlog
 import uvloop
+from chats import openai_client
 
 from saccade.errors import RequestError
 from saccade.gateway import app
@@ -156,7 +157,7 @@ class Gateway:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """An openai client that does not retry."""
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, **options)
+        return openai_client(f"http://127.0.0.1:{self.port}", **options)
 
     @property
     def connections(self) -> Connections:

@@ -18,7 +18,7 @@ from typing import Any
 
 import openai
 import pytest
-from chats import Part, openai_messages, picture
+from chats import Part, openai_client, openai_messages, picture
 from server import Server, free_port, program
 
 from saccade.transport.shared_memory import FOLDER
@@ -56,7 +56,7 @@ class Smg:
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0)
+        return openai_client(f"http://127.0.0.1:{self.port}")
 
     def wait_until_ready(self, model: str, num_workers: int) -> None:
         """Wait until every worker has registered; raises TimeoutError."""

@@ -1,10 +1,12 @@
 """An engine's part in requests that two workers serve, and what the engine's loop asks of it."""
 
+from collections.abc import Container
 from typing import Protocol
 
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InvalidValue
+from saccade.protocol.kv_transfer import KEY_BYTES
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
 
@@ -84,3 +86,9 @@ class NoLegs:
 
     def close(self) -> None:
         pass
+
+
+def check_key(key: bytes, taken: Container[bytes]) -> None:
+    """Raise InvalidValue for a key of a transfer that is no such key, or is one of *taken*."""
+    if len(key) != KEY_BYTES or key in taken:
+        raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")

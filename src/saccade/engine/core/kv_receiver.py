@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from saccade.engine.core.kv_legs import check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive
 from saccade.errors import InvalidValue, WorkerFailed
-from saccade.protocol.kv_transfer import KEY_BYTES, KvForm, Prefilled, ReceiveKv
+from saccade.protocol.kv_transfer import KvForm, Prefilled, ReceiveKv
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComputed, TransferEnded
@@ -78,8 +79,7 @@ class KvReceiver:
             return
         if not isinstance(wanted, ReceiveKv):
             raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
-        if len(wanted.key) != KEY_BYTES or wanted.key in self._keys:
-            raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")
+        check_key(wanted.key, self._keys)
         num_blocks = -(-len(request.token_ids) // self._form.block_size) + request.num_samples - 1
         rows, blocks = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager.paged_blocks.num_blocks
         if request.num_samples > rows or num_blocks > blocks:

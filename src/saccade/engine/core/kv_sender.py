@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from saccade.engine.core.kv_legs import check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvSend
 from saccade.errors import InvalidValue, WorkerFailed
-from saccade.protocol.kv_transfer import KEY_BYTES, FirstToken, KvForm, Piece, Prefilled, SendKv
+from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, SendKv
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, TransferEnded, Wanted
@@ -77,8 +78,7 @@ class KvSender:
             return
         if not isinstance(wanted, SendKv):
             raise InvalidValue("A prefill worker serves no decode legs.", "kv_transfer")
-        if len(wanted.key) != KEY_BYTES or wanted.key in self._legs:
-            raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")
+        check_key(wanted.key, self._legs)
         if request.sampling.max_tokens != 1:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
 

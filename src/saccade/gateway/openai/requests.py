@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from saccade.protocol.request import MAX_NUM_SAMPLES
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_SEED = 2**63 - 1
@@ -14,7 +16,6 @@ MAX_TOKEN_ID = 2**31 - 1
 BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
-MAX_SAMPLES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_SALT_CHARACTERS = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 2**10
@@ -178,7 +179,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     Neither *stop* nor *stop_token_ids*, nor the model's own end of an answer, counts before *min_tokens* tokens.
     """
 
-    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_NUM_SAMPLES)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
