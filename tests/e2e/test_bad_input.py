@@ -45,6 +45,7 @@ def image(url: str) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
 
 
+NO_TOOL = {"type": "function", "function": {"name": "g"}}
 URL_FIELD = "messages[0].content[0].image_url.url"
 CASES: dict[str, tuple[dict[str, Any] | bytes, int, str, str | None]] = {
     "not JSON": (b"{nope", 400, "invalid_value", None),
@@ -52,9 +53,13 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, int, str, str | None]] = {
     "temperature out of range": (chat("hi", temperature=9), 400, "invalid_value", "temperature"),
     "unknown model": ({**chat("hi"), "model": "gpt-9"}, 404, "model_not_found", "model"),
     "no messages": ({"model": "MODEL", "messages": []}, 400, "invalid_value", "messages"),
-    "forced calls come later": (
-        chat("hi", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"),
-        *(400, "unsupported_parameter", "tool_choice"),
+    "a call of no tool": (
+        chat("hi", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice=NO_TOOL),
+        *(400, "invalid_value", "tool_choice"),
+    ),
+    "a tool that cannot be strict": (
+        chat("hi", tools=[{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]),
+        *(400, "unsupported_parameter", "tools[0].function.parameters.not"),
     ),
     "no picture": (chat(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL_FIELD),
     "truncated picture": (chat(image(truncated())), 400, "invalid_image", URL_FIELD),

@@ -9,6 +9,7 @@ from chats import Part, openai_messages, picture, reference_messages
 from references.kimi_k25 import KimiK25
 from references.networks import image_text_model
 from server import Server, serving
+from tool_calls import check_calls
 
 NUM_TOKENS = 6
 CHATS: dict[str, tuple[Part, ...]] = {
@@ -59,3 +60,8 @@ def test_answer_equals_the_reference(server: Server, folder: Path, parts: tuple[
     prompt, token_ids = expected(folder, parts)
     assert answer.prompt_token_ids == prompt
     assert answer.choices[0].token_ids == token_ids
+
+
+def test_calls_are_held(server: Server) -> None:  # F13
+    switches = {"chat_template_kwargs": {"thinking": False}}
+    check_calls(server, None, tool_choice="required", parallel_tool_calls=False, n=2, extra_body=switches)

@@ -10,6 +10,7 @@ from chats import Part, openai_messages, picture, reference_messages
 from references.native import MergedPatches
 from references.networks import image_text_model
 from server import Server, serving
+from tool_calls import check_calls
 
 MAX_TOKENS = 12
 CHATS: dict[str, tuple[Part, ...]] = {
@@ -72,3 +73,8 @@ def test_answer_equals_the_reference(
         assert answer.prompt_token_ids == prompt
         assert answer.choices[0].token_ids == expected
         assert (answer.usage.prompt_tokens_details.cached_tokens if num_cached else 0) == num_cached
+
+
+def test_calls_are_held(server: Server) -> None:  # F13
+    switches = {"chat_template_kwargs": {"enable_thinking": False}}
+    check_calls(server, None, tool_choice="required", parallel_tool_calls=False, n=2, extra_body=switches)

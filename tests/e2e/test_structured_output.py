@@ -3,6 +3,7 @@
 import json
 import re
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 from chats import openai_messages, picture
 from pydantic import BaseModel, Field
 from server import Server
+from tool_calls import TOOLS, check_calls
 
 MESSAGES = openai_messages(picture(96, 96, 51), "Describe the picture as JSON.")
 
@@ -97,3 +99,23 @@ def test_what_cannot_be_held_is_refused_by_its_place(schema: Any, param: str, ti
         ask(tiny_server, response_format=form)
     assert error.value.param == param
     assert ask(tiny_server, max_tokens=2).choices[0].finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_held(stream: bool, tiny_server: Server) -> None:
+    """A random model calls tools where it must, and its calls match their schemas."""
+    named = {"type": "function", "function": {"name": TOOLS[1]["function"]["name"]}}
+    for choice, names in (("required", None), (named, {TOOLS[1]["function"]["name"]})):
+        for seed in range(4):
+            check_calls(tiny_server, names, stream=stream, tool_choice=choice, seed=seed, n=2)
+
+
+def test_strict_functions_hold_calls_that_a_model_may_make(tiny_server: Server, tiny_qwen3_vl: Path) -> None:
+    """A random model writes text for ever; what it begins by the tag's token is a call that matches its schema."""
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    added = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())["added_tokens"]
+    begin = next(token["id"] for token in added if token["content"] == "<tool_call>")
+    choice = ask(tiny_server, tools=strict, logit_bias={str(begin): 100}, parallel_tool_calls=False).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert len(choice.message.tool_calls) == 1
+    assert ask(tiny_server, tools=strict, max_tokens=3).choices[0].finish_reason == "length"

@@ -41,6 +41,11 @@ SLOW_SECONDS: Final = 0.1
 """Of a processor, for the mask of one token; common grammars take less than a hundredth of it."""
 
 
+FIRST_TAG_ID: Final = 257
+NUM_TAGS: Final = 5
+"""Tokens beside the bytes and the end of byte_vocabulary(), for the tags of a form of tool calls."""
+
+
 class Vocabulary:
     """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
 
@@ -72,8 +77,10 @@ class Vocabulary:
 
 
 def byte_vocabulary() -> LLTokenizer:
-    """Return a vocabulary of the 256 bytes and an end, for trying grammars without a model."""
-    return Vocabulary([*(bytes([byte]) for byte in range(256)), b"<end>"], [256], [256]).build()
+    """Return a vocabulary of the 256 bytes, an end and tags, for trying grammars without a model."""
+    special = range(256, FIRST_TAG_ID + NUM_TAGS)
+    names = (b"<special %d>" % token_id for token_id in special)
+    return Vocabulary([*(bytes([byte]) for byte in range(256)), *names], special, [256]).build()
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:

@@ -28,6 +28,7 @@ from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.protocol.output import TokenDelta
 
 DONE = b"data: [DONE]\n\n"
@@ -76,6 +77,7 @@ class ChatCompletions:
             chat = None if is_long(request) else self.prompts.read(served, request)
         if chat is None:
             chat = await self.prompts.read_long(served, request)
+        constraint = with_held_calls(constraint, request, chat.tools, served.tool_calls)
         # From here on only the chat is kept, which is as long as the body at most.
         memory.keep(memory.num_bytes // COPIES)
         request = msgspec.structs.replace(request, messages=[])

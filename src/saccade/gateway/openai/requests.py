@@ -84,7 +84,7 @@ ToolSchema = {
 }
 # Checked by code; passed to chat templates as they are.
 Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
-ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none"]})]
+ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 # A field that is refused unless it is empty is not decoded.
 Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 

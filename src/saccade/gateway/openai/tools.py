@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,15 @@ MAX_DEPTH: Final = 64
 _NAME: Final = re.compile(TOOL_NAME)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Whether an answer may call tools; by default it may. *name* is the only function that it may call."""
+
+    no_tools: bool = False
+    must_call: bool = False
+    name: str | None = None
+
+
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     """Return the tools that the prompt declares: none with `tool_choice: "none"`.
 
@@ -33,21 +43,29 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     for position, name in enumerate(names):
         if name in names[:position]:
             raise InvalidValue(f"`tools[{position}].function.name`: {name!r} is there twice.", "tools")
-    return () if _choice(request) == "none" else tools
+    choice = read_choice(request)
+    if choice.must_call and not tools:
+        raise InvalidValue("`tool_choice` asks for a call, but `tools` is empty.", "tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidValue(f"`tool_choice.function.name`: {choice.name!r} is none of `tools`.", "tool_choice")
+    return () if choice.no_tools else tools
 
 
-def _choice(request: ChatRequest | TokenizeRequest) -> str:
-    """Return "auto" or "none". Every form of a call that is forced is refused here."""
-    choice = request.tool_choice if isinstance(request, ChatRequest) else None
-    if choice is None or choice in ("auto", "none"):
-        return choice or "auto"
-    if choice == "required" or isinstance(choice, dict):
-        shown = '"required"' if choice == "required" else "a named tool"
-        raise UnsupportedParameter(
-            f'`tool_choice`: {shown} is not served yet, because calls cannot be forced; send "auto" or "none".',
-            "tool_choice",
-        )
-    raise InvalidValue('`tool_choice` must be "auto" or "none".', "tool_choice")
+def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
+    """Return what `tool_choice` says. Raises InvalidValue."""
+    match request.tool_choice if isinstance(request, ChatRequest) else None:
+        case None | "auto":
+            return Choice()
+        case "none":
+            return Choice(no_tools=True)
+        case "required":
+            return Choice(must_call=True)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return Choice(must_call=True, name=name)
+    raise InvalidValue(
+        '`tool_choice` must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        "tool_choice",
+    )
 
 
 def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
@@ -67,11 +85,8 @@ def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
         raise InvalidValue(f"`{field}.description` must be a text.", f"{field}.description")
     if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
         raise InvalidValue(f"`{field}.parameters` must be a JSON schema of the type `object`.", f"{field}.parameters")
-    if strict not in (None, False):
-        raise UnsupportedParameter(
-            f"`{field}.strict` is not served yet, because arguments cannot be held to a schema; leave it out.",
-            f"{field}.strict",
-        )
+    if not isinstance(strict, bool | None):
+        raise InvalidValue(f"`{field}.strict` must be true or false.", f"{field}.strict")
     _check_depth(tool, field)
     return tool
 

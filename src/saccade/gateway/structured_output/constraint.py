@@ -14,12 +14,15 @@ from saccade.gateway.openai.requests import ChatRequest
 
 ANY_OBJECT = '{"type": "object"}'
 
-Kind = Literal["json_schema", "regex", "grammar"]
+Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar as a client wrote it, in the field *param*. Of a *strict* schema, nothing is dropped."""
+    """A grammar as a client wrote it, in the field *param*. Of a *strict* schema, nothing is dropped.
+
+    The text of "tool_calls" is a HeldCalls, in JSON.
+    """
 
     kind: Kind
     text: str

@@ -20,8 +20,9 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from saccade.errors import InternalError, InvalidValue, RequestError
 from saccade.gateway.confinement import sandbox
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.grammars.compiler import byte_vocabulary, compile_grammar
+from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
+from saccade.grammars.tool_calls import HeldCalls, read_parameters, write_grammar
 from saccade.protocol.request import Grammar
 
 START_SECONDS = 5.0
@@ -99,6 +100,8 @@ def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
         grammar, dropped = _grammar_of(held.schema), held.dropped
     elif constraint.kind == "regex":
         grammar, dropped = Grammar("regex", constraint.text), []
+    elif constraint.kind == "tool_calls":
+        return _calls(constraint, vocabulary)
     else:
         grammar, dropped = Grammar("lark", _lark(constraint)), []
     try:
@@ -106,6 +109,22 @@ def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     except InvalidValue as error:
         raise InvalidValue(f"`{constraint.param}`: {error.message}", constraint.param) from error
     return Outcome(grammar, dropped)
+
+
+def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
+    calls, dropped, functions = msgspec.json.decode(constraint.text, type=HeldCalls), [], []
+    for function in calls.functions:
+        reader = SchemaReader(function.place, function.strict, lambda schema: _compiles(vocabulary, schema))
+        held = read_parameters(function, calls.tokens, reader.read)
+        dropped += held.dropped
+        functions.append(msgspec.structs.replace(function, parameters=held.schema))
+    calls = msgspec.structs.replace(calls, functions=functions)
+    tried = msgspec.structs.replace(calls, tokens=calls.tokens.renumbered(FIRST_TAG_ID))
+    try:
+        compile_grammar(vocabulary, Grammar("lark", write_grammar(tried)))
+    except InvalidValue as error:
+        raise InvalidValue(f"`tools`: {error.message}", "tools") from error
+    return Outcome(Grammar("lark", write_grammar(calls)), dropped)
 
 
 def _compiles(vocabulary: LLTokenizer, schema: Schema) -> bool:

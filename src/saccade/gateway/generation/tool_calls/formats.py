@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from saccade.gateway.generation.tool_calls.parameter_types import typed
+from saccade.grammars.property_types import typed
 from saccade.models.family import ToolFormat
 from saccade.tokenization.chat_template import Tool
 

@@ -17,9 +17,7 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     A text that is no value of the property's types, or of none that are known, stays a text. Where a property may be a
     text and something else, what reads as the other is the other.
     """
-    properties = schema.get("properties")
-    declared = properties.get(name) if isinstance(properties, dict) else None
-    types = set(_types(declared, schema, MAX_REFERENCES))
+    types = property_types(name, schema)
     if not types - {"string"}:
         return text
     stripped = text.strip()
@@ -30,6 +28,13 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, float) and "integer" in types and "number" not in types and value.is_integer():
         value = int(value)
     return value if types & set(_types_of(value)) else text
+
+
+def property_types(name: str, schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that *schema* declares for its property *name*; none where it declares none."""
+    properties = schema.get("properties")
+    declared = properties.get(name) if isinstance(properties, dict) else None
+    return set(_types(declared, schema, MAX_REFERENCES))
 
 
 def _types(declared: Any, root: Mapping[str, Any], num_left: int) -> Iterable[str]:

@@ -1,0 +1,59 @@
+"""Calls of tools that an answer is held to: those of `tool_choice`, and those of functions that are `strict`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from saccade.errors import InvalidValue
+from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.openai.tools import read_choice
+from saccade.gateway.served_models.tool_call_tokens import ToolCallTokens
+from saccade.gateway.structured_output.constraint import Constraint
+from saccade.grammars.tool_calls import CallTokens, HeldCalls, HeldFunction
+from saccade.tokenization.chat_template import Tool
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""What a function without `parameters` takes, as OpenAI has it."""
+
+
+def with_held_calls(
+    constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
+) -> Constraint | None:
+    """Return what the answer is held to: *constraint*, or calls of *tools*, or nothing.
+
+    Raises InvalidValue where calls and *constraint* would both hold the answer.
+    """
+    choice = read_choice(request)
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    if tokens is None or not tools or not (choice.must_call or is_strict):
+        return constraint
+    param = "tool_choice" if choice.must_call else "tools"
+    if constraint is not None:
+        other = constraint.param.split(".")[0]
+        raise InvalidValue(f"`{param}` and `{other}` cannot both hold the answer; send one of them.", param)
+    functions = [
+        _held(tool, f"tools[{position}].function.parameters")
+        for position, tool in enumerate(tools)
+        if choice.name in (None, tool["function"]["name"])
+    ]
+    held = HeldCalls(
+        functions,
+        CallTokens(
+            tokens.format,
+            tokens.begin_id,
+            tokens.end_id,
+            tokens.section_begin_id,
+            tokens.section_end_id,
+            tokens.separator_id,
+        ),
+        must_call=choice.must_call,
+        many=request.parallel_tool_calls is not False and choice.name is None,
+    )
+    return Constraint("tool_calls", msgspec.json.encode(held).decode(), param)
+
+
+def _held(tool: Tool, place: str) -> HeldFunction:
+    function = tool["function"]
+    parameters = function.get("parameters")
+    schema = NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
+    return HeldFunction(function["name"], schema, place, bool(function.get("strict")))

@@ -1,0 +1,156 @@
+"""Grammars of tool calls: what they allow is read as calls that match the functions' schemas."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.generation.tool_calls.formats import FORMATS
+from saccade.gateway.structured_output.constraint import Constraint
+from saccade.gateway.structured_output.trial import try_constraint
+from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
+from saccade.grammars.tool_calls import CallTokens, HeldCalls, HeldFunction
+from saccade.protocol.request import Grammar
+
+BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
+FORMS = {
+    "hermes": CallTokens("hermes", BEGIN, END),
+    "qwen3_coder": CallTokens("qwen3_coder", BEGIN, END),
+    "kimi_k2": CallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
+}
+END_OF_ANSWER = 256
+ZOOM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "side": {"enum": ["left", 'ri"ght']},
+        "box": {"type": "array", "items": {"$ref": "#/$defs/edge"}, "minItems": 2, "maxItems": 2},
+        "deep": {"type": ["boolean", "null"]},
+    },
+    "required": ["side", "box"],
+    "additionalProperties": False,
+    "$defs": {"edge": {"type": "integer", "minimum": 0, "maximum": 40}},
+}
+SAY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+FUNCTIONS = {"zoom": ZOOM, "wait-a.bit": {"type": "object", "properties": {}, "additionalProperties": False}}
+
+
+def grammar(form: str, functions: dict[str, Any], must_call: bool = True, many: bool = True, **held: Any) -> Grammar:
+    """Return what the gateway's trial makes of these calls. Raises what the gateway raises."""
+    listed = [HeldFunction(name, schema, f"tools.{name}", **held) for name, schema in functions.items()]
+    calls = HeldCalls(listed, FORMS[form], must_call, many)
+    outcome = try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
+    if outcome.grammar is None:
+        raise {"unsupported_parameter": UnsupportedParameter}.get(outcome.code, InvalidValue)(
+            outcome.message, outcome.param or ""
+        )
+    return outcome.grammar
+
+
+def allows(held: Grammar, *pieces: str | int) -> bool:
+    """Whether an answer of texts and tags may end behind *pieces*."""
+    matcher = compile_grammar(byte_vocabulary(), held)
+    ids = [token for piece in pieces for token in ([piece] if isinstance(piece, int) else piece.encode())]
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+def drawn(held: Grammar, seed: int) -> list[int]:
+    """Return the ids of a random answer that matches *held*, without its end."""
+    draw, matcher, ids = random.Random(seed), compile_grammar(byte_vocabulary(), held), list[int]()
+    while not matcher.is_stopped():
+        mask = matcher.compute_bitmask()
+        allowed = [8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+        # Tags and the end come as soon as they may, and there are no spaces where none are needed.
+        few = [token for token in allowed if token >= END_OF_ANSWER]
+        few = few or [token for token in allowed if chr(token) not in " \t\r\n"]
+        ids.append(draw.choice(few or allowed))
+        matcher.consume_token(ids[-1])
+    return [token for token in ids if token != END_OF_ANSWER]
+
+
+def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
+    """Read the calls in *ids*, as the gateway does."""
+    calls, parts = [], list[list[int]]()
+    for token in ids:
+        if token == BEGIN:
+            parts = [[]]
+        elif token == SEPARATOR:
+            parts.append([])
+        elif token == END:
+            call = FORMATS[form](
+                [bytes(part).decode() for part in parts], {name: {"parameters": s} for name, s in FUNCTIONS.items()}
+            )
+            assert call is not None
+            calls.append((call.name, json.loads(call.arguments)))
+            parts = []
+        elif parts:
+            parts[-1].append(token)
+    return calls
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("must_call", [True, False])
+@pytest.mark.parametrize("many", [True, False])
+def test_what_is_allowed_is_read_as_calls_that_match(form: str, must_call: bool, many: bool) -> None:  # F13
+    held = grammar(form, FUNCTIONS, must_call, many)
+    seen = set()
+    for seed in range(20):
+        calls = parsed(form, drawn(held, seed))
+        assert len(calls) >= must_call
+        assert many or len(calls) <= 1
+        for name, arguments in calls:
+            jsonschema.validate(arguments, FUNCTIONS[name])
+            seen.add(name)
+    assert seen == set(FUNCTIONS)
+
+
+CALLS: dict[str, tuple[str | int, ...]] = {
+    "hermes": (BEGIN, '\n{"name": "say", "arguments": {"text": "<b>"}}\n', END),
+    "qwen3_coder": (BEGIN, "\n<function=say>\n<parameter=text>\n<b>\n</parameter>\n</function>\n", END),
+    "kimi_k2": (SECTION, BEGIN, "functions.say:0", SEPARATOR, '{"text": "<b>"}', END, SECTION_END),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_may_be_asked_for_or_left_to_the_model(form: str) -> None:
+    must, may = grammar(form, {"say": SAY}), grammar(form, {"say": SAY}, must_call=False)
+    call = CALLS[form]
+    assert allows(must, *call)
+    assert allows(may, *call)
+    assert allows(may, "A text\n", *call)
+    assert allows(may, "A text")
+    assert not allows(must, "A text")
+    assert not allows(must, "A text\n", *call)
+    assert not allows(must)
+    wrong = [piece.replace("say", "shout") if isinstance(piece, str) else piece for piece in call]
+    assert not allows(may, *wrong)
+
+
+def test_one_call_at_most() -> None:
+    call = CALLS["hermes"]
+    assert allows(grammar("hermes", {"say": SAY}), *call, "\n", *call)
+    assert not allows(grammar("hermes", {"say": SAY}, many=False), *call, "\n", *call)
+
+
+def test_what_a_bare_text_cannot_be_held_to() -> None:
+    """Qwen3-Coder's calls have texts without quotes, so no pattern holds them."""
+    schema = {**SAY, "properties": {"text": {"type": "string", "maxLength": 3}}}
+    assert allows(grammar("qwen3_coder", {"say": schema}), *CALLS["qwen3_coder"])
+    with pytest.raises(UnsupportedParameter, match=r"tools\.say\.properties\.text\.maxLength"):
+        grammar("qwen3_coder", {"say": schema}, strict=True)
+    assert allows(grammar("hermes", {"say": schema}, strict=True), *CALLS["hermes"])
+    with pytest.raises(InvalidValue, match="line break"):
+        grammar("qwen3_coder", {"say": {"type": "object", "properties": {"a>b": {"type": "string"}}}})
+
+
+def test_errors_name_the_schema() -> None:
+    with pytest.raises(UnsupportedParameter, match=r"tools\.say\.not"):
+        grammar("hermes", {"say": {**SAY, "not": {}}}, strict=True)
