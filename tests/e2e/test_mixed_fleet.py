@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def workers(network_folder: Callable[[str], Path], tmp_path_factory: pytest.Temp
 async def fleet(workers: list[str], folder: Path, policy: str) -> AsyncIterator[Fleet]:
     server, port = VllmServer(), free_port()
     server.names, server.root, server.sources = [NAME], str(folder), {}
+    server.metrics = re.sub(r"(_(?:running|waiting)\{.*\}) .*", r"\1 0.0", server.metrics)  # as idle as the others
     server.render = rendered(kwargs_data(bytes(4 * PATCH_WIDTH), (4, PATCH_WIDTH), (1, 2, 2)))
     server.script = script([7] * NUM_TOKENS)
     async with listening(server) as url:
