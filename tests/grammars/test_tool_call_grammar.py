@@ -13,14 +13,14 @@ from saccade.gateway.generation.tool_calls.formats import FORMATS
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
-from saccade.grammars.tool_calls import CallTokens, HeldCalls, HeldFunction
+from saccade.grammars.tool_calls import HeldCalls, HeldFunction, ToolCallTokens
 from saccade.protocol.request import Grammar
 
 BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
 FORMS = {
-    "hermes": CallTokens("hermes", BEGIN, END),
-    "qwen3_coder": CallTokens("qwen3_coder", BEGIN, END),
-    "kimi_k2": CallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
+    "hermes": ToolCallTokens("hermes", BEGIN, END),
+    "qwen3_coder": ToolCallTokens("qwen3_coder", BEGIN, END),
+    "kimi_k2": ToolCallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
 }
 END_OF_ANSWER = 256
 ZOOM: dict[str, Any] = {

@@ -19,7 +19,7 @@ TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
 """What is not held of a parameter that a model writes as bare text."""
 
 
-class CallTokens(msgspec.Struct, frozen=True):
+class ToolCallTokens(msgspec.Struct, frozen=True):
     """A form of calls, and the ids of its tags in a vocabulary; None for a tag that the form does not have."""
 
     format: Literal["hermes", "qwen3_coder", "kimi_k2"]
@@ -29,11 +29,11 @@ class CallTokens(msgspec.Struct, frozen=True):
     section_end_id: int | None = None
     separator_id: int | None = None
 
-    def renumbered(self, first_id: int) -> "CallTokens":
+    def renumbered(self, first_id: int) -> "ToolCallTokens":
         """Return the same tags with ids from *first_id* on, for a vocabulary without a model."""
         optional = (self.section_begin_id, self.section_end_id, self.separator_id)
         others = (None if tag is None else first_id + place for place, tag in enumerate(optional, 2))
-        return CallTokens(self.format, first_id, first_id + 1, *others)
+        return ToolCallTokens(self.format, first_id, first_id + 1, *others)
 
 
 class HeldFunction(msgspec.Struct, frozen=True):
@@ -49,12 +49,12 @@ class HeldCalls(msgspec.Struct, frozen=True):
     """Answers that call *functions* once, or more often with *many*; without *must_call* behind a text, or never."""
 
     functions: list[HeldFunction]
-    tokens: CallTokens
+    tokens: ToolCallTokens
     must_call: bool
     many: bool
 
 
-def read_parameters(function: HeldFunction, tokens: CallTokens, read: Callable[[str], Held]) -> Held:
+def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], Held]) -> Held:
     """Return the schema of the arguments of *function*, of which every keyword can be held by *read* and as text.
 
     Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
@@ -91,20 +91,20 @@ def write_grammar(calls: HeldCalls) -> str:
     return "\n".join([f"start: {start}", "free: /(?s:.*)/", *lines])
 
 
-def _hermes(index: int, function: HeldFunction, tokens: CallTokens) -> Iterator[str]:
+def _hermes(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
     opening, closing = _text(f'\n{{"name": {json.dumps(function.name)}, "arguments": '), _text("}\n")
     yield f"call_{index}: {_tag(tokens.begin_id)} {opening} arguments_{index} {closing} {_tag(tokens.end_id)}"
     yield f"arguments_{index}: {_json(function.parameters)}"
 
 
-def _kimi_k2(index: int, function: HeldFunction, tokens: CallTokens) -> Iterator[str]:
+def _kimi_k2(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
     name = f"{_text(f'functions.{function.name}:')} /[0-9]{{1,3}}/"
     ends = _tag(tokens.separator_id), _tag(tokens.end_id)
     yield f"call_{index}: {_tag(tokens.begin_id)} {name} {ends[0]} arguments_{index} {ends[1]}"
     yield f"arguments_{index}: {_json(function.parameters)}"
 
 
-def _qwen3_coder(index: int, function: HeldFunction, tokens: CallTokens) -> Iterator[str]:
+def _qwen3_coder(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
     schema = function.parameters
     required = schema.get("required") if isinstance(schema.get("required"), list) else []
     names = [f"parameter_{index}_{number}" for number in range(len(_properties(schema)))]
@@ -126,7 +126,7 @@ def _qwen3_coder(index: int, function: HeldFunction, tokens: CallTokens) -> Iter
             yield f"{rule}_value[suffix={_text(closing)}]: /(?s:.*)/"
 
 
-_WRITERS: Final[Mapping[str, Callable[[int, HeldFunction, CallTokens], Iterator[str]]]] = {
+_WRITERS: Final[Mapping[str, Callable[[int, HeldFunction, ToolCallTokens], Iterator[str]]]] = {
     "hermes": _hermes,
     "kimi_k2": _kimi_k2,
     "qwen3_coder": _qwen3_coder,

@@ -24,6 +24,7 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.parameters import parse_chat
+from saccade.gateway.openai.requests import CalledFunction
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
@@ -210,11 +211,11 @@ def _events(template: answers.ChatCompletionChunk, chunk: Chunk) -> bytes:
 
 
 def _tool_call(call: GeneratedCall) -> answers.ToolCall:
-    return answers.ToolCall(call.id, answers.CalledFunction(call.name, call.arguments))
+    return answers.ToolCall(call.id, CalledFunction(call.name, call.arguments))
 
 
 def _tool_call_delta(call: GeneratedCall) -> answers.ToolCallDelta:
-    return answers.ToolCallDelta(call.index, call.id, answers.CalledFunction(call.name, call.arguments))
+    return answers.ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))
 
 
 def _with_delta(

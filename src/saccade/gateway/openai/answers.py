@@ -4,6 +4,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from saccade.gateway.openai.requests import CalledFunction
+
 
 class TokenizeAnswer(Struct, frozen=True):
     """Token ids; pictures appear as the placeholders that the model sees."""
@@ -39,13 +41,6 @@ class Usage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
-
-
-class CalledFunction(Struct, frozen=True):
-    """The function that is called, and its arguments, a JSON object as text."""
-
-    name: str
-    arguments: str
 
 
 class ToolCall(Struct, frozen=True):

@@ -7,7 +7,8 @@ from typing import Any
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
-from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, ToolCallTokens
+from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, tool_call_tokens
+from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media.decode import DECODER
 from saccade.models import files
@@ -124,7 +125,7 @@ class ServedModel:
             files_digest=digest,
             defaults=generation_defaults(files.parse_json(given, GENERATION_CONFIG), config),
             reasoning=ReasoningTokens.of(text.tokenizer) if parsers.reads_reasoning else None,
-            tool_calls=ToolCallTokens.of(text.tokenizer, parsers.tool_format(declaration)),
+            tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.models.family import Family, ToolFormat
 from saccade.tokenization.tokenizer import Tokenizer
 
@@ -60,27 +61,15 @@ TAGS: Final[Mapping[ToolFormat, ToolTags]] = {
 }
 
 
-@dataclass(frozen=True)
-class ToolCallTokens:
-    """The ids of a format's tags in one model's vocabulary; None for a tag that the format does not have."""
-
-    format: ToolFormat
-    begin_id: int
-    end_id: int
-    section_begin_id: int | None = None
-    section_end_id: int | None = None
-    separator_id: int | None = None
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, tool_format: ToolFormat | None) -> "ToolCallTokens | None":
-        """Return the ids for *tool_format*, None where the vocabulary lacks one of its tags."""
-        if tool_format is None:
-            return None
-        tags = TAGS[tool_format]
-        optional = (tags.section_begin, tags.section_end, tags.separator)
-        begin_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
-        others = [None if tag is None else tokenizer.token_id(tag) for tag in optional]
-        is_lacking = any(tag is not None and found is None for tag, found in zip(optional, others, strict=True))
-        if begin_id is None or end_id is None or is_lacking:
-            return None
-        return cls(tool_format, begin_id, end_id, *others)
+def tool_call_tokens(tokenizer: Tokenizer, tool_format: ToolFormat | None) -> ToolCallTokens | None:
+    """Return the ids for *tool_format*, None where the vocabulary lacks one of its tags."""
+    if tool_format is None:
+        return None
+    tags = TAGS[tool_format]
+    optional = (tags.section_begin, tags.section_end, tags.separator)
+    begin_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
+    others = [None if tag is None else tokenizer.token_id(tag) for tag in optional]
+    is_lacking = any(tag is not None and found is None for tag, found in zip(optional, others, strict=True))
+    if begin_id is None or end_id is None or is_lacking:
+        return None
+    return ToolCallTokens(tool_format, begin_id, end_id, *others)

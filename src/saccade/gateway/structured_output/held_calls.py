@@ -7,9 +7,8 @@ import msgspec
 from saccade.errors import InvalidValue
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.openai.tools import read_choice
-from saccade.gateway.served_models.tool_call_tokens import ToolCallTokens
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.grammars.tool_calls import CallTokens, HeldCalls, HeldFunction
+from saccade.grammars.tool_calls import HeldCalls, HeldFunction, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -38,14 +37,7 @@ def with_held_calls(
     ]
     held = HeldCalls(
         functions,
-        CallTokens(
-            tokens.format,
-            tokens.begin_id,
-            tokens.end_id,
-            tokens.section_begin_id,
-            tokens.section_end_id,
-            tokens.separator_id,
-        ),
+        tokens,
         must_call=choice.must_call,
         many=request.parallel_tool_calls is not False and choice.name is None,
     )

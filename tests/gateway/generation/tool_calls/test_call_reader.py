@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saccade.gateway.generation.choice import GeneratedChoice
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall, ToolCallReader
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.served_models.tool_call_tokens import Parsers, ToolCallTokens
+from saccade.gateway.served_models.tool_call_tokens import Parsers, tool_call_tokens
 from saccade.models.family import ToolFormat
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -221,8 +221,8 @@ def test_ids_are_the_models_own_or_new(models: Models) -> None:
 
 def test_the_operators_choice_of_a_format(models: Models, checkpoint: Callable[[str], Path]) -> None:
     tokenizer = models("hermes").tokenizer
-    assert ToolCallTokens.of(tokenizer, "kimi_k2") is None  # its tags are not in the vocabulary
-    assert ToolCallTokens.of(tokenizer, None) is None
+    assert tool_call_tokens(tokenizer, "kimi_k2") is None  # its tags are not in the vocabulary
+    assert tool_call_tokens(tokenizer, None) is None
     files = read_model_files(checkpoint("qwen3_vl"))
     chosen = ServedModel.from_files("m", files, 4096, parsers=Parsers("qwen3_coder", "none"))
     assert chosen.tool_calls is not None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from saccade.gateway.generation.tool_calls.formats import FORMATS, Declared, declared
-from saccade.gateway.served_models.tool_call_tokens import ToolCallTokens
+from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.tokenizer import Tokenizer
 
