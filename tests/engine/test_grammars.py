@@ -207,3 +207,15 @@ def test_a_model_without_a_tokenizer_refuses_by_name(tiny_qwen3_vl: Path) -> Non
     failure = engines.drain(subject, held(tiny_qwen3_vl)).answers["a"].failure
     assert failure is not None
     assert (failure.code, failure.param) == ("unsupported_parameter", "grammar")
+
+
+def test_a_text_never_has_the_token_of_a_tag(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+    """What reads as a tag is written in other tokens; a grammar asks for the tag itself by its id."""
+    added = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())["added_tokens"]
+    tag = next(token["id"] for token in added if token["content"] == "<tool_call>")
+    bias = {tag: 100.0}
+    text = engines.drain(subject, held(tiny_qwen3_vl, {"const": "<tool_call>"}, logit_bias=bias)).answers["a"]
+    assert tag not in text.token_ids
+    assert json.loads(text_of(text, vocabulary)) == "<tool_call>"
+    itself = engines.drain(subject, held(tiny_qwen3_vl, Grammar("lark", f'start: <[{tag}]> "!"'))).answers["a"]
+    assert itself.token_ids[0] == tag

@@ -23,10 +23,8 @@ def read_vocabulary(given: ModelFiles, vocab_size: int) -> Vocabulary:
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
     tokenizer = load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), needs)
     defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), config)
-    # A tag is one token, and never part of an answer's text, as in prompts.
-    tags = set(tokenizer.special_tokens.values())
-    special = [token_id for token_id in range(vocab_size) if token_id in tags or tokenizer.is_special(token_id)]
-    # llguidance tells special tokens apart by their names; those outside the tokenizer have none.
+    special = [token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id)]
+    # llguidance knows special tokens, and tags, by their names in <>; ids outside the tokenizer have none.
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(vocab_size, tokenizer.num_tokens))]
     tokens += [b""] * (vocab_size - len(tokens))
     for token_id in special:
