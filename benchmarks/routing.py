@@ -27,6 +27,7 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
+from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import Router
 
@@ -70,6 +71,9 @@ class Feed:
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds no encodings."""
         return False
+
+    def refuses(self, traits: RequestTraits) -> None:
+        """It takes every request."""
 
     async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the messages in *frames*, decoded when they are due, and note how long each was under way."""

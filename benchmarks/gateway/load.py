@@ -35,7 +35,8 @@ QUESTION = "Describe picture {} in one sentence."
 class Load:
     """*num_requests* are measured after *num_warmup* others; with *seconds*, as many as fit into them.
 
-    Answers are streamed with *stream_tokens* tokens each, where that is not 0.
+    Answers are streamed with *stream_tokens* tokens each, where that is not 0. With *per_second*, requests begin at
+    this rate as long as a client is free.
     """
 
     url: str
@@ -48,6 +49,7 @@ class Load:
     gateway_pid: int = 0
     worker_pid: int = 0
     stream_tokens: int = 0
+    per_second: float = 0.0
 
 
 @dataclass
@@ -114,6 +116,7 @@ class Clients:
         self._load = load
         self._session = session
         self._bodies = bodies(load)
+        self._next_at = 0.0
 
     async def run(self, numbers: Iterator[int], outcome: Outcome) -> None:
         """Ask the requests of those *numbers*; all clients draw from the same."""
@@ -121,6 +124,10 @@ class Clients:
 
     async def _client(self, numbers: Iterator[int], outcome: Outcome) -> None:
         for number in numbers:
+            if self._load.per_second:
+                now = time.monotonic()
+                self._next_at = max(now, self._next_at + 1 / self._load.per_second)
+                await asyncio.sleep(self._next_at - now)
             await self._ask(self._bodies[number % len(self._bodies)], outcome)
 
     async def _ask(self, body: bytes, outcome: Outcome) -> None:

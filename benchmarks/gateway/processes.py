@@ -1,6 +1,7 @@
 """CPU of a request with one and with two gateway processes: `python -m benchmarks.gateway.processes`.
 
-Two workers of one model without engines, text requests, the load of `benchmarks.gateway`. Runs take turns.
+Two workers of one model without engines, text requests, the load of `benchmarks.gateway` at a fixed rate, which leaves
+processors idle: on a full machine everything takes more CPU, and two processes fill it sooner. Runs take turns.
 """
 
 import argparse
@@ -24,8 +25,8 @@ LIMIT = 1.1
 COUNTS = (1, 2)
 
 
-def measure(count: int, folder: Path, log: Path, num_requests: int) -> dict[str, Any]:
-    """Return the figures of *num_requests* at a gateway of *count* processes."""
+def measure(count: int, folder: Path, log: Path, num_requests: int, per_second: float) -> dict[str, Any]:
+    """Return the figures of *num_requests*, *per_second* of them, at a gateway of *count* processes."""
     port, *worker_ports = free_ports(3)
     with contextlib.ExitStack() as running:
         file = running.enter_context(log.open("ab"))
@@ -41,7 +42,7 @@ def measure(count: int, folder: Path, log: Path, num_requests: int) -> dict[str,
             if started.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the gateway did not become ready; {log} tells more")
             time.sleep(0.1)
-        load = Load(url, MODEL, 32, num_requests, 500, gateway_pid=started.pid)
+        load = Load(url, MODEL, 32, num_requests, 500, gateway_pid=started.pid, per_second=per_second)
         return figures(load)
 
 
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/saccade-benchmark-processes"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--per-second", type=float, default=250.0, help="0: as many as 32 clients can send")
     given = parser.parse_args()
     end_with_what_was_started()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for repeat in range(given.repeats):
         for count in COUNTS if repeat % 2 == 0 else reversed(COUNTS):
-            rows.append({"processes": count, **measure(count, folder, given.work / "log", given.requests)})
+            rows.append(
+                {"processes": count, **measure(count, folder, given.work / "log", given.requests, given.per_second)}
+            )
             print(json.dumps(rows[-1]), flush=True)
     one, two = (statistics.median(row["gateway_cpu_ms"] for row in rows if row["processes"] == n) for n in COUNTS)
     print(json.dumps({"machine": machine(), "commit": commit(), "one_ms": one, "two_ms": two, "ratio": two / one}))

@@ -20,7 +20,8 @@
     │   ├── RequestTimeout          408, the request arrives too slowly
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedMediaType    415, a body without `Content-Type: application/json`
-    │   └── QueueFull               429
+    │   ├── QueueFull               429
+    │   └── RateLimitExceeded       429, a tenant has used what it may use in a minute
     ├── ServiceError                the server failed, 5xx
     │   ├── InternalError           500
     │   ├── WorkerFailed            500, the engine failed during the request
@@ -204,6 +205,20 @@ class QueueFull(RequestError):
     status = 429
     code = "queue_full"
     type = "rate_limit_exceeded"
+
+
+class RateLimitExceeded(RequestError):
+    """A tenant has used what it may use in a minute; there is something left again after *retry_after_seconds*."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, param: str | None = None, *, reason: str | None = None, retry_after_seconds: int = 1
+    ) -> None:
+        super().__init__(message, param, reason=reason)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ServiceError(SaccadeError):

@@ -159,7 +159,7 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerFlags(
-        *("::1", 81, 3, ("k1", "k2"), ("http://a", "http://b"), 5, 6, 7),
+        *("::1", 81, 3, ("k1", "k2"), Path("/etc/keys.toml"), ("http://a", "http://b"), 5, 6, 7),
         shutdown_timeout=0.0,
         allowed_hosts=("c",),
         metrics_without_key=True,

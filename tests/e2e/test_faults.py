@@ -55,7 +55,12 @@ CASES: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+EVERY_DAY = ("kill -9 engine", "kill -9 worker's front")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERY_DAY else pytest.mark.conformance) for name in CASES]
+)
 def test_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
     running, later = CASES[name]
     front = faults.only(server, "worker").pid
@@ -68,6 +73,7 @@ def test_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
         assert seen.running[RIGHT] < faults.NUM_RUNNING, "nothing was running"
 
 
+@pytest.mark.conformance
 def test_paused_engine_goes_on_where_it_was(server: Server, quiet: Quiet) -> None:
     engine = server.engine().pid
     seen = strike(server, quiet, partial(faults.pause, 1.0))
@@ -75,6 +81,7 @@ def test_paused_engine_goes_on_where_it_was(server: Server, quiet: Quiet) -> Non
     assert server.engine().pid == engine
 
 
+@pytest.mark.conformance
 def test_engine_that_hangs_is_replaced(server: Server, quiet: Quiet) -> None:
     hanging = server.engine()
     seen = strike(server, quiet, faults.hang)
@@ -83,6 +90,7 @@ def test_engine_that_hangs_is_replaced(server: Server, quiet: Quiet) -> None:
     assert not hanging.is_running()
 
 
+@pytest.mark.conformance
 def test_full_shared_memory_is_slower_and_not_wrong(
     server: Server, quiet: Quiet, tiny_qwen3_vl: Path
 ) -> None:  # [eng] 19
@@ -124,6 +132,7 @@ def test_signal_drains_and_leaves_no_process_and_no_segment(short_lived: Server)
     assert not slots(tree)
 
 
+@pytest.mark.conformance
 def test_supervisor_that_is_killed_takes_everything_with_it(short_lived: Server) -> None:
     tree = short_lived.tree()
     short_lived.process.kill()

@@ -129,6 +129,7 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
         assert [worker["booked"]["requests"] for worker in running.workers()] == [0, 0]
 
 
+@pytest.mark.conformance
 def test_service_goes_on_without_a_process_which_comes_back(
     running: Gateway, bodies: list[dict[str, Any]]
 ) -> None:  # E3
@@ -147,6 +148,7 @@ def test_service_goes_on_without_a_process_which_comes_back(
     wait_until(lambda: processes_on_page(running) == {"0", "1", "indexer"})
 
 
+@pytest.mark.conformance
 def test_service_goes_on_without_the_indexer_which_comes_back(
     running: Gateway, bodies: list[dict[str, Any]]
 ) -> None:  # E3, E5
@@ -181,6 +183,7 @@ def test_port_in_use_is_one_sentence(running: Gateway, worker_urls: list[str]) -
     assert f"127.0.0.1:{running.port}: Address already in use. Choose another --host or --port." in done.stderr
 
 
+@pytest.mark.conformance
 def test_signal_ends_all_processes(worker_urls: list[str]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", worker_urls[0]]

@@ -11,6 +11,8 @@ from references.networks import image_text_model
 from server import Server, serving
 from tool_calls import check_calls
 
+pytestmark = pytest.mark.conformance
+
 NUM_TOKENS = 6
 CHATS: dict[str, tuple[Part, ...]] = {
     "text": ("What is it?",),

@@ -12,6 +12,8 @@ from server import Server, serving
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
+pytestmark = pytest.mark.conformance
+
 NUM_TOKENS = 10
 CHATS: dict[str, tuple[Part, ...]] = {
     "text only": ("What is it?",),

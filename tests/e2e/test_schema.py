@@ -4,22 +4,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from server import serving
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+ALL_PHASES = ("--max-examples", "20")
+EVERY_DAY = ("--max-examples", "3", "--phases", "examples,fuzzing")
 
 
-def test_schemathesis(tiny_qwen3_vl: Path) -> None:
+@pytest.mark.parametrize("flags", [EVERY_DAY, pytest.param(ALL_PHASES, marks=pytest.mark.conformance)], ids=len)
+def test_schemathesis(tiny_qwen3_vl: Path, flags: tuple[str, ...]) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     # A short context: most of what is sent generates until it is full.
     with serving(str(tiny_qwen3_vl), "--max-model-len", "64") as server:
-        command = [str(program), "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--max-examples", "10"]
+        command = [str(program), "run", f"{server.url}/openapi.json", "--checks", CHECKS, *flags]
         done = subprocess.run(
             [*command, "--seed", "1", "--no-color"],
             cwd=tiny_qwen3_vl.parent,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=400,
         )
         generated = server.settled("vllm:generation_tokens_total")
     assert done.returncode == 0, done.stdout[-4000:]

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from chats import Part, openai_messages, picture, reference_messages
 from references.native import Tiles
 from references.networks import image_text_model
 from server import serving
+
+pytestmark = pytest.mark.conformance
 
 MAX_TOKENS = 12
 CHATS: tuple[tuple[Part, ...], ...] = (

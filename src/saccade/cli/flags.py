@@ -15,7 +15,10 @@ from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.served_models.tool_call_tokens import Parsers, ReasoningParser, ToolParser
+from saccade.gateway.tenants.directory import flag_keys, read_keys_file
+from saccade.gateway.tenants.keys_file import MAX_BYTES
 from saccade.media.fetch import FetchConfig
+from saccade.watched_file import WatchedFile
 
 DEFAULTS = GatewayConfig()
 ENGINE = EngineConfig(model_dir="", model="")
@@ -81,6 +84,8 @@ class ServerFlags:
     "Processes that share the port, and one more that keeps the index for them; limits are for all together."
     api_key: Many = ()
     "A key for the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
+    api_keys_file: Path | None = None
+    "A TOML file of tenants, their limits and hashed keys, watched while the gateway runs; see `saccade key`."
     allowed_origins: Origins = ()
     "An origin whose web pages may call the API, * for every one; may be given many times, or as a JSON list."
     max_requests: Count = DEFAULTS.max_requests
@@ -121,6 +126,16 @@ class ServerFlags:
             raise StartupError("--admin-port needs an --admin-key: pass one, or set SACCADE_ADMIN_KEY.")
         if set(self.admin_key) & set(self.api_key):
             raise StartupError("An --admin-key equals an --api-key; choose an admin key that no API client has.")
+
+    @property
+    def keys_path(self) -> Path | None:
+        """The path of --api-keys-file, absolute."""
+        return None if self.api_keys_file is None else self.api_keys_file.expanduser().absolute()
+
+    def check_keys_file(self) -> None:
+        """Raise StartupError where --api-keys-file is wrong, before anything is started."""
+        if self.keys_path is not None:
+            read_keys_file(WatchedFile(self.keys_path, MAX_BYTES), flag_keys(self.api_key, self.admin_key))
 
 
 AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]
@@ -279,6 +294,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         port=server.port,
         worker_urls=worker_urls,
         api_keys=server.api_key,
+        api_keys_file=server.keys_path,
         allowed_origins=server.allowed_origins,
         allowed_hosts=server.allowed_hosts,
         metrics_without_key=server.metrics_without_key,

@@ -165,6 +165,7 @@ def gateway(
         )
     for url in worker_url:
         check_url(url)
+    server.check_keys_file()
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))

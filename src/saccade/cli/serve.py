@@ -61,6 +61,7 @@ def serve(
     if engine.trust_remote_code:
         warn_of_remote_code(console)
     warn_of_unused_cuda(console)
+    server.check_keys_file()
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
@@ -142,7 +143,10 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
             if console is not None and worker.description is not None:
                 picture = sorted(bundled("pictures").glob("texts/*.png"))[0]
                 command = curl(
-                    _url(_reachable(server.host), server.port), worker.description.model, picture, bool(server.api_key)
+                    _url(_reachable(server.host), server.port),
+                    worker.description.model,
+                    picture,
+                    bool(server.api_key or server.api_keys_file),
                 )
                 show_summary(console, worker.description, _url(server.host, server.port), command)
         finally:

@@ -16,7 +16,7 @@ from prometheus_client import ProcessCollector
 from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
-from saccade.gateway.api.admin import HOST, Admin
+from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dialects import targets
@@ -190,7 +190,8 @@ async def administered(
     if listener is None:
         yield
         return
-    admin = Admin(keys, app.members, app.listener, app.preview, app.forget_media, app.metrics, log, app.siblings)
+    controls = Controls(app.preview, app.forget_media, app.tenants)
+    admin = Admin(keys, app.members, app.listener, controls, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = asyncio.create_task(server.serve([listener]), name="admin port")
     try:

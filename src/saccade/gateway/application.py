@@ -1,5 +1,6 @@
 """The gateway as one ASGI application: its parts, put together."""
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from random import Random
@@ -10,6 +11,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.errors import InvalidApiKey, InvalidValue
+from saccade.gateway.api.answering import Answering
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.routes import routes
@@ -38,13 +40,19 @@ from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.metrics import TenantMetrics
+from saccade.gateway.tenants.report import TenantReport, tenant_reports
 from saccade.protocol.description import ModelFiles
-from saccade.protocol.gateway_calls import Work
+from saccade.protocol.gateway_calls import Usage, Work
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
 
-EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning")
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning", *LIMIT_HEADERS)
 
 
 class Application:
@@ -63,7 +71,9 @@ class Application:
         access_log: AccessLog | None = None,
     ) -> None:
         self.metrics = Metrics()
-        self._keys = Keys(config.api_keys, config.metrics_without_key)
+        num_processes = 1 if config.member is None else config.member.size
+        self._directory = Directory(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
+        self._following: asyncio.Task[None] | None = None
         self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
         self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
         self.proxies = TrustedProxies(config.trusted_proxies)
@@ -74,10 +84,11 @@ class Application:
         self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
-        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch, self._index)
+        dispatcher = Dispatcher(fleet, router, decisions, config.dispatch_limits, self._index)
         self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
+        self.metrics.registry.register(TenantMetrics(self._directory))
         self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
@@ -94,7 +105,8 @@ class Application:
             siblings=self.siblings,
         )
         self._grammars = RequestGrammars()
-        self._chat = ChatCompletions(
+        self._chat = ChatCompletions(config.strict_parameters)
+        self._answering = Answering(
             admission=self.admission,
             bodies=bodies,
             memory=self.memory,
@@ -111,18 +123,21 @@ class Application:
             ),
             grammars=self._grammars,
             ping_interval_seconds=config.ping_interval_seconds,
-            strict_parameters=config.strict_parameters,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(self._chat, endpoints), redirect_slashes=False),
-            self._keys,
-            WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=not config.api_keys),
+            Router(routes(self._answering, self._chat, endpoints), redirect_slashes=False),
+            Keys(self._directory, config.metrics_without_key),
+            WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._directory.is_open),
         )
         self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
-        """Prepare to fetch pictures; with siblings, answer them, and connect to the indexer. Raises OSError."""
+        """Prepare to fetch pictures, follow the keys file; with siblings, answer them, and connect to the indexer.
+
+        Raises OSError.
+        """
         await self.preparation.start()
+        self._following = asyncio.create_task(self._directory.follow(), name="keys file")
         if self.siblings is not None:
             await self.siblings.start()
         if self._index is not None:
@@ -130,6 +145,9 @@ class Application:
 
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached pictures."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         self._grammars.close()
         await self.members.close()
         await self.listener.close()
@@ -140,13 +158,23 @@ class Application:
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
         """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""
         try:
-            tenant = self._keys.tenant(api_key)
+            account = self._directory.account(api_key)
         except InvalidApiKey as error:
             raise InvalidValue(
                 "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
                 "x-api-key",
             ) from error
-        return route_report(await self._chat.preview(scope, receive, tenant), self._fleet, self.listener)
+        return route_report(
+            await self._answering.preview(self._chat, scope, receive, account), self._fleet, self.listener
+        )
+
+    async def tenants(self) -> list[TenantReport]:
+        """Return what each tenant of the keys file may use and has used, at all processes that share the port."""
+        usages = [self._usages()] if self.siblings is None else await self.siblings.usages()
+        return tenant_reports(self._directory.named, usages)
+
+    def _usages(self) -> dict[str, Usage]:
+        return {name: account.usage for name, account in self._directory.named.items()}
 
     def _siblings(self, config: GatewayConfig) -> Siblings | None:
         """Return what answers for all processes that share the port; have the engines' metrics shown once."""
@@ -155,7 +183,7 @@ class Application:
             return None
         of_engines = CollectorRegistry()
         of_engines.register(FleetCollector(self._fleet))
-        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines)
+        return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines, self._usages)
 
     def _work(self) -> Work:
         """Return what this process is doing."""

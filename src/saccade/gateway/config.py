@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.fleet.sources import SourceConfig
@@ -17,6 +18,10 @@ from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 POOL = DecodePoolConfig()
 
+LONE_WORKER_QUEUE = 8
+"""Requests that a worker which is alone gets beyond those that it computes, where tenants wait in turn: enough that it
+has something to begin with, and few, because its own queue knows no tenants."""
+
 
 @dataclass(frozen=True)
 class GatewayConfig:
@@ -27,12 +32,12 @@ class GatewayConfig:
     what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
     they tell of it.
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
-    over TCP; *worker_sources* are where further workers come from. Without *api_keys* every client is served that uses
-    an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens /metrics although
-    there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*. *limit_images* and
-    *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more get 429. With
-    *strict_parameters* an unknown parameter is refused rather than ignored with a warning. *parsers* choose what is
-    read out of answers of every model.
+    over TCP; *worker_sources* are where further workers come from. Without *api_keys* and *api_keys_file* every client
+    is served that uses an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens
+    /metrics although there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*.
+    *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
+    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning. *parsers*
+    choose what is read out of answers of every model.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -52,6 +57,7 @@ class GatewayConfig:
     dispatch: DispatchLimits = DEFAULT_LIMITS
     assumed_releases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys_file: Path | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     metrics_without_key: bool = False
@@ -108,8 +114,16 @@ class GatewayConfig:
 
     @property
     def max_tenant_requests(self) -> int:
-        """Requests of one API key at a time; where there are several keys, less than all places."""
-        return max(1, self.max_requests * 3 // 4) if len(self.api_keys) > 1 else self.max_requests
+        """Requests of one tenant at a time; where there may be several tenants, less than all places."""
+        are_several = len(self.api_keys) > 1 or self.api_keys_file is not None
+        return max(1, self.max_requests * 3 // 4) if are_several else self.max_requests
+
+    @property
+    def dispatch_limits(self) -> DispatchLimits:
+        """*dispatch*; with a keys file, requests wait for a lone worker at the gateway, where tenants take turns."""
+        if self.api_keys_file is None:
+            return self.dispatch
+        return dataclasses.replace(self.dispatch, lone_worker_queue=LONE_WORKER_QUEUE)
 
     @property
     def max_pixel_bytes(self) -> int:

@@ -87,5 +87,20 @@ class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-medi
     """Empty the caches of pictures and URLs. Answered by nothing."""
 
 
-SiblingRequest = ShowMetrics | ShowWork | ForgetMedia
+class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
+    """What have tenants used? Answered by Usage by the tenant's name."""
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What a tenant has used since the process began. *cached_tokens* are a part of *prompt_tokens*."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    picture_bytes: int = 0
+
+
+SiblingRequest = ShowMetrics | ShowWork | ForgetMedia | ShowUsage
 IndexRequest = FindOverlaps | ShowKnown | ShowMetrics

@@ -30,7 +30,7 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport import kv_feed
+from saccade.transport import kv_feed, lasting_task
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
@@ -199,7 +199,7 @@ class WorkerClient:
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._task = asyncio.create_task(self._run(), name=f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
 
     async def close(self) -> None:
         """End the stream; the worker aborts what is still open, and open requests raise WorkerFailed."""

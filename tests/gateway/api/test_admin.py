@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.api.admin import HOST, Admin
+from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.config import GatewayConfig
 from saccade.telemetry import Metrics
 
@@ -160,8 +160,7 @@ def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
             (),
             served.application.members,
             served.application.listener,
-            served.application.preview,
-            lambda: None,
+            Controls(served.application.preview, served.application.forget_media, served.application.tenants),
             Metrics(),
         )
 

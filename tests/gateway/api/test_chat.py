@@ -93,6 +93,27 @@ def test_streamed_answer(
         assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
+def test_chunks_of_plain_text_are_the_chunks_of_any_text(
+    gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]
+) -> None:
+    """They are written another way than chunks that have more than text, here the ids of their tokens."""
+    script = deltas(*([i] for i in ids_of('a "b"\\ \n你{"content":""}')), [gateway.eos])
+
+    def chunks(**asked: bool) -> list[Any]:
+        gateway.worker.script = script
+        *events, _ = gateway.chat(stream=True, n=2, stream_options={"include_usage": True}, **asked).events
+        for event in events:
+            del event["id"], event["created"]
+            event.pop("prompt_token_ids", None)
+            for choice in event["choices"]:
+                choice.pop("token_ids", None)
+        return events
+
+    plain = chunks()
+    assert plain == chunks(return_token_ids=True)
+    assert len(plain) >= len(script)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_stop_string_over_tokens_ends_the_answer_and_the_work(
     stream: bool, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]

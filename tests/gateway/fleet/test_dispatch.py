@@ -26,6 +26,7 @@ from saccade.errors import (
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, Dispatcher, DispatchLimits, Placement, Prompt, media_runs
 from saccade.gateway.fleet.routing_metrics import DispatchCollector
 from saccade.gateway.fleet.workers import Fleet, Model
+from saccade.gateway.tenants.tenant import Tenant
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -407,6 +408,23 @@ async def test_a_worker_that_is_alone_gets_everything() -> None:
         for _ in range(9):
             await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
         assert dispatcher.num_requests == 9
+
+
+async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F13
+    _, _, dispatcher = scripted("a", limits=DispatchLimits(lone_worker_queue=1), max_num_seqs=1)
+    one, other = (Prompt([1], tenant=Tenant(id=name)) for name in (b"one", b"other"))
+    order: list[bytes] = []
+
+    async def serve(prompt: Prompt) -> None:
+        async with dispatcher.place("echo", prompt):
+            order.append(prompt.tenant.id)
+
+    async with dispatcher.place("echo", one):
+        async with dispatcher.place("echo", one):
+            waiting = [asyncio.create_task(serve(prompt)) for prompt in (one, one, other)]
+            await until(lambda: dispatcher.queue.num_waiting == 3)
+        await asyncio.gather(*waiting)
+    assert order == [b"other", b"one", b"one"]
 
 
 @pytest.mark.parametrize(

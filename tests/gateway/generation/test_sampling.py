@@ -3,7 +3,8 @@
 import pytest
 import scripted
 
-from saccade.gateway.http.auth import Keys, request_salt
+from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.request import SamplingParams
 
 
@@ -60,8 +61,8 @@ def test_cache_salt_separates_within_a_tenant_and_never_joins_two(gateway: scrip
     assert none == b""
     assert one == again
     assert len({none, one, other}) == 3
-    keys = Keys(["first", "second"])
-    tenants = [keys.salt("/", [(b"authorization", b"Bearer " + key)]) for key in (b"first", b"second")]
+    directory = Directory(("first", "second"))
+    tenants = [directory.account(key).tenant.salt for key in (b"first", b"second")]
     # What one tenant sends is neither the other's salt nor what the other gets for the same words.
     sent_by = [
         {request_salt(tenant, text) for text in (None, "a", "b", *(t.hex() for t in tenants))} for tenant in tenants

@@ -13,7 +13,10 @@ from saccade.gateway.fleet.dispatch import DispatchLimits
 from saccade.gateway.group.member import Member
 from saccade.gateway.group.siblings import Siblings, booked_together
 from saccade.gateway.http.connection import ConnectionLimits
-from saccade.protocol.gateway_calls import Booked, Work
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.report import tenant_reports
+from saccade.gateway.tenants.tenant import Limits, Tenant
+from saccade.protocol.gateway_calls import Booked, Usage, Work
 
 
 class Process:
@@ -25,11 +28,14 @@ class Process:
         self.registry, shared = CollectorRegistry(), CollectorRegistry()
         Counter("asked", "Requests.", ("route",), registry=self.registry).labels("/x").inc(member.number + 1)
         Gauge("engine", "The same in all processes.", registry=shared).set(7)
-        self.siblings = Siblings(member, self.work, self.forget, self.registry, shared)
+        self.siblings = Siblings(member, self.work, self.forget, self.registry, shared, self.usages)
 
     def work(self) -> Work:
         booked = Booked(requests=self.number, prompt_tokens=10, prefill_tokens=5, decode_blocks=1)
         return Work(self.number + 1, {"unix:/a": booked})
+
+    def usages(self) -> dict[str, Usage]:
+        return {"acme": Usage(requests=self.number, prompt_tokens=10)}
 
     def forget(self) -> None:
         self.has_media = False
@@ -88,6 +94,15 @@ async def test_work_is_that_of_all_processes(tmp_path: Path) -> None:
             requests=3, prompt_tokens=30, prefill_tokens=15, decode_blocks=3
         )
         assert booked_together(works, "unix:/b") == Booked()
+
+
+async def test_usage_is_that_of_all_processes(tmp_path: Path) -> None:
+    async with processes(tmp_path, 3) as running:
+        await all_reached(running)
+        usages = await running[1].siblings.usages()
+        account = Account(Tenant(name="acme", limits=Limits(tokens=7)))
+        (report,) = tenant_reports({"acme": account}, usages)
+        assert (report.usage, report.tokens_per_minute) == (Usage(requests=0 + 1 + 2, prompt_tokens=30), 7)
 
 
 async def test_caches_of_all_processes_are_emptied_and_those_that_are_away_are_named(tmp_path: Path) -> None:

@@ -100,3 +100,26 @@ async def test_turns_of_text_do_not_wait_for_pictures() -> None:  # A6
             await pictures.enter_async_context(admission.turn(LARGE_BODY_BYTES + 1))
         async with admission.turn(LARGE_BODY_BYTES):
             pass
+
+
+def test_tenants_that_come_later_find_a_place() -> None:  # F13
+    admission = Admission(max_requests=64, max_pixel_bytes=0, max_tenant_requests=48)
+    with contextlib.ExitStack() as held:
+
+        def fill(tenant: bytes) -> int:
+            """How many places *tenant* gets."""
+            for count in range(65):
+                try:
+                    held.enter_context(admission.admit(tenant))
+                except QueueFull:
+                    return count
+            raise AssertionError("no bound")
+
+        assert [fill(name) for name in (b"a", b"b", b"c", b"d")] == [48, 12, 3, 1]
+    with contextlib.ExitStack() as held:
+        for number in range(55):  # three sevenths of the places each
+            held.enter_context(admission.admit((b"a", b"b")[number % 2]))
+        for tenant in (b"a", b"b"):
+            with pytest.raises(QueueFull, match="which is its share"):
+                admission.check(tenant)
+        admission.check(b"c")

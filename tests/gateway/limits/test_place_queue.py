@@ -8,6 +8,7 @@ import pytest
 from saccade.errors import QueueFull, WorkerUnavailable
 from saccade.gateway.limits import place_queue
 from saccade.gateway.limits.place_queue import PlaceQueue
+from saccade.gateway.tenants.tenant import Tenant
 
 
 class Places:
@@ -75,7 +76,7 @@ async def test_a_newcomer_does_not_overtake() -> None:
     places.num_free = 1
     tasks += places.start("b")
     await settle()
-    assert places.entered == []  # nobody has said that there is a place
+    assert places.entered == ["a"]
     places.give()
     await asyncio.gather(*tasks)
     assert places.entered == ["a", "b"]
@@ -165,3 +166,112 @@ async def test_a_place_that_comes_with_time_is_found(monkeypatch: pytest.MonkeyP
     places.num_free = 1
     await asyncio.wait_for(task, 30)
     assert places.entered == ["a"]
+
+
+def tenant(name: str, priority: int = 1) -> Tenant:
+    return Tenant(id=name.encode(), name=name, priority=priority)
+
+
+A, B, C = tenant("a"), tenant("b"), tenant("c")
+
+
+class Shared:
+    """Places that tenants hold until the test takes them back; *entered* has the tenant of each request, in order."""
+
+    def __init__(self, num_free: int = 0, max_waiting: int = 99) -> None:
+        self.num_free = num_free
+        self.entered: list[str] = []
+        self.queue = PlaceQueue(max_waiting, 60.0)
+        self.holders: dict[str, list[asyncio.Event]] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def hold(self, tenant: Tenant) -> None:
+        done = asyncio.Event()
+        with contextlib.ExitStack() as held:
+            async with self.queue.turn("m", lambda: self.num_free, tenant):
+                held.enter_context(self.queue.holding("m", tenant))
+                self.num_free -= 1
+                self.entered.append(tenant.name)
+                self.holders.setdefault(tenant.name, []).append(done)
+            await done.wait()
+            self.num_free += 1
+        self.queue.changed()
+
+    async def ask(self, *tenants: Tenant) -> list[asyncio.Task[None]]:
+        begun = [asyncio.create_task(self.hold(tenant)) for tenant in tenants]
+        self.tasks += begun
+        await settle()
+        return begun
+
+    async def end(self, *names: str) -> str:
+        """End a request of each of *names*; return whose requests have begun instead."""
+        before = len(self.entered)
+        for name in names:
+            self.holders[name].pop(0).set()
+            await settle()
+        return "".join(self.entered[before:])
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def test_tenants_share_places_alike_however_many_requests_each_sends() -> None:  # F13
+    places = Shared(num_free=4)
+    await places.ask(*[A] * 12, B, B, C)
+    assert "".join(places.entered) == "aaaa"
+    assert await places.end("a", "a", "a") == "bca"  # at last all three held one, and A was served longest ago
+    assert await places.end("b", "c") == "ba"  # nobody else waits then
+    await places.ask(B)
+    assert await places.end("a") == "b"
+    await places.close()
+
+
+async def test_a_tenant_of_priority_2_holds_twice_as_many_places() -> None:
+    places = Shared(num_free=6)
+    high = tenant("a", 2)
+    await places.ask(*[C] * 6, *[high] * 9, *[B] * 9)
+    await places.end(*"cccccc")
+    assert sorted(places.entered[6:]) == [*"aaaabb"]
+    await places.close()
+
+
+async def test_of_tenants_with_equal_parts_the_one_that_was_served_longest_ago_is_next() -> None:
+    places = Shared(num_free=1)
+    await places.ask(C, *[A] * 3, *[B] * 3)
+    assert await places.end("c") == "a"
+    assert [await places.end(name) for name in "abab"] == [*"baba"]
+    await places.close()
+
+
+async def test_requests_of_one_tenant_keep_their_order_beside_others() -> None:
+    places = Shared(num_free=1)
+    _, first, _, second = await places.ask(A, B, A, B)
+    await places.end("a")
+    assert places.entered == ["a", "b"]
+    await places.end("b")
+    assert (first.done(), second.done()) == (True, False)
+    assert places.entered[2] == "a"
+    await places.close()
+
+
+async def test_a_full_queue_takes_the_last_request_of_whoever_has_most() -> None:
+    places = Shared(max_waiting=4)
+    first, _, third, fourth = await places.ask(A, A, A, A)
+    await places.ask(B)
+    with pytest.raises(QueueFull, match="others with fewer requests"):
+        await fourth
+    await places.ask(B)
+    with pytest.raises(QueueFull, match="others with fewer requests"):
+        await third
+    for one in (A, B):  # both have two
+        with pytest.raises(QueueFull, match="4 requests are waiting"):
+            await places.hold(one)
+    high = tenant("c", 2)
+    await places.ask(high, high)
+    assert places.queue.num_waiting == 4
+    assert not first.done()
+    with pytest.raises(QueueFull, match="4 requests are waiting"):
+        await places.hold(high)  # it would have three for its two, and the others have one each
+    await places.close()

@@ -1,6 +1,7 @@
 """The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may give."""
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -20,6 +21,8 @@ from saccade.gateway.http.access_log import AccessLog
 from saccade.gateway.http.auth import Keys
 from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
 from saccade.gateway.http.web_pages import WebPages
+from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.report import TenantReport
 from saccade.telemetry import Metrics
 from saccade.transport.framing import UNREADABLE
 
@@ -30,8 +33,18 @@ SOURCE = "POST /workers"
 
 MAX_BODY_BYTES = 16 << 10
 
-Preview = Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
-"""Tells where the chat in a request would go if the tenant with an API key sent it; b"" names no key."""
+
+@dataclass(frozen=True)
+class Controls:
+    """What the port may ask of the gateway.
+
+    *preview* tells where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
+    *forget_media* empties the gateway's caches; *tenants* tells what tenants have used.
+    """
+
+    preview: Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
+    forget_media: Callable[[], None]
+    tenants: Callable[[], Awaitable[list[TenantReport]]]
 
 
 class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,9 +56,8 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
 
-    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *preview* tells
-    where a chat would go; *forget_media* empties the caches of the gateway. *siblings* are the
-    processes that share the port. Raises StartupError where there is no key.
+    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *controls* are
+    those of the gateway. *siblings* are the processes that share the port. Raises StartupError where there is no key.
     """
 
     def __init__(
@@ -53,8 +65,7 @@ class Admin:
         keys: Collection[str],
         members: Members,
         listener: CacheView,
-        preview: Preview,
-        forget_media: Callable[[], None],
+        controls: Controls,
         metrics: Metrics,
         access_log: AccessLog | None = None,
         siblings: Siblings | None = None,
@@ -64,8 +75,7 @@ class Admin:
         self._fleet = members.fleet
         self._members = members
         self._listener = listener
-        self._preview = preview
-        self._forget_media = forget_media
+        self._controls = controls
         self._siblings = siblings
         router = Router(
             [
@@ -73,12 +83,13 @@ class Admin:
                 route("POST", "/workers", self.add_worker, takes_json=True),
                 route("DELETE", "/workers", self.remove_worker, takes_json=True),
                 route("POST", "/route", self.route, takes_json=True),
+                route("GET", "/usage", self.usage),
                 route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
                 route("POST", "/reset_mm_cache", self.reset_mm_cache),
             ],
             redirect_slashes=False,
         )
-        guarded = GuardMiddleware(router, Keys(keys), WebPages((), (), keyless=False))
+        guarded = GuardMiddleware(router, Keys(Directory(keys)), WebPages((), (), keyless=False))
         self._app = TelemetryMiddleware(guarded, metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +142,11 @@ class Admin:
         The header x-api-key names the tenant whose caches count; it may be left out where the gateway has no API keys.
         """
         api_key = request.headers.get(TENANT_HEADER, "").encode()
-        return _json(await self._preview(request.scope, request.receive, api_key))
+        return _json(await self._controls.preview(request.scope, request.receive, api_key))
+
+    async def usage(self, request: Request) -> Response:
+        """GET /usage: what each tenant of the keys file may use in a minute, and has used since the gateway began."""
+        return _json({"tenants": await self._controls.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
@@ -141,7 +156,7 @@ class Admin:
         """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
         missed = []
         if self._siblings is None:
-            self._forget_media()
+            self._controls.forget_media()
         else:
             missed = await self._siblings.forget_media()
         answer = self._reset(media=True)

@@ -11,7 +11,7 @@ from saccade.gateway.api.openapi import describe, server_version
 from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.body_reader import COPIES, BodyReader
 from saccade.gateway.http.clients import TrustedProxies
-from saccade.gateway.http.middleware import SALT, WARNINGS
+from saccade.gateway.http.middleware import WARNINGS
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
@@ -21,6 +21,7 @@ from saccade.gateway.pictures.collect import PictureCollector
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 
@@ -58,7 +59,7 @@ class Endpoints:
             if (asked.prompt is None) == (asked.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
             if asked.messages is None:
-                with self.admission.admit(request.scope[SALT]):
+                with self.admission.admit(_account(request).tenant.id):
                     token_ids = await self.prompts.token_ids(served, asked.prompt or "")
             else:
                 token_ids = await self._chat_token_ids(request, served, asked, memory)
@@ -70,7 +71,7 @@ class Endpoints:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
                 asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
-            with self.admission.admit(request.scope[SALT]):
+            with self.admission.admit(_account(request).tenant.id):
                 return _json(DetokenizeAnswer(await self.prompts.text_of(self._served(asked.model), asked.tokens)))
 
     async def live(self, request: Request) -> Response:
@@ -107,20 +108,27 @@ class Endpoints:
     async def _chat_token_ids(
         self, request: Request, served: ServedModel, asked: TokenizeRequest, memory: Reservation
     ) -> list[int]:
-        salt: bytes = request.scope[SALT]
+        account = _account(request)
         chat = await self.prompts.read_long(served, asked)
         memory.keep(memory.num_bytes // COPIES)
-        pictures = await self.pictures.collect(served, chat.pictures, salt, memory)
-        with self.admission.admit(salt):
+        account.begin_pictures(len(chat.pictures))
+        pictures = await self.pictures.collect(served, chat.pictures, account.tenant.salt, memory)
+        num_bytes = sum(len(picture.encoded) for picture in pictures)
+        account.use_pictures(num_bytes)
+        with self.admission.admit(account.tenant.id):
             layouts = [picture.layout for picture in pictures]
-            num_bytes = sum(len(picture.encoded) for picture in pictures)
             return (await self.prompts.draft(served, asked, chat, layouts, num_bytes)).token_ids
 
     def _reservation(self, request: Request) -> Reservation:
-        """Return what counts a request's bytes. Raises Draining and QueueFull where it would not be served."""
-        salt: bytes = request.scope[SALT]
-        self.admission.check(salt)
-        return self.memory.reservation(salt or self.proxies.client_of(request.scope))
+        """Count a request, and return what counts its bytes.
+
+        Raises Draining, QueueFull and RateLimitExceeded where it would not be served.
+        """
+        account = _account(request)
+        tenant = account.tenant.id
+        self.admission.check(tenant)
+        account.begin_request()
+        return self.memory.reservation(tenant or self.proxies.client_of(request.scope))
 
     def _served(self, name: str | None) -> ServedModel:
         """Return the model *name*; None means the only one there is."""
@@ -133,6 +141,11 @@ class Endpoints:
                 raise WorkerUnavailable("No worker is ready yet; try again shortly.")
             case several:
                 raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
+
+
+def _account(request: Request) -> Account:
+    account: Account = request.scope[ACCOUNT]
+    return account
 
 
 def _card(name: str, served: ServedModel) -> ModelCard:

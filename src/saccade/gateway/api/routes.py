@@ -1,16 +1,19 @@
 """Which path leads to which endpoint."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.http.connection import CONNECTION
-from saccade.gateway.http.middleware import ROUTE, SALT
+from saccade.gateway.http.middleware import ROUTE
 from saccade.gateway.http.web_pages import check_json
+from saccade.gateway.tenants.account import ACCOUNT
 
 
 class _Named:
@@ -26,16 +29,16 @@ class _Named:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[ROUTE] = self._path
-        if scope[SALT] and CONNECTION in scope:
+        if scope[ACCOUNT].tenant.id and CONNECTION in scope:
             scope[CONNECTION].vouch()
         if self._takes_json:
             check_json(scope["headers"])
         await self._app(scope, receive, send)
 
 
-def routes(chat: ASGIApp, endpoints: Endpoints) -> list[Route]:
+def routes(answering: Answering, chat: Api, endpoints: Endpoints) -> list[Route]:
     return [
-        Route("/v1/chat/completions", _Named("/v1/chat/completions", chat, takes_json=True), methods=["POST"]),
+        _answered("/v1/chat/completions", answering, chat),
         route("GET", "/v1/models", endpoints.models),
         route("GET", "/v1/models/{model:path}", endpoints.model),
         route("POST", "/tokenize", endpoints.tokenize, takes_json=True),
@@ -56,3 +59,7 @@ def route(
     method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]], takes_json: bool = False
 ) -> Route:
     return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])
+
+
+def _answered(path: str, answering: Answering, api: Api) -> Route:
+    return Route(path, _Named(path, partial(answering.serve, api), takes_json=True), methods=["POST"])

@@ -16,6 +16,7 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.routing.index import Partition
 from saccade.routing.router import Router
+from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
 FULL_SECONDS = 60.0
@@ -143,9 +144,7 @@ class CacheListener:
                 self.router.expect_nothing(worker.url)
             running = self._tasks.get(worker.url)
             if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
-                self._tasks[worker.url] = asyncio.create_task(
-                    self._keep_up(worker), name=f"cache events of {worker.url}"
-                )
+                self._tasks[worker.url] = lasting_task.begin(self._keep_up(worker), f"cache events of {worker.url}")
 
     async def _keep_up(self, worker: Worker) -> None:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""

@@ -20,6 +20,7 @@ from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partn
 from saccade.gateway.fleet.worker import Worker, refusal, takes_chats_only
 from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.limits.place_queue import PlaceQueue
+from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem, Span
@@ -55,7 +56,7 @@ class Prompt:
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
     answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
-    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars.
+    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars. It waits as *tenant*'s.
     """
 
     token_ids: Sequence[int]
@@ -66,6 +67,7 @@ class Prompt:
     needs_token_ids: RequestError | None = None
     sampling: SamplingParams | None = None
     needs_grammars: RequestError | None = None
+    tenant: Tenant = EVERYBODY
 
     @property
     def traits(self) -> RequestTraits:
@@ -124,7 +126,8 @@ class DispatchLimits:
     Of *num_processes* of one gateway, each sends a worker its part of these.
 
     Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
-    fails before the first token is sent again at most *max_retries* times.
+    fails before the first token is sent again at most *max_retries* times. A worker that is alone gets everything, or
+    with *lone_worker_queue* as many as it computes and these.
     """
 
     worker_queue: int = 64
@@ -132,6 +135,7 @@ class DispatchLimits:
     wait_seconds: float = 30.0
     max_retries: int = 1
     num_processes: int = 1
+    lone_worker_queue: int | None = None
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -212,14 +216,17 @@ class Dispatcher:
         and the prompt's own error where no worker can take it.
         """
         name = self._fleet.model(model).name
-        async with self.queue.turn(name, lambda: sum(self._free_places(model, prompt, excluded).values())):
-            serving = self._fleet.model(model)
-            free = self._free_places(model, prompt, excluded)
-            workers = [worker for worker in serving.workers if free.get(worker.url)]
-            query = await self._look_up(serving, workers, prompt)
-            with self._metrics.stage("choice"):
-                booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
         with contextlib.ExitStack() as booked:
+            async with self.queue.turn(
+                name, lambda: sum(self._free_places(model, prompt, excluded).values()), prompt.tenant
+            ):
+                booked.enter_context(self.queue.holding(name, prompt.tenant))
+                serving = self._fleet.model(model)
+                free = self._free_places(model, prompt, excluded)
+                workers = [worker for worker in serving.workers if free.get(worker.url)]
+                query = await self._look_up(serving, workers, prompt)
+                with self._metrics.stage("choice"):
+                    booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
             leg = self._leg(booking, workers, booked)
             held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
@@ -309,8 +316,8 @@ class Dispatcher:
     def _free_places(self, model: str, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
         """Return by url how many more requests each worker of *model* may get that may get one at all.
 
-        A breaker never takes the last worker away, and a worker that is alone gets everything: it has a queue of its
-        own. Raises ModelNotFound, WorkerUnavailable and the prompt's own error.
+        A breaker never takes the last worker away, and a worker that is alone gets everything, unless tenants wait for
+        it: it has a queue of its own. Raises ModelNotFound, WorkerUnavailable and the prompt's own error.
         """
         serving = self._fleet.model(model).workers
         workers = [worker for worker in serving if worker.url not in excluded]
@@ -318,14 +325,16 @@ class Dispatcher:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
         workers = _takers(workers, prompt)
         if len(serving) == 1:
-            return {workers[0].url: UNBOUNDED}
+            worker, queue = workers[0], self.limits.lone_worker_queue
+            return {worker.url: UNBOUNDED if queue is None else self._num_free(worker, queue)}
         now = time.monotonic()
         allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
-        return {worker.url: self._num_free(worker) for worker in first_workers(allowed)}
+        return {worker.url: self._num_free(worker, self.limits.worker_queue) for worker in first_workers(allowed)}
 
-    def _num_free(self, worker: Worker) -> int:
+    def _num_free(self, worker: Worker, queue: int) -> int:
+        """Return how many more requests *worker* may get, which may have *queue* beyond those that it computes."""
         computes = worker.description.max_num_seqs if worker.description else 1
-        places = -(-(computes + self.limits.worker_queue) // self.limits.num_processes)
+        places = -(-(computes + queue) // self.limits.num_processes)
         return max(0, places - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:

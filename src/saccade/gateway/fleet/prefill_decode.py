@@ -160,9 +160,11 @@ class _Prefill:
 
     async def close(self) -> None:
         """End the leg."""
-        await _cancelled(self._task)
-        if not self._has_run:
-            self._release(slots_of(self._request))
+        try:
+            await _cancelled(self._task)
+        finally:
+            if not self._has_run:
+                self._release(slots_of(self._request))
 
     async def _run(self) -> None:
         self._has_run = True

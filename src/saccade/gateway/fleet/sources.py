@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from saccade.errors import StartupError
 from saccade.gateway.fleet.dialects import check_url
 from saccade.media.resolver import DnsResolver
+from saccade.watched_file import WatchedFile
 
 FLAGS = "--worker-url"
 """The name of the source that never changes."""
@@ -54,44 +55,29 @@ class WorkersFile:
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
         self.name = "--workers-file"
-        self._path = path
+        self._file = WatchedFile(path, MAX_FILE_BYTES)
         self._every_seconds = every_seconds
         self._has_failed = False
 
     async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the file has changed."""
-        seen: tuple[int, ...] | None = None
         while True:
-            found = await asyncio.to_thread(self._read, seen)
-            if found is not None:
-                seen, text = found
+            text = await asyncio.to_thread(self._read)
+            if text is not None:
                 yield _urls(text)
             await asyncio.sleep(self._every_seconds)
 
-    def _read(self, seen: tuple[int, ...] | None) -> tuple[tuple[int, ...], str] | None:
-        """Return the state of the file and its text, None where the state is *seen* or it cannot be read."""
+    def _read(self) -> str | None:
+        """Return the file's text, None where it has not changed or cannot be read, which is logged once."""
         try:
-            with self._path.open("rb") as file:
-                stat = self._path.stat()
-                state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                if state == seen:
-                    self._has_failed = False
-                    return None
-                data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            self._fail(error.strerror or "it is not readable")
-            return None
-        if len(data) > MAX_FILE_BYTES:
-            self._fail(f"it has more than {MAX_FILE_BYTES} bytes")
+            content = self._file.read()
+        except StartupError as error:
+            if not self._has_failed:
+                logger.error("--workers-file %s is not used, its last workers stay: %s", self._file.path, error.message)
+            self._has_failed = True
             return None
         self._has_failed = False
-        return state, data.decode(errors="replace")
-
-    def _fail(self, cause: str) -> None:
-        """Log why the file is not used, once until it is."""
-        if not self._has_failed:
-            logger.error("--workers-file %s is not used, its last workers stay: %s", self._path, cause)
-        self._has_failed = True
+        return None if content is None else content.decode(errors="replace")
 
 
 def _urls(text: str) -> tuple[str, ...]:

@@ -104,9 +104,9 @@ class Fleet:
 
     async def forget(self, client: Worker) -> None:
         """Have everything dropped that is known of *client*, which has left and has no requests."""
-        self._leaving.remove(client)
         for forgetter in self._forgetters:
             await forgetter(client.url)
+        self._leaving.remove(client)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
         """Have every worker drop what no request uses; return the urls of workers that did not take the command."""

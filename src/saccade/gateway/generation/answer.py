@@ -12,19 +12,23 @@ from saccade.gateway.http.access_log import line_of_request
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.tenants.account import Account
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
 from saccade.tokenization.chat_template import Tool
 
 
 class Answer:
-    """The answer to *request*, which may call *tools*. Its clock starts when it is made, before the prompt is prepared.
+    """The answer to *request*, which may call *tools*; *account* pays for it. Its clock starts when it is made, before
+    the prompt is prepared.
 
     A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
     before chunks().
     """
 
-    def __init__(self, request: ChatRequest, served: ServedModel, metrics: Metrics, tools: Sequence[Tool] = ()) -> None:
+    def __init__(
+        self, request: ChatRequest, served: ServedModel, metrics: Metrics, tools: Sequence[Tool], account: Account
+    ) -> None:
         self.request = request
         self.served = served
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -35,6 +39,7 @@ class Answer:
         self._worker: Answering | None = None
         self._num_cached_tokens = 0
         self._metrics = metrics
+        self._account = account
         self._itl_seconds = metrics.itl_seconds.labels(served.name)
         self._begun_at = time.perf_counter()
         self._ttft_seconds: float | None = None
@@ -70,7 +75,9 @@ class Answer:
                 # The worker had sent it before it received the abort.
                 self._observe_times(delta.times)
                 continue
+            num_tokens = choice.num_tokens
             chunk = choice.take(delta)
+            self._account.use_answer(choice.num_tokens - num_tokens)
             self._observe(choice, delta)
             if choice.finish_reason is not None:
                 num_open -= 1
@@ -104,6 +111,7 @@ class Answer:
             raise WorkerFailed("The worker sent an answer that was not asked for.")
         if delta.index == 0:
             self._num_cached_tokens += delta.num_cached_tokens
+            self._account.use_cached(delta.num_cached_tokens)
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]
 

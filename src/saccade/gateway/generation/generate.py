@@ -11,7 +11,6 @@ from saccade.gateway.fleet.dispatch import Dispatcher, Preview, Prompt, media_ru
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
 from saccade.gateway.generation.sampling import behind_reasoning, sampling_params
-from saccade.gateway.http.auth import request_salt
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
@@ -22,13 +21,15 @@ from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.grammars import HeldAnswer
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.output import TokenDelta
 from saccade.telemetry import Metrics
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its parameters, its chat, its model, the salt of its tenant, and *memory*, which counts its bytes.
+    """A request: its parameters, its chat, its model, its tenant's account, and *memory*, which counts its bytes.
 
     *request* has no messages: its pictures are dropped as soon as they are decoded. The answer may be *held* to a
     grammar.
@@ -37,7 +38,7 @@ class Asked:
     request: ChatRequest
     chat: Chat
     served: ServedModel
-    tenant_salt: bytes
+    account: Account
     memory: Reservation
     held: HeldAnswer | None = None
 
@@ -59,13 +60,17 @@ class Generation:
         served = asked.served
         async with contextlib.AsyncExitStack() as held:
             # The answer's clock starts here, so that its ttft includes the preparation.
-            answer = held.enter_context(Answer(asked.request, served, self.metrics, asked.chat.tools))
+            answer = Answer(asked.request, served, self.metrics, asked.chat.tools, asked.account)
+            held.enter_context(answer)
             with self.metrics.stage("prepare"):
-                salt = request_salt(asked.tenant_salt, asked.request.cache_salt)
+                salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
+                asked.account.begin_pictures(len(asked.chat.pictures))
                 # While the request waits for other servers it holds no place.
                 pictures = await self.pictures.collect(served, asked.chat.pictures, salt, asked.memory)
-                held.enter_context(self.admission.admit(asked.tenant_salt))
+                asked.account.use_pictures(sum(len(picture.encoded) for picture in pictures))
+                held.enter_context(self.admission.admit(asked.account.tenant.id))
                 drafted = await self._draft(asked, pictures, salt)
+                asked.account.use_prompt(len(drafted.draft.token_ids))
                 answer.begin(drafted.draft.token_ids)
                 sender = Sender(self.admission, self.pixels, self.dispatcher, self.metrics)
                 request = AnswerRequest(answer.id, len(answer.choices), served, drafted)
@@ -82,9 +87,9 @@ class Generation:
 
         Nothing is booked, and no pixel is decoded.
         """
-        salt = request_salt(asked.tenant_salt, asked.request.cache_salt)
+        salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
         pictures = await self.pictures.collect(asked.served, asked.chat.pictures, salt, asked.memory)
-        with self.admission.admit(asked.tenant_salt):
+        with self.admission.admit(asked.account.tenant.id):
             drafted = await self._draft(asked, pictures, salt)
             return await self.dispatcher.preview(asked.served.name, drafted.prompt)
 
@@ -110,6 +115,7 @@ class Generation:
             needs_token_ids=why_not_as_chat(asked.served, asked.chat, settings) if some_take_chats else None,
             sampling=sampling,
             needs_grammars=None if asked.held is None else _not_held(asked.held.param),
+            tenant=asked.account.tenant,
         )
         return Drafted(draft, sampling, prompt, asked.chat)
 

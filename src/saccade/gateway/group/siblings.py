@@ -15,8 +15,10 @@ from saccade.protocol.gateway_calls import (
     ForgetMedia,
     IndexRequest,
     ShowMetrics,
+    ShowUsage,
     ShowWork,
     SiblingRequest,
+    Usage,
     Work,
 )
 from saccade.transport.framing import UNREADABLE
@@ -30,8 +32,8 @@ T = TypeVar("T")
 class Siblings:
     """Answers the siblings of *member*, and asks them. One that does not answer in time is left out.
 
-    *work* and *forget_media* are this process's own; *registry* has its metrics, *shared* those that every process has
-    alike, such as what the engines report.
+    *work*, *forget_media* and *usages* (by tenant) are this process's own; *registry* has its metrics, *shared* those
+    that every process has alike, such as what the engines report.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Siblings:
         forget_media: Callable[[], None],
         registry: CollectorRegistry,
         shared: CollectorRegistry,
+        usages: Callable[[], dict[str, Usage]],
     ) -> None:
         self._member = member
         self._work = work
         self._forget_media = forget_media
         self._registry = registry
         self._shared = shared
+        self._usages = usages
         self._clients = {name: CallClient(path) for name, path in member.siblings.items()}
         self._indexer = CallClient(member.indexer)
         self._decoder: msgspec.msgpack.Decoder[SiblingRequest] = msgspec.msgpack.Decoder(SiblingRequest)
@@ -70,6 +74,8 @@ class Siblings:
                 return msgspec.msgpack.encode(metric_families.families(self._registry))
             case ShowWork():
                 return msgspec.msgpack.encode(self._work())
+            case ShowUsage():
+                return msgspec.msgpack.encode(self._usages())
             case _:
                 self._forget_media()
                 return msgspec.msgpack.encode(None)
@@ -84,6 +90,11 @@ class Siblings:
     async def works(self) -> list[Work]:
         """Return what every process is doing, this one first."""
         return [self._work(), *(await self._asked(self._clients, ShowWork(), Work)).values()]
+
+    async def usages(self) -> list[dict[str, Usage]]:
+        """Return what tenants have used at every process, by the tenant's name; this process's comes first."""
+        found = await self._asked(self._clients, ShowUsage(), dict[str, Usage])
+        return [self._usages(), *found.values()]
 
     async def forget_media(self) -> list[str]:
         """Have every process empty its caches of pictures and URLs; return the names of those that did not answer."""

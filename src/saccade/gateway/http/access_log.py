@@ -20,7 +20,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
 
     *status* is 499 where the client left before the answer began. *code* and *reason* tell why a request was refused,
     or, with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields
-    from *id* to *ttft_seconds* belong to chats.
+    from *id* to *ttft_seconds* belong to chats. *tenant* is a name of the keys file.
     """
 
     timestamp: datetime
@@ -30,6 +30,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     route: str
     status: int
     seconds: float
+    tenant: str = ""
     id: str | None = None
     model: str | None = None
     worker: str | None = None
@@ -57,6 +58,13 @@ def note_failure(error: SaccadeError) -> None:
     if line is not None:
         line.code = error.code
         line.reason = error.reason[:MAX_REASON_CHARACTERS]
+
+
+def note_tenant(name: str) -> None:
+    """Put the name of the tenant into the line of the request that this task serves."""
+    line = _line.get()
+    if line is not None:
+        line.tenant = name
 
 
 class AccessLog:

@@ -9,7 +9,7 @@ import structlog
 from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
-from saccade.gateway.http.middleware import UNFORESEEN, encode_error
+from saccade.gateway.http.middleware import UNFORESEEN
 from saccade.gateway.limits.byte_budget import Reservation
 
 EVENT_STREAM = [
@@ -103,8 +103,10 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
 
-async def report_errors(stream: EventStream, work: Coroutine[Any, Any, None]) -> None:
-    """Run *work*; an error after the stream began becomes its last event, without [DONE]. An earlier one is raised."""
+async def report_errors(
+    stream: EventStream, work: Coroutine[Any, Any, None], event: Callable[[SaccadeError], bytes]
+) -> None:
+    """Run *work*; an error after the stream began becomes its last *event*. An earlier one is raised."""
     try:
         await work
     except SaccadeError as error:
@@ -119,4 +121,4 @@ async def report_errors(stream: EventStream, work: Coroutine[Any, Any, None]) ->
         return
     if not stream.started:
         raise failure
-    await stream.write(b"data: " + encode_error(failure) + b"\n\n", more=False)
+    await stream.write(event(failure), more=False)

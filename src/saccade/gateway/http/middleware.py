@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import structlog
@@ -24,19 +24,20 @@ from saccade.errors import (
     InvalidApiKey,
     InvalidValue,
     MethodNotAllowed,
+    RateLimitExceeded,
     RouteNotFound,
     SaccadeError,
     StartupError,
 )
-from saccade.gateway.http.access_log import AccessLog, note_failure
+from saccade.gateway.http.access_log import AccessLog, note_failure, note_tenant
 from saccade.gateway.http.auth import OPEN_PATHS, Keys
 from saccade.gateway.http.body_reader import ClientDisconnected
 from saccade.gateway.http.web_pages import WebPages
 from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
+from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.telemetry import Metrics
 
 REQUEST_ID = "saccade.request_id"
-SALT = "saccade.salt"
 ROUTE = "saccade.route"
 """Keys of the ASGI scope that the middleware sets."""
 
@@ -96,7 +97,8 @@ class TelemetryMiddleware:
 class GuardMiddleware:
     """Checks path and raw headers, and answers every exception that the application raises.
 
-    OPEN_PATHS pass. For all others Host and Origin are checked, then the key; then the request is routed.
+    OPEN_PATHS pass. For all others Host and Origin are checked, then the key; then the request is routed. Answers have
+    headers with what is left of the tenant's limits.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, web_pages: WebPages) -> None:
@@ -111,7 +113,9 @@ class GuardMiddleware:
 
         async def send_watched(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *_limit_headers(scope)]
             await send(message)
 
         try:
@@ -119,7 +123,8 @@ class GuardMiddleware:
             scope["app"] = self
             if scope["path"] not in OPEN_PATHS:
                 self._web_pages.check(scope["method"], scope["headers"])
-            scope[SALT] = self._keys.salt(scope["path"], scope["headers"])
+            account = scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
+            note_tenant(account.tenant.name)
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:
             return
@@ -138,7 +143,7 @@ class GuardMiddleware:
             return
         body = encode_error(failure)
         if not started:
-            await send_json(send, failure.status, body, headers | _headers(failure))
+            await send_json(send_watched, failure.status, body, headers | _headers(failure))
 
 
 def encode_error(error: SaccadeError) -> bytes:
@@ -176,9 +181,16 @@ def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
             return InvalidValue("The request could not be read.")
 
 
+def _limit_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
+    account: Account | None = scope.get(ACCOUNT)
+    return iter(()) if account is None else account.headers()
+
+
 def _headers(error: SaccadeError) -> dict[str, str]:
     if isinstance(error, InvalidApiKey):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, RateLimitExceeded):
+        return {"retry-after": str(error.retry_after_seconds)}
     if error.status in (429, 503):
         return {"retry-after": str(RETRY_AFTER_SECONDS)}
     # OpenAI clients repeat a 500 by themselves, and this error would occur again.

@@ -19,6 +19,10 @@ HUGE_BODY_BYTES = 2 << 20
 READING_SECONDS = 0.005
 """How long a large body that is being read may pause and keep its turn; a slower one is read without."""
 
+TENANT_SHARE = 3
+"""One of several tenants may hold this many times as many places as are free. So one tenant alone gets three quarters
+of the places, two get three sevenths each, and a tenant that comes later finds a place unless there are very many."""
+
 PIXELS_WAIT_SECONDS = 10.0
 """How long a request waits for room for its pixels."""
 
@@ -60,8 +64,9 @@ class ReadingTurn:
 class Admission:
     """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
-    One tenant holds at most *max_tenant_requests* of these places. Pixels of all requests together, in shared memory
-    and out of it, take at most *max_pixel_bytes*.
+    Where *max_tenant_requests* is less, there are several tenants: each holds at most so many of these places, and not
+    more than TENANT_SHARE says. Pixels of all requests together, in shared memory and out of it, take at most
+    *max_pixel_bytes*.
     """
 
     def __init__(self, max_requests: int, max_pixel_bytes: int, max_tenant_requests: int | None = None) -> None:
@@ -87,11 +92,15 @@ class Admission:
             raise Draining("The server is shutting down; send the request to another one.")
         if self.num_requests >= self._max_requests:
             raise QueueFull(f"{self._max_requests} requests are being served already; try again shortly.")
-        if self._of_tenants[tenant] >= self._max_tenant_requests:
+        num_own = self._of_tenants[tenant]
+        if num_own >= self._max_tenant_requests or self._is_over_share(num_own):
             raise QueueFull(
-                f"{self._max_tenant_requests} requests with this API key are being served already, which is its "
-                "share; try again shortly."
+                f"{num_own} requests with this API key are being served already, which is its share; try again shortly."
             )
+
+    def _is_over_share(self, num_own: int) -> bool:
+        are_several = self._max_tenant_requests < self._max_requests
+        return are_several and num_own >= TENANT_SHARE * (self._max_requests - self.num_requests)
 
     @contextlib.contextmanager
     def admit(self, tenant: bytes = b"") -> Iterator[None]:

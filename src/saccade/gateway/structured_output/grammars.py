@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import QueueFull, from_code
+from saccade.errors import InternalError, QueueFull, from_code
 from saccade.gateway.structured_output import trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, TrialLimits
@@ -63,7 +63,9 @@ class RequestGrammars:
             running.add_done_callback(lambda _: self._running.pop(constraint, None))
         # A client that goes away must not end the trial for others that wait for it.
         outcome = await asyncio.shield(running)
-        self._known.put(constraint, outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
+        # A child that failed says nothing about the grammar; the next request tries again.
+        if outcome.code != InternalError.code:
+            self._known.put(constraint, outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
         return outcome
 
 

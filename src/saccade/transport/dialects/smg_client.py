@@ -34,7 +34,7 @@ from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport import shared_memory, wire
+from saccade.transport import lasting_task, shared_memory, wire
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
 from saccade.transport.dialects import published_pages, shared_memory_links, smg_kv_events, smg_model
@@ -138,7 +138,7 @@ class SmgClient(ABC):
     async def start(self) -> None:
         """Begin to connect; returns at once."""
         shared_memory_links.sweep()
-        self._task = asyncio.create_task(self._run(), name=f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
 
     async def close(self) -> None:
         """End every call; the worker aborts what is still open, and open requests raise WorkerFailed."""

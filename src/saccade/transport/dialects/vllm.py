@@ -20,6 +20,7 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
+from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
 from saccade.transport.credentials import WorkerCredentials
@@ -129,7 +130,7 @@ class VllmClient:
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._task = asyncio.create_task(self._run(), name=f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
 
     async def close(self) -> None:
         """Close every connection; the server aborts what is still open, and open requests raise WorkerFailed."""

@@ -1,0 +1,164 @@
+"""The way of a request of any API: read the body, generate, and send the answer, whole or as server-sent events.
+
+Each API that answers chats reads its own bodies into a ChatRequest and writes its own answers; all else is here once.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from saccade.errors import SaccadeError
+from saccade.gateway.fleet.dispatch import Preview
+from saccade.gateway.generation.answer import Answer
+from saccade.gateway.generation.generate import Asked, Generation
+from saccade.gateway.http.body_reader import COPIES, BodyReader
+from saccade.gateway.http.clients import TrustedProxies
+from saccade.gateway.http.connection import CONNECTION
+from saccade.gateway.http.event_stream import EventStream, report_errors
+from saccade.gateway.http.middleware import WARNINGS, send_json
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.prompt.draft import PromptDrafter, is_long
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
+from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.structured_output.held_calls import with_held_calls
+from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.protocol.output import TokenDelta
+
+
+class AnswerWriter(Protocol):
+    """Writes the answer to one request as its API has it."""
+
+    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
+        """Return the whole answer in JSON."""
+
+    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
+        """Send the answer in events."""
+
+    def failure(self, error: SaccadeError) -> bytes:
+        """Return the last event of a stream that began and failed."""
+
+
+@dataclass(frozen=True)
+class ReadBody:
+    """A body as a chat, the *warning* for its client, and the *writer* of its answer."""
+
+    request: ChatRequest
+    warning: str
+    writer: AnswerWriter
+
+
+class Api(Protocol):
+    """Reads the bodies of one API."""
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return what *body* of the tenant with the id *tenant* asks. Raises RequestError that names the field."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Answers requests. When a client disconnects, streaming or not, the engine stops its request at once."""
+
+    admission: Admission
+    bodies: BodyReader
+    memory: ByteBudget
+    proxies: TrustedProxies
+    model_registry: ModelRegistry
+    prompts: PromptDrafter
+    generation: Generation
+    grammars: RequestGrammars
+    ping_interval_seconds: float
+
+    async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. It gives its place back when its answer is generated, not when the client has read it."""
+        account: Account = scope[ACCOUNT]
+        tenant = account.tenant.id
+        self.admission.check(tenant)
+        account.begin_request()
+        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
+            asked, writer = await self._read(api, scope, receive, memory, account)
+            if asked.request.stream:
+                await self._stream(asked, writer, scope, receive, send)
+            else:
+                await unless_disconnected(receive, self._answer_whole(asked, writer, send))
+
+    async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
+        """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
+
+        Raises SaccadeError.
+        """
+        tenant = account.tenant.id
+        self.admission.check(tenant)
+        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
+            asked, _ = await self._read(api, scope, receive, memory, account)
+            return await self.generation.preview(asked)
+
+    async def _read(
+        self, api: Api, scope: Scope, receive: Receive, memory: Reservation, account: Account
+    ) -> tuple[Asked, AnswerWriter]:
+        body = await self.bodies.read(scope, receive, memory)
+        async with self.admission.turn(len(body)):
+            read = api.read(body, account.tenant.id)
+            scope[WARNINGS] = read.warning
+            constraint = read_constraint(read.request)
+            request = without_constraint(read.request)
+            served = self.model_registry.get(request.model)
+            chat = None if is_long(request) else self.prompts.read(served, request)
+        if chat is None:
+            chat = await self.prompts.read_long(served, request)
+        constraint = with_held_calls(constraint, request, chat.tools, served.tool_calls)
+        # From here on only the chat is kept, which is as long as the body at most.
+        memory.keep(memory.num_bytes // COPIES)
+        request = msgspec.structs.replace(request, messages=[])
+        held = None if constraint is None else await self.grammars.of(constraint)
+        if held is not None and held.warning:
+            scope[WARNINGS] = "; ".join(filter(None, (read.warning, held.warning)))
+        return Asked(request, chat, served, account, memory, held), read.writer
+
+    async def _stream(self, asked: Asked, writer: AnswerWriter, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get(CONNECTION)
+        is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
+        with self.memory.reservation(asked.memory.client) as unread:
+            async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
+                await unless_disconnected(receive, self._answer_in_events(asked, writer, stream), stream.keep_alive())
+
+    async def _answer_in_events(self, asked: Asked, writer: AnswerWriter, stream: EventStream) -> None:
+        async def generate() -> None:
+            async with self.generation.answer(asked) as (answer, deltas):
+                await writer.stream(stream, answer, deltas)
+
+        await report_errors(stream, generate(), writer.failure)
+        await stream.flush()
+
+    async def _answer_whole(self, asked: Asked, writer: AnswerWriter, send: Send) -> None:
+        async with self.generation.answer(asked) as (answer, deltas):
+            body = await writer.whole(answer, deltas)
+        await send_json(send, 200, body)
+
+
+async def unless_disconnected(
+    receive: Receive, work: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]
+) -> bool:
+    """Run *work*, and *beside* as long; cancel all when the client disconnects. Return whether *work* was done."""
+    tasks = [asyncio.ensure_future(part) for part in (work, _disconnect(receive), *beside)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return not tasks[0].cancelled()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

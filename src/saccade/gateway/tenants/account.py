@@ -1,0 +1,101 @@
+"""Account: what a tenant has used, and what is left of its limits."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from saccade.errors import RateLimitExceeded
+from saccade.gateway.tenants.tenant import Tenant
+from saccade.gateway.tenants.token_bucket import TokenBucket
+from saccade.protocol.gateway_calls import Usage
+
+ACCOUNT = "saccade.account"
+"""Key of the ASGI scope for the account of a request's tenant."""
+
+
+class Account:
+    """The account of *tenant* at one of *num_processes* gateway processes, each of which has its part of the limits.
+
+    A request is refused where a limit has nothing left, and pays in full where it has anything: a prompt may be longer
+    than what is left, and the tokens of an answer are known only as they are generated. What a tenant uses beyond a
+    limit is missing from its next minute.
+    """
+
+    def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tenant = tenant
+        self.usage = Usage()
+        self._num_processes = num_processes
+        limits = tenant.limits.part(num_processes)
+        self._requests = TokenBucket(limits.requests, clock)
+        self._tokens = TokenBucket(limits.tokens, clock)
+        self._picture_bytes = TokenBucket(limits.picture_bytes, clock)
+
+    def change(self, tenant: Tenant) -> None:
+        """Go on with other limits, or another priority or group, of the same tenant."""
+        self.tenant = tenant
+        limits = tenant.limits.part(self._num_processes)
+        self._requests.resize(limits.requests)
+        self._tokens.resize(limits.tokens)
+        self._picture_bytes.resize(limits.picture_bytes)
+
+    def begin_request(self) -> None:
+        """Count a request, before its body is read. Raises RateLimitExceeded where no request or token is left."""
+        self._check(self._requests, "requests")
+        self._check(self._tokens, "tokens")
+        self._requests.spend(1)
+        self.usage.requests += 1
+
+    def begin_pictures(self, num_pictures: int) -> None:
+        """Raise RateLimitExceeded where a request has pictures and no byte is left: they need not be fetched."""
+        if num_pictures:
+            self._check(self._picture_bytes, "bytes of pictures")
+
+    def use_pictures(self, num_bytes: int) -> None:
+        """Count the encoded bytes of a request's pictures. Raises RateLimitExceeded where nothing is left."""
+        if num_bytes:
+            self._check(self._picture_bytes, "bytes of pictures")
+            self._picture_bytes.spend(num_bytes)
+            self.usage.picture_bytes += num_bytes
+
+    def use_prompt(self, num_tokens: int) -> None:
+        """Count a prompt. Raises RateLimitExceeded where nothing is left."""
+        self._check(self._tokens, "tokens")
+        self._tokens.spend(num_tokens)
+        self.usage.prompt_tokens += num_tokens
+
+    def use_answer(self, num_tokens: int) -> None:
+        """Count generated tokens, which no limit holds back."""
+        self._tokens.spend(num_tokens)
+        self.usage.completion_tokens += num_tokens
+
+    def use_cached(self, num_tokens: int) -> None:
+        """Count tokens of a prompt that a worker had computed before."""
+        self.usage.cached_tokens += num_tokens
+
+    def headers(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield OpenAI's headers of the limits on requests and tokens, as far as there are any."""
+        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket.per_minute is not None:
+                remaining = max(0, math.floor(bucket.level))
+                yield f"x-ratelimit-limit-{name}".encode(), str(bucket.per_minute).encode()
+                yield f"x-ratelimit-remaining-{name}".encode(), str(remaining).encode()
+                yield f"x-ratelimit-reset-{name}".encode(), duration(bucket.reset_seconds).encode()
+
+    def _check(self, bucket: TokenBucket, what: str) -> None:
+        wait_seconds = math.ceil(bucket.wait_seconds)
+        if wait_seconds:
+            self.usage.refused += 1
+            raise RateLimitExceeded(
+                f"The limit of {bucket.per_minute} {what} a minute of the tenant {self.tenant.name!r} is used up; try "
+                f"again in {wait_seconds} s.",
+                retry_after_seconds=wait_seconds,
+            )
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds*, rounded up to milliseconds, as OpenAI writes durations: 0s, 250ms, 8.5s, 1m12.5s."""
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"

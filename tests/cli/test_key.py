@@ -1,0 +1,49 @@
+"""`saccade key` makes keys that the file takes, and refuses those that could be guessed."""
+
+import hashlib
+import io
+import sys
+
+import pytest
+
+from saccade.cli.main import run
+from saccade.gateway.tenants.keys_file import digest_of, parse_keys
+
+KEY = hashlib.md5(b"a key").hexdigest()
+
+
+def test_a_new_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:  # F13
+    assert run(["key", "new", "--tenant", "acme"]) == 0
+    out, err = capsys.readouterr()
+    made = err.split()[-1]
+    assert made not in out
+    assert len(made) > 40
+    table = parse_keys(f"[tenants.acme]\n{out}".encode(), {})
+    assert table.names == {digest_of(made.encode()): "acme"}
+    run(["key", "new", "--tenant", "acme"])
+    assert capsys.readouterr().err.split()[-1] != made
+
+
+def test_a_key_that_one_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = KEY
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{given}\n"))
+    assert run(["key", "hash", "--tenant", "acme"]) == 0
+    out, err = capsys.readouterr()
+    assert hashlib.sha256(given.encode()).hexdigest() in out
+    assert given not in out + err
+
+
+@pytest.mark.parametrize("given", ["", "short", KEY[:30], "ab" * 20, f"{KEY} x", "é" * 40])
+def test_keys_that_could_be_guessed_or_not_sent(
+    given: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{given}\n"))
+    assert run(["key", "hash", "--tenant", "acme"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "The key on stdin" in err
+
+
+def test_a_name_that_the_file_would_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["key", "new", "--tenant", 'a"b']) == 1
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,190 @@
+"""Tenants of a keys file at one server: caches by group, limits a minute, usage, and a file that changes."""
+
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from chats import openai_messages, picture
+from openai.types.chat import ChatCompletion
+from server import Server, free_port, serving
+from waiting import wait_until
+
+TENANTS = """
+[tenants.acme]
+group = "research"
+tokens_per_minute = 1_000_000
+requests_per_minute = 10
+
+[tenants.lab]
+group = "research"
+
+[tenants.outside]
+
+[tenants.small]
+tokens_per_minute = 20
+
+[tenants.busy]
+requests_per_minute = 2
+
+[tenants.blind]
+picture_bytes_per_minute = 100
+"""
+NAMES = ("acme", "lab", "outside", "small", "busy", "blind")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with a keys file, which has keys of all NAMES."""
+
+    server: Server
+    file: Path
+    admin_port: int
+
+    def ask(self, tenant: str, *parts: Any, **options: Any) -> ChatCompletion:
+        with self.server.client(api_key=key_of(tenant)) as client:
+            options = {"max_tokens": 1, **options}
+            return client.chat.completions.create(
+                model=self.server.name, messages=openai_messages(*parts), stream=False, **options
+            )
+
+    def num_cached(self, tenant: str, *parts: Any) -> int:
+        usage = self.ask(tenant, *parts).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    def usage(self) -> dict[str, Any]:
+        """What the admin port says of each tenant."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}/usage")
+        request.add_header("authorization", "Bearer operator")
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return {report["tenant"]: report for report in json.load(response)["tenants"]}
+
+
+def key_of(tenant: str) -> str:
+    return f"sk-{tenant}-{'k' * 32}"
+
+
+def entry(tenant: str) -> str:
+    """The entry of a tenant's key."""
+    return f'\n[[keys]]\ntenant = "{tenant}"\nsha256 = "{hashlib.sha256(key_of(tenant).encode()).hexdigest()}"\n'
+
+
+@pytest.fixture(scope="module")
+def served(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("tenants")
+    file = folder / "keys.toml"
+    file.write_text(TENANTS + "".join(map(entry, NAMES)))
+    admin_port = free_port()
+    flags = ("--api-keys-file", str(file), "--api-key", "own", "--max-model-len", "512")
+    operator = ("--admin-port", str(admin_port), "--admin-key", "operator")
+    with serving(str(tiny_qwen3_vl), *flags, *operator, key="own", log=folder / "log") as server:
+        yield Served(server, file, admin_port)
+
+
+def refused(served: Served, tenant: str, *parts: Any) -> openai.RateLimitError:
+    with pytest.raises(openai.RateLimitError) as error:
+        served.ask(tenant, *parts)
+    assert error.value.code == "rate_limit_exceeded"
+    return error.value
+
+
+def test_caches_are_shared_within_a_group_alone(served: Served) -> None:  # F13
+    parts = ("What is it?", picture(96, 96, 1))
+    assert served.num_cached("acme", *parts) == 0
+    assert served.num_cached("acme", *parts) > 0
+    assert served.num_cached("lab", *parts) > 0
+    assert served.num_cached("outside", *parts) == 0
+    assert served.num_cached("outside", *parts) > 0
+
+
+def test_a_tenant_that_has_used_its_requests_is_told_when_to_come_again(served: Served) -> None:
+    for _ in range(2):
+        served.ask("busy", "Hello")
+    error = refused(served, "busy", "Hello")
+    assert "2 requests a minute" in error.message
+    headers = error.response.headers
+    assert 25 <= int(headers["retry-after"]) <= 30
+    assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", "0")
+    assert "x-ratelimit-limit-tokens" not in headers
+    usage = served.usage()["busy"]
+    assert (usage["requests_per_minute"], usage["tokens_per_minute"], usage["priority"]) == (2, None, 1)
+    assert (usage["usage"]["requests"], usage["usage"]["refused"]) == (2, 1)
+
+
+def test_tokens_and_bytes_of_pictures_have_limits_too(served: Served) -> None:
+    usage = served.ask("small", "Hello", max_tokens=30, extra_body={"min_tokens": 30}).usage
+    assert usage is not None
+    assert "20 tokens a minute" in refused(served, "small", "Hello").message
+    assert served.usage()["small"]["usage"] == {
+        "requests": 1,
+        "refused": 1,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": 0,
+        "completion_tokens": 30,
+        "picture_bytes": 0,
+    }
+    served.ask("blind", "What is it?", picture(96, 96, 2))
+    assert "100 bytes of pictures a minute" in refused(served, "blind", "And this?", picture(96, 96, 3)).message
+    served.ask("blind", "And without one?")
+    assert served.usage()["blind"]["usage"]["picture_bytes"] > 100
+
+
+def test_streams_have_the_headers_too(served: Served) -> None:
+    with served.server.client(api_key=key_of("acme")) as client:
+        raw = client.chat.completions.with_raw_response.create(
+            model=served.server.name, messages=openai_messages("Hello"), stream=True, max_tokens=1
+        )
+        assert raw.headers["x-ratelimit-limit-tokens"] == "1000000"
+        assert int(raw.headers["x-ratelimit-remaining-requests"]) < 10
+        assert raw.headers["x-ratelimit-reset-requests"] != "0s"
+        assert list(raw.parse())
+
+
+def test_metrics_of_all_tenants_are_not_for_tenants(served: Served) -> None:
+    served.ask("outside", "Hello")
+    metric = served.server.metric("saccade_tenant_requests_total", tenant="outside")
+    assert metric == served.usage()["outside"]["usage"]["requests"] > 0
+    request = urllib.request.Request(f"{served.server.url}/metrics")
+    request.add_header("authorization", f"Bearer {key_of('acme')}")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=10)
+
+
+def test_the_file_may_change_and_a_broken_one_changes_nothing(served: Served) -> None:
+    def write(content: str) -> None:
+        other = served.file.with_suffix(".new")
+        other.write_text(content)
+        os.replace(other, served.file)
+
+    def status(tenant: str) -> int:
+        try:
+            served.ask(tenant, "Hello")
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    def is_current() -> float:
+        return served.server.metric("saccade_api_keys_file_current")
+
+    assert (status("lab"), status("late"), is_current()) == (200, 401, 1)
+    whole = f"{TENANTS}[tenants.late]\n{entry('acme')}{entry('late')}"
+    write(whole)
+    wait_until(lambda: status("late") == 200)
+    assert (status("lab"), status("acme")) == (401, 200)
+    write(f"{whole}[[keys]]\ntenant = 'nobody'")
+    wait_until(lambda: is_current() == 0)
+    assert status("late") == 200
+    log = served.server.log
+    assert log is not None
+    wait_until(lambda: "[[keys]] number 3" in log.read_text())  # a thread of its own writes it
+    write(whole)
+    wait_until(lambda: is_current() == 1)

@@ -1,0 +1,121 @@
+"""Which account a key opens, while the file of the keys changes."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.metrics import TenantMetrics
+
+
+def text(*keys: str, tenant: str = "acme", limits: str = "") -> str:
+    """A file in which *keys* are those of *tenant*."""
+    entries = [f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{hashlib.sha256(k.encode()).hexdigest()}"\n' for k in keys]
+    return f"[tenants.{tenant}]\n{limits}\n" + "".join(entries)
+
+
+def write(path: Path, content: str | None) -> None:
+    """Replace *path* in one step; None removes it."""
+    if content is None:
+        path.unlink()
+        return
+    other = path.with_suffix(".new")
+    other.write_text(content)
+    os.replace(other, path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    write(path, text("one", limits="requests_per_minute = 5"))
+    return path
+
+
+def test_without_keys_everybody_has_one_account() -> None:
+    directory = Directory()
+    assert directory.is_open
+    assert directory.account(b"") is directory.account(b"anything") is directory.everybody
+    assert directory.everybody.tenant.id == b""
+
+
+def test_keys_of_flags_and_of_the_file_stand_side_by_side(path: Path) -> None:  # F13
+    directory = Directory(("flag",), path)
+    assert not directory.is_open
+    assert directory.account(b"one").tenant.name == "acme"
+    assert directory.account(b"flag").tenant == Directory(("flag",)).account(b"flag").tenant
+    for wrong in (b"", b"onee", b"ONE", hashlib.sha256(b"one").hexdigest().encode()):
+        with pytest.raises(InvalidApiKey):
+            directory.account(wrong)
+
+
+def test_a_program_does_not_start_with_a_file_that_is_wrong(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"--api-keys-file .*nothing: No such file"):
+        Directory((), tmp_path / "nothing")
+    with pytest.raises(StartupError, match=r"keys\.toml: .*also given by --api-key"):
+        Directory(("one",), path)
+    with pytest.raises(StartupError, match="also given by --admin-key"):
+        Directory((), path, ("one",))
+
+
+async def test_the_file_is_read_again_when_it_changes(path: Path) -> None:
+    directory = Directory((), path)
+    account = directory.account(b"one")
+    account.begin_request()
+    write(path, text("two", "three", limits="requests_per_minute = 50"))
+    await directory.look()
+    assert directory.account(b"two") is directory.account(b"three") is account
+    assert (account.usage.requests, account.tenant.limits.requests) == (1, 50)
+    with pytest.raises(InvalidApiKey):
+        directory.account(b"one")
+    write(path, text("two", tenant="other"))
+    await directory.look()
+    assert set(directory.named) == {"other"}
+    assert directory.account(b"two") is not account
+
+
+async def test_a_file_with_a_fault_changes_nothing_and_is_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, registry = Directory((), path), CollectorRegistry()
+    registry.register(TenantMetrics(directory))
+
+    async def is_current(content: str | None) -> float | None:
+        write(path, content)
+        for _ in range(2):
+            await directory.look()
+        assert directory.account(b"one").tenant.name == "acme"
+        return registry.get_sample_value("saccade_api_keys_file_current")
+
+    assert await is_current(text("one")) == 1
+    assert await is_current(text("one") + "[[keys]]\ntenant = 3") == 0
+    assert await is_current(None) == 0
+    assert await is_current("") == 0
+    assert await is_current(text("one")) == 1
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [("number 2" in error, "No such file" in error, "no [[keys]]" in error) for error in errors] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+
+
+def test_metrics_count_by_tenant_of_the_file(path: Path) -> None:
+    directory, registry = Directory(("flag",), path), CollectorRegistry()
+    registry.register(TenantMetrics(directory))
+    account = directory.account(b"one")
+    account.begin_request()
+    account.use_prompt(7)
+    account.use_cached(6)
+    account.use_answer(5)
+    account.use_pictures(4)
+    directory.account(b"flag").begin_request()
+    names = ("requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "picture_bytes")
+    values = [registry.get_sample_value(f"saccade_tenant_{name}_total", {"tenant": "acme"}) for name in names]
+    assert values == [1, 0, 7, 6, 5, 4]
+    others = CollectorRegistry()
+    others.register(TenantMetrics(Directory(("flag",))))
+    assert list(others.collect()) == []
