@@ -203,6 +203,7 @@ def describe(folder: Path) -> Description:
         device="cpu",
         shm_namespace=shared_memory.namespace(),
         version="0",
+        takes_thinking_budgets=True,
     )
 
 

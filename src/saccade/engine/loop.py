@@ -22,6 +22,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import JobDone, StepOutput
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
+from saccade.engine.core.thinking_budget import must_end_reasoning, only
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
@@ -231,11 +232,20 @@ class Engine:
                     self.scheduler.resume(sequence)
 
     def _masks(self, schedule: Schedule) -> dict[Sequence, bytes]:
-        """Return the masks of the sequences that draw in this step; a request that no token can continue fails."""
+        """Return the masks of sequences that draw in this step: grammars', and those that end the reasoning.
+
+        A request that no token can continue fails.
+        """
         masks = {}
         for sequence, num_tokens in list(schedule.chunks.items()):
             draws = sequence.num_computed_tokens + num_tokens == sequence.num_tokens
-            if sequence.matcher is None or not draws or sequence not in schedule.chunks:
+            if not draws or sequence not in schedule.chunks:
+                continue
+            budget = sequence.sampling.thinking_budget
+            if budget is not None and must_end_reasoning(sequence):
+                masks[sequence] = only(budget.end_id, self.validator.facts.vocab_size)
+                continue
+            if sequence.matcher is None:
                 continue
             try:
                 masks[sequence] = sequence.matcher.mask()

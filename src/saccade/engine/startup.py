@@ -143,7 +143,9 @@ def assemble(
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
-    description = msgspec.structs.replace(description, takes_grammars=grammars is not None)
+    description = msgspec.structs.replace(
+        description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
+    )
     validator = RequestValidator(facts, model.fingerprint, max_model_len)
     if config.role == "both":
         return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)

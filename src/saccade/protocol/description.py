@@ -22,8 +22,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     tokens. *dtype* is the network's, and that of its KV cache unless *kv_cache_dtype* names another; *pixel_dtype* is
     uint8 on our own wire, on others that of the normalised values which the worker takes.
     *takes_resets*: the worker knows the command ResetCaches. *takes_grammars*: it knows SamplingParams.grammar, and can
-    hold answers to grammars. *aliases* are other names of the model. The backends that
-    compute attention are empty where the worker does not tell.
+    hold answers to grammars. *takes_thinking_budgets*: the worker acts on SamplingParams.thinking_budget.
+    *aliases* are other names of the model. The backends that compute attention are empty where the worker does not
+    tell.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
     *weights* (32 bytes) names the weights without the files, b"" where the worker does not tell them.
@@ -54,3 +55,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_address: str | None = None
     weights: bytes = b""
     takes_grammars: bool = False
+    takes_thinking_budgets: bool = False

@@ -23,6 +23,17 @@ class Grammar(msgspec.Struct, frozen=True):
     reasoning_end_id: int | None = None
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """An answer's reasoning has at most *num_tokens* tokens; then the token *end_id* ends it, whatever is likelier.
+
+    *start_id* is the token that begins the reasoning as the answer's first; None where the prompt ends within it.
+    """
+
+    num_tokens: int
+    end_id: int
+    start_id: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only.
 
@@ -34,6 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     tokens, k for the k likeliest beside each; *num_prompt_logprobs* the same for the prompt's tokens.
     *grammar* comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids; send it only to
     workers whose Description has *takes_grammars*, because another worker would not see it.
+    *thinking_budget* comes before all of them, and before stop ids; its condition is *takes_thinking_budgets*.
     """
 
     max_tokens: int
@@ -52,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    thinking_budget: ThinkingBudget | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

@@ -1,11 +1,16 @@
 """What a request says of sampling and of text reaches the engine, or the detokenizer, as it was said."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import scripted
 
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.served_models.tool_call_tokens import Parsers
 from saccade.gateway.tenants.directory import Directory
 from saccade.gateway.tenants.tenant import request_salt
-from saccade.protocol.request import SamplingParams
+from saccade.protocol.request import SamplingParams, ThinkingBudget
 
 
 def sent(gateway: scripted.Gateway, **fields: object) -> SamplingParams:
@@ -52,6 +57,53 @@ def test_stop_token_ids_stand_beside_the_models_own(gateway: scripted.Gateway) -
 
 def test_top_logprobs(gateway: scripted.Gateway) -> None:
     assert sent(gateway, logprobs=True, top_logprobs=20).num_logprobs == 20
+
+
+def test_a_thinking_budget_goes_with_the_models_tags(gateway: scripted.Gateway) -> None:  # F13
+    served = gateway.application.model_registry.get("tiny")
+    assert served.reasoning is not None
+    start_id, end_id = served.reasoning.start_id, served.reasoning.end_id
+    assert sent(gateway, thinking_token_budget=7).thinking_budget == ThinkingBudget(7, end_id, start_id)
+    assert sent(gateway, thinking_token_budget=0).thinking_budget == ThinkingBudget(0, end_id, start_id)
+    assert sent(gateway, thinking_token_budget=None).thinking_budget is None
+    allowed = [5, end_id]
+    assert sent(gateway, thinking_token_budget=7, allowed_token_ids=allowed).thinking_budget is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"thinking_token_budget": -1}, "thinking_token_budget", "invalid_value"),
+        ({"thinking_token_budget": "many"}, "thinking_token_budget", "invalid_value"),
+        ({"thinking_token_budget": 1, "allowed_token_ids": [5]}, "allowed_token_ids", "invalid_value"),
+        ({"thinking_budget": 1}, "thinking_budget", "unsupported_parameter"),
+    ],
+)
+def test_refused_thinking_budgets(
+    fields: dict[str, object], param: str, code: str, gateway: scripted.Gateway
+) -> None:  # F13
+    answer = gateway.chat(**fields)
+    assert (answer.status, answer.json["error"]["param"], answer.json["error"]["code"]) == (400, param, code)
+
+
+def test_workers_that_end_no_reasoning_refuse_budgets(gateway: scripted.Gateway) -> None:  # F13
+    described = gateway.worker.description
+    assert described is not None
+    gateway.worker.description = msgspec.structs.replace(described, takes_thinking_budgets=False)
+    try:
+        answer = gateway.chat(thinking_token_budget=1)
+    finally:
+        gateway.worker.description = described
+    assert (answer.status, answer.json["error"]["param"]) == (400, "thinking_token_budget")
+    assert answer.json["error"]["code"] == "unsupported_parameter"
+
+
+def test_a_model_without_tags_of_reasoning_has_no_budget(tiny_qwen3_vl: Path) -> None:  # F13
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(parsers=Parsers(reasoning="none"))) as gateway:
+        gateway.answer_two_tokens()
+        answer = gateway.chat(thinking_token_budget=1)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_parameter")
+        assert gateway.chat().status == 200
 
 
 def test_cache_salt_separates_within_a_tenant_and_never_joins_two(gateway: scripted.Gateway) -> None:

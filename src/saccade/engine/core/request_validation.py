@@ -10,7 +10,7 @@ from saccade.identity.blocks import root_key
 from saccade.identity.content import HASH_BYTES
 from saccade.models.facts import ModelFacts
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams
+from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams, ThinkingBudget
 
 MAX_NUM_LOGPROBS = 20
 """The limit of OpenAI's API, and the default limit of vLLM."""
@@ -59,6 +59,9 @@ class RequestValidator:
         for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):
                 raise InvalidValue(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param)
+        budget = sampling.thinking_budget
+        if budget is not None:
+            _check_budget(budget, sampling, vocab_size)
         never = {*self.facts.placeholder_token_ids, *(sampling.stop_token_ids if sampling.min_tokens else ())}
         never = {token_id for token_id in never if 0 <= token_id < vocab_size}
         if sampling.allowed_token_ids and never.issuperset(sampling.allowed_token_ids):
@@ -124,6 +127,16 @@ def _check_span(span: Span, token_ids: list[int], placeholder: int, param: str) 
         raise InvalidValue(f"The span [{span.start}, {stop}) does not lie within the prompt.", param)
     if token_ids[span.start : stop].count(placeholder) != span.length:
         raise InvalidValue(f"The span [{span.start}, {stop}) contains tokens that are not placeholders.", param)
+
+
+def _check_budget(budget: ThinkingBudget, sampling: SamplingParams, vocab_size: int) -> None:
+    if budget.num_tokens < 0:
+        raise InvalidValue("thinking_budget must not be negative.", "thinking_budget")
+    if not 0 <= budget.end_id < vocab_size or budget.end_id not in (sampling.allowed_token_ids or (budget.end_id,)):
+        raise InvalidValue(
+            "The token that ends the reasoning is not among those that the request and the model allow.",
+            "thinking_budget",
+        )
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

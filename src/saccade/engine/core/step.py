@@ -161,7 +161,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
     *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
     tokens to return beside the drawn one, or None if its log probability is not requested; it is empty if no chunk
     requests any. *too_short* are rows whose answer is below its minimum length.
-    *masks* are those of rows whose answer is held to a grammar.
+    *masks* are those of rows whose answer is held to a grammar, or whose reasoning must end.
     """
 
     number: int

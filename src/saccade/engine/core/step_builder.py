@@ -59,7 +59,7 @@ class StepBuilder:
     ) -> PlannedStep:
         """Return *schedule* as a step that encodes *pixels*: all within the step or all beside it, as one job.
 
-        *masks* are the grammars' masks of sequences that draw.
+        *masks* are of sequences that draw.
         """
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from saccade.errors import InternalError, RequestError, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
 from saccade.gateway.fleet.prefill_decode import Leg, Pair, first_workers, partners
 from saccade.gateway.fleet.worker import Worker, refusal, takes_chats_only
@@ -421,16 +421,23 @@ def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaR
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
     """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
     traits = prompt.traits
-    refusals = [refusal(worker, traits) or _refusal_of_grammars(worker, prompt) for worker in workers]
+    refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
     takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
     if not takers and refusals[0] is not None:
         raise refusals[0]
     return takers
 
 
-def _refusal_of_grammars(worker: Worker, prompt: Prompt) -> RequestError | None:
-    takes_grammars = worker.description is not None and worker.description.takes_grammars
-    return None if takes_grammars else prompt.needs_grammars
+def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
+    said = worker.description
+    if prompt.needs_grammars is not None and not (said is not None and said.takes_grammars):
+        return prompt.needs_grammars
+    has_budget = prompt.sampling is not None and prompt.sampling.thinking_budget is not None
+    if has_budget and not (said is not None and said.takes_thinking_budgets):
+        return UnsupportedParameter(
+            "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
+        )
+    return None
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

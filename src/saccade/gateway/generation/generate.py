@@ -100,7 +100,7 @@ class Generation:
         draft = await self.prompts.draft(
             asked.served, asked.request, asked.chat, layouts, num_bytes, as_vllm_chat=all_take_chats
         )
-        sampling = sampling_params(asked.request, asked.served, len(draft.token_ids))
+        sampling = sampling_params(asked.request, asked.served, draft.token_ids)
         if asked.held is not None:
             grammar = behind_reasoning(asked.held.grammar, asked.served, draft.token_ids)
             sampling = msgspec.structs.replace(sampling, grammar=grammar)

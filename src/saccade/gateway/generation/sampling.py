@@ -5,23 +5,23 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from saccade.errors import ContextLengthExceeded, InvalidValue
+from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.request import Grammar, SamplingParams
+from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
 from saccade.tokenization.detokenizer import TextRules
 
 _BIAS_KEY = re.compile(BIAS_KEY)
 
 
-def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens: int) -> SamplingParams:
-    """Return how to draw the answer; the model's defaults hold for parameters that the request does not set.
+def sampling_params(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> SamplingParams:
+    """Return how to draw the answer to the token ids *prompt*; what the request does not set is the model's default.
 
     Raises ContextLengthExceeded where prompt and answer do not fit the context, and InvalidValue for parameters that
     contradict each other or name tokens that the model does not have.
     """
     defaults = served.defaults
-    max_tokens = _max_tokens(request, num_prompt_tokens, served.max_model_len)
+    max_tokens = _max_tokens(request, len(prompt), served.max_model_len)
     eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
     stop_token_ids = (*eos_token_ids, *_known("stop_token_ids", request.stop_token_ids or (), served))
     return SamplingParams(
@@ -40,6 +40,7 @@ def sampling_params(request: ChatRequest, served: ServedModel, num_prompt_tokens
         stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=_num_prompt_logprobs(request),
+        thinking_budget=_thinking_budget(request, served, prompt),
     )
 
 
@@ -49,6 +50,28 @@ def behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int
     if markers is None or not markers.opened_by(prompt):
         return grammar
     return msgspec.structs.replace(grammar, reasoning_end_id=markers.end_id)
+
+
+def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> ThinkingBudget | None:
+    """Return the budget of the reasoning in an answer to the token ids *prompt*, None where the request sets none.
+
+    Raises UnsupportedParameter where the model has no tags of reasoning, InvalidValue where the end may not be drawn.
+    """
+    num_tokens = request.thinking_token_budget
+    if num_tokens is None:
+        return None
+    markers = served.reasoning
+    if markers is None:
+        raise UnsupportedParameter(
+            "`thinking_token_budget`: this model's answers have no reasoning; leave it out.", "thinking_token_budget"
+        )
+    if request.allowed_token_ids and markers.end_id not in request.allowed_token_ids:
+        raise InvalidValue(
+            f"`allowed_token_ids` needs the token {markers.end_id}, which ends the reasoning after "
+            "`thinking_token_budget` tokens.",
+            "allowed_token_ids",
+        )
+    return ThinkingBudget(num_tokens, markers.end_id, None if markers.opened_by(prompt) else markers.start_id)
 
 
 def text_rules(request: ChatRequest) -> TextRules:

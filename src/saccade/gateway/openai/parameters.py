@@ -77,7 +77,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "stream_reasoning": (True,),
     "thinking": (),
     "thinking_budget": (),
-    "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
@@ -91,6 +90,7 @@ SPELLINGS: Final = {
     "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
     "function_call": "OpenAI's newer form is `tool_choice`",
     "functions": "OpenAI's newer form is `tools`",
+    "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),

@@ -13,6 +13,7 @@ MAX_TOP_K = 2**31 - 1
 MAX_CHARACTERS = 4 * 2**20
 MAX_TOKENS = 2**20
 MAX_TOKEN_ID = 2**31 - 1
+MAX_THINKING_TOKENS = 2**31 - 1
 BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
@@ -233,6 +234,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
+    *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
     *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
     *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
     At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
@@ -256,6 +258,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_THINKING_TOKENS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
