@@ -8,6 +8,9 @@
     │   ├── InvalidImage            bytes that are not a picture, or a damaged picture
     │   ├── UnsupportedImageFormat  a picture format that Saccade does not decode
     │   ├── ImageTooLarge           too many pixels, too long a side, too extreme an aspect
+    │   ├── InvalidVideo            bytes that are not a video, or a damaged video
+    │   ├── UnsupportedVideoFormat  a container or codec that Saccade does not decode
+    │   ├── VideoTooLarge           too many frames, pixels or bytes of a video
     │   ├── TooManyImages           more pictures than a request may have
     │   ├── InvalidBase64           a data URL whose payload is not base64
     │   ├── InvalidImageUrl         a URL that is not fetched
@@ -116,6 +119,24 @@ class ImageTooLarge(RequestError):
     """Too many pixels or bytes, too long a side, too extreme an aspect."""
 
     code = "image_too_large"
+
+
+class InvalidVideo(RequestError):
+    """Bytes that are not a video, or a damaged video."""
+
+    code = "invalid_video"
+
+
+class UnsupportedVideoFormat(RequestError):
+    """A container or codec that Saccade does not decode."""
+
+    code = "unsupported_video_format"
+
+
+class VideoTooLarge(RequestError):
+    """Too many frames, pixels or bytes of a video."""
+
+    code = "video_too_large"
 
 
 class TooManyImages(RequestError):

@@ -1,0 +1,132 @@
+"""Read headers and frames of videos, from memory alone. In decode processes: FFmpeg by PyAV, with one thread.
+
+FFmpeg gets the bytes through a Python object, a container that names no other files, and a list of decoders: there is
+no path, no protocol and no playlist in it. A container's statements are not believed: frames are counted by their
+packets, and the size is that of the first decoded frame. A video whose frames change their size is refused.
+"""
+
+import errno
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
+from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoHeader, VideoLimits, demuxer
+
+CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "gif")
+"""FFmpeg's names of the decoders that are used."""
+
+UNKNOWN_FPS = 24.0
+"""Of a video of one frame that states no rate: the number has no effect on what is sampled."""
+
+BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError)
+"""The exceptions that PyAV is known to raise for damaged videos."""
+
+
+def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
+    """Return the header of an encoded video. Decodes its first frame and visits every packet.
+
+    Raises UnsupportedVideoFormat, VideoTooLarge and InvalidVideo.
+    """
+    with _opened(encoded, limits) as (container, stream):
+        first: VideoFrame | None = None
+        num_frames = 0
+        for packet in _packets(container, stream):
+            if packet.size and not packet.is_discard:
+                num_frames += 1
+                limits.check_count(num_frames)
+            if first is None:
+                first = next(iter(stream.decode(packet)), None)
+        if first is None:
+            raise InvalidVideo("The video has no frame that can be decoded: it is empty, damaged or truncated.")
+        width, height = _upright_size(first)
+        limits.check_size(width, height)
+        fps = float(stream.average_rate or stream.guessed_rate or UNKNOWN_FPS)
+        if not MIN_FPS <= fps <= MAX_FPS:
+            raise InvalidVideo(f"The video states {fps:g} frames a second; from {MIN_FPS} to {MAX_FPS:g} are accepted.")
+        return VideoHeader(max(1, num_frames), fps, width, height)
+
+
+def read_frames(
+    encoded: bytes, header: VideoHeader, indices: Sequence[int], limits: VideoLimits
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the frames of ascending *indices* as RGB [height, width, 3], uint8, upright.
+
+    Raises what read_header() does; InvalidVideo also where the video has fewer frames, or frames of another size.
+    """
+    with _opened(encoded, limits) as (container, stream):
+        pending = iter(indices)
+        wanted = next(pending, None)
+        decoded = (frame for packet in _packets(container, stream) for frame in stream.decode(packet))
+        for index, frame in enumerate(decoded):
+            if wanted is None:
+                return
+            if index == wanted:
+                yield _upright_rgb(frame, header)
+                wanted = next(pending, None)
+        if wanted is not None:
+            raise InvalidVideo("The video is damaged or truncated: not all of its frames could be decoded.")
+
+
+@contextmanager
+def _opened(encoded: bytes, limits: VideoLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video; within the block FFmpeg's errors become the request's."""
+    limits.check_bytes(len(encoded))
+    name = demuxer(encoded)
+    # No protocol is called so: nothing is opened beside the bytes.
+    options = {"protocol_whitelist": "none", "codec_whitelist": ",".join(CODECS)}
+    try:
+        with av.open(io.BytesIO(encoded), "r", format=name, options=options, metadata_errors="ignore") as container:
+            yield container, _stream(container, limits)
+    except MemoryError:
+        raise _too_much_memory() from None
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise _too_much_memory() from None
+        raise InvalidVideo("The video is damaged or truncated: it could not be decoded.") from None
+
+
+def _stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
+    if not container.streams.video:
+        raise InvalidVideo("The file has no video.")
+    stream = container.streams.video[0]
+    context = stream.codec_context
+    if context is None or context.name not in CODECS:
+        raise UnsupportedVideoFormat(
+            "The video's codec is not supported; send H.264, H.265, VP8, VP9, AV1, MPEG-4 or GIF."
+        )
+    limits.check_size(context.width, context.height)
+    context.thread_count = 1
+    context.options = {"max_pixels": str(limits.max_pixels)}
+    return stream
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> "Iterator[Packet[VideoStream]]":
+    """Yield the packets, and at last the one that makes a decoder give what it still holds.
+
+    A packet that a truncated file cuts is left out: the frames before it are served.
+    """
+    return (packet for packet in container.demux(stream) if not packet.is_corrupt)
+
+
+def _upright_size(frame: VideoFrame) -> tuple[int, int]:
+    return (frame.height, frame.width) if frame.rotation % 180 else (frame.width, frame.height)
+
+
+def _upright_rgb(frame: VideoFrame, header: VideoHeader) -> npt.NDArray[np.uint8]:
+    if _upright_size(frame) != (header.width, header.height):
+        raise InvalidVideo("The video's frames change their size, which is not supported.")
+    rgb = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+    return np.ascontiguousarray(np.rot90(rgb, frame.rotation // 90)) if frame.rotation else rgb
+
+
+def _too_much_memory() -> VideoTooLarge:
+    return VideoTooLarge("Decoding the video takes more memory than a video may use.")

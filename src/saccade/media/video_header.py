@@ -1,0 +1,78 @@
+"""What a video's container states, and the limits of it: values for the gateway, which runs no decoder.
+
+A container is hostile as a picture is, and reading it takes a library in C: media.video does it in decode processes.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
+
+DECODER = f"pyav-{version('av')}"
+"""The decoder's name and version, which has FFmpeg's with it: part of every video's identity."""
+
+ACCEPTED = "MP4, MOV, WebM, Matroska or GIF"
+DEMUXERS = (
+    ("mov", re.compile(rb"....ftyp", re.DOTALL)),
+    ("matroska", re.compile(rb"\x1a\x45\xdf\xa3")),
+    ("gif", re.compile(rb"GIF8[79]a")),
+)
+"""FFmpeg's names of the containers that are read, and how their bytes begin. None of them names other files."""
+
+MIN_FPS, MAX_FPS = 0.01, 1000.0
+RGB_AND_BUFFERS = 24
+"""Bytes of memory for each pixel of a frame: reference frames of the decoder, the RGB frame, and what is resized."""
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright."""
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Estimate of the bytes of memory that decoding takes, which holds one frame at a time."""
+        return self.width * self.height * RGB_AND_BUFFERS
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """Limits of a video. *max_pixels* and *max_side* are those of a frame, *max_frames* those of the container."""
+
+    max_pixels: int = 4096 * 2304
+    max_side: int = 8192
+    max_frames: int = 100_000
+    max_encoded_bytes: int = 64 << 20
+
+    def check_bytes(self, num_bytes: int) -> None:
+        """Raise VideoTooLarge for an encoded video of *num_bytes* over the limit."""
+        if num_bytes > self.max_encoded_bytes:
+            raise VideoTooLarge(f"The video has {num_bytes} bytes; at most {self.max_encoded_bytes} are accepted.")
+
+    def check_size(self, width: int, height: int) -> None:
+        """Raise VideoTooLarge for frames over a limit, InvalidVideo for frames without pixels."""
+        size = f"The video's frames have {width} x {height} pixels"
+        if min(width, height) < 1:
+            raise InvalidVideo(f"{size}.")
+        if max(width, height) > self.max_side:
+            raise VideoTooLarge(f"{size}; a side may have at most {self.max_side}.")
+        if width * height > self.max_pixels:
+            raise VideoTooLarge(f"{size}; at most {self.max_pixels} in all are accepted.")
+
+    def check_count(self, num_frames: int) -> None:
+        """Raise VideoTooLarge for a container of *num_frames* frames or more."""
+        if num_frames > self.max_frames:
+            raise VideoTooLarge(f"The video has more than {self.max_frames} frames; send a shorter one.")
+
+
+def demuxer(encoded: bytes) -> str:
+    """Return FFmpeg's name of the container, which its content determines. Raises UnsupportedVideoFormat."""
+    for name, pattern in DEMUXERS:
+        if pattern.match(encoded):
+            return name
+    raise UnsupportedVideoFormat(f"The bytes are not a video in a known format; send {ACCEPTED}.")
