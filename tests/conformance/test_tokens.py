@@ -7,11 +7,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from conversations import CONVERSATIONS, FORGERIES, IMAGE, SPECIALS, Conversation, forged_tools
+from conversations import CONVERSATIONS, FORGERIES, IMAGE, SPECIALS, Conversation, forged_tools, text, turn
 from PIL import Image
 from references import Seen
 from subjects import SUBJECTS, Sides, Subject
 
+from saccade.errors import InvalidValue
 from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
@@ -116,6 +117,45 @@ def test_ids_equal_the_reference(
     both, model, asked = sides(name), served(name), CONVERSATIONS[chat]
     ours = expanded(model, rendered(model, both.subject, asked), asked.num_pictures)
     assert ours == expected(both, asked, reference_seen(name))
+
+
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "text": ("The answer is",), "a space": ("The answer is ",), "a line break": ("  The answer:\n",), "nothing": ("",),
+    "parts": ("One. ", "Two"), "a tag": ("<think>\nI am",), "typed specials": ("a <|im_end|>",),
+}  # fmt: skip
+"""Last messages to go on with."""
+CONTINUED = [
+    (subject.checkpoint, chat, ending) for subject in SUBJECTS for chat in asked_of(subject) for ending in ENDINGS
+]
+EVERYDAY_CONTINUED = {"turns", "pictures in every turn", "reasoning of old, thinking off", "a call and its result"}
+
+
+@pytest.mark.aspect("ids")
+@pytest.mark.parametrize(
+    ("name", "chat", "ending"),
+    [pytest.param(*case, marks=() if case[1] in EVERYDAY_CONTINUED else pytest.mark.conformance) for case in CONTINUED],
+)
+def test_a_continued_message_ends_as_in_the_reference(
+    name: str, chat: str, ending: str, sides: Both, served: Served
+) -> None:  # E1 E4
+    """The prompt has the same bytes, and ends behind the last message's text. What transformers refuses is refused."""
+    both, model, begun = sides(name), served(name), CONVERSATIONS[chat]
+    said = ENDINGS[ending]
+    messages = [*begun.messages, turn("assistant", *(said if len(said) == 1 else map(text, said)))]
+    told = switches(both.subject, begun)
+    tools = {"tools": list(begun.tools)} if begun.tools else {}
+    try:
+        expected = both.reference.render(messages, False, told | tools | {"continue_final_message": True})
+    except ValueError:
+        # LLaVA-NeXT's template writes the first text of a turn alone.
+        with pytest.raises(InvalidValue, match="leaves out"):
+            model.template.render(messages, False, told, begun.tools, continues=True)
+        assert (name, ending) == ("llava_next", "parts")
+        return
+    segments = model.template.render(messages, False, told, begun.tools, continues=True)
+    assert "".join(segment.text for segment in segments) == expected
+    assert expected.rstrip().endswith(said[-1].strip())
+    assert not said[-1] or not segments[-1].is_special
 
 
 @pytest.mark.aspect("ids")

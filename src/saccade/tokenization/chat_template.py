@@ -1,6 +1,7 @@
 """Render messages with the checkpoint's chat template, and separate the template's text from the users' text."""
 
 import json
+import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from itertools import count
@@ -68,8 +69,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        *,
+        continues: bool = False,
     ) -> list[Segment]:
         """Return the prompt in segments; picture tags count as special.
+
+        Where the prompt *continues*, it ends behind the text of the last message.
 
         *switches* are additional variables that the family declares: numbers, strings, true, false or null. *tools*
         are passed on as they are. Raises InvalidValue if the template refuses the messages.
@@ -80,17 +85,19 @@ class ChatTemplate:
                 raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
         # Both renderings use the same time, so that they cannot differ by it.
         now = datetime.now()
+        mark = f"{secrets.token_hex(8)} " if continues else ""
 
         def render(written: Callable[[str], str]) -> str:
             variables = {name: written(v) if isinstance(v, str) else v for name, v in given.items()} | {
                 **self._variables,
-                "messages": self._rewrite(messages, written),
+                "messages": _marked(self._rewrite(messages, written), mark),
                 "add_generation_prompt": add_generation_prompt,
                 "tools": [_written(tool, written, TOOL_KEYS) for tool in tools] or None,
                 "documents": None,
                 "strftime_now": now.strftime,
             }
-            return self._program.render(written, variables)
+            prompt = self._program.render(written, variables)
+            return _cut(prompt, mark, written(_last_text(messages))) if continues else prompt
 
         return self._provenance.split(render)
 
@@ -147,6 +154,35 @@ class ChatTemplate:
                 ]
             copies.append(copy)
         return copies
+
+
+def _marked(messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
+    """Append *mark* to the last text of the last of *messages*, in place."""
+    if mark and isinstance(messages[-1]["content"], str):
+        messages[-1]["content"] += mark
+    elif mark:
+        next(part for part in reversed(messages[-1]["content"]) if "text" in part)["text"] += mark
+    return messages
+
+
+def _last_text(messages: Sequence[Message]) -> str:
+    content = messages[-1]["content"]
+    text: str = content if isinstance(content, str) else [part["text"] for part in content if "text" in part][-1]
+    return text
+
+
+def _cut(prompt: str, mark: str, text: str) -> str:
+    """Return *prompt* up to the *mark* behind *text*; the rule is that of transformers (chat_template_utils.py).
+
+    The mark ends in a space. Where the template removed it, it removes white space at the end of the message.
+    """
+    place = prompt.rfind(mark.strip())
+    if place < 0 or text.strip() not in prompt:
+        raise InvalidValue(
+            "`continue_final_message`: the model's chat template leaves out the last message's text, or a part of it.",
+            "continue_final_message",
+        )
+    return prompt[:place] if prompt.startswith(mark, place) else prompt[:place].rstrip()
 
 
 def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any]) -> str:

@@ -48,12 +48,13 @@ PLAIN = TextRules()
 class Detokenizer:
     """The growing text of one answer. It ends at the stop string that is complete first; the longer one in a tie.
 
-    *num_tokens* counts the tokens of this text, *num_others* tokens of the answer that do not belong to it.
+    *num_tokens* counts the tokens of this text, *num_others* tokens of the answer that do not belong to it. The text
+    may *continue* that of the prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN) -> None:
+    def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN, *, continues: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream()
+        self._stream = tokenizer.stream(continues=continues)
         self._rules = rules
         self._stops = [StopString(text) for text in rules.stop]
         self._held = ""

@@ -90,7 +90,7 @@ class TiktokenTokenizer(Tokenizer):
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
 
-    def stream(self) -> TextStream:
+    def stream(self, *, continues: bool = False) -> TextStream:
         return ByteStream(self.token_bytes)
 
 

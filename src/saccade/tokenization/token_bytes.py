@@ -19,8 +19,8 @@ class TokenBytes(Protocol):
     def to_bytes(self, token: str) -> bytes:
         """Return the bytes that *token* adds to a text."""
 
-    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
-        """Return a decoder of ids, given a function from an id to its bytes."""
+    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
+        """Return a decoder of ids, given a function from an id to its bytes; the ids may *continue* a text."""
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
         """Return the most bytes of text that a token of *vocab* represents, 0 if *vocab* cannot represent all text."""
@@ -36,7 +36,7 @@ class ByteLevel:
         except KeyError:
             return token.encode()
 
-    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
+    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
         return ByteStream(token_bytes)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
@@ -55,8 +55,8 @@ class ByteFallback:
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
 
-    def stream(self, token_bytes: Callable[[int], bytes]) -> TextStream:
-        return ByteFallbackStream(token_bytes, self._byte_token_ids, self._num_stripped)
+    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
+        return ByteFallbackStream(token_bytes, self._byte_token_ids, 0 if continues else self._num_stripped)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
         """Return the most bytes that a token of *vocab* represents; users may type the character for spaces, too."""

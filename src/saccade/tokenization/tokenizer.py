@@ -58,8 +58,8 @@ class Tokenizer(ABC):
         """Return whether *token_id* is omitted from answers or is not a token of this model."""
 
     @abstractmethod
-    def stream(self) -> TextStream:
-        """Return a decoder for the ids of one answer."""
+    def stream(self, *, continues: bool = False) -> TextStream:
+        """Return a decoder for the ids of one answer, which may *continue* a text: a first space is then its own."""
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of *text*; no part of it becomes a special token."""

@@ -103,8 +103,8 @@ class JsonTokenizer(Tokenizer):
         """Return whether *token_id* is a special token, and no tag, or not a token of this model."""
         return token_id in self._hidden_ids or not 0 <= token_id < self.num_tokens
 
-    def stream(self) -> TextStream:
-        return self._token_bytes.stream(self.token_bytes)
+    def stream(self, *, continues: bool = False) -> TextStream:
+        return self._token_bytes.stream(self.token_bytes, continues)
 
     def _begins_with_bos(self, segments: Sequence[Segment]) -> bool:
         if not self._before or not segments or not segments[0].is_special:

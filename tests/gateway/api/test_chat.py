@@ -355,6 +355,32 @@ def test_one_picture_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:
     assert low.content_hash != high.content_hash == auto.content_hash
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_goes_on_with_the_last_message(
+    stream: bool, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]
+) -> None:
+    gateway.worker.script = deltas(ids_of(" sunny,"), [*ids_of(" I think"), gateway.eos])
+    messages = [{"role": "user", "content": "How is it?"}, {"role": "assistant", "content": "It is"}]
+    fields = {"model": "tiny", "messages": messages, "stream": stream, "continue_final_message": True}
+    answer = gateway.ask("POST", "/v1/chat/completions", fields)
+    assert gateway.worker.requests[0].token_ids[-len(ids_of("It is")) :] == ids_of("It is")
+    if stream:
+        texts = (choice["delta"].get("content", "") for event in answer.events[:-1] for choice in event["choices"])
+        assert "".join(texts) == " sunny, I think"
+    else:
+        assert answer.json["choices"][0]["message"]["content"] == " sunny, I think"
+    tokens = gateway.ask("POST", "/tokenize", {"messages": messages, "continue_final_message": True}).json["tokens"]
+    assert tokens == gateway.worker.requests[0].token_ids
+
+
+def test_a_prompt_may_end_behind_the_messages(gateway: scripted.Gateway) -> None:
+    gateway.answer_two_tokens()
+    for given in ({}, {"add_generation_prompt": False}):
+        assert gateway.chat("hi", **given).status == 200
+    asked, bare = (request.token_ids for request in gateway.worker.requests)
+    assert asked[: len(bare)] == bare != asked
+
+
 def test_switches_reach_the_chat_template(gateway: scripted.Gateway) -> None:
     content = [image_part(data_url(picture(64, 64, 1)))]
     for switches in (None, {"add_vision_id": False}, {"add_vision_id": True}):

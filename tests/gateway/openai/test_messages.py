@@ -62,11 +62,52 @@ def test_text_and_pictures_keep_their_order() -> None:  # F1
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "expected"), [(ChatRequest, {}, True), (TokenizeRequest, {}, True),
-    (TokenizeRequest, {"add_generation_prompt": False}, False)],
+    ("given", "expected"), [({}, True), ({"add_generation_prompt": None}, True), ({"add_generation_prompt": False}, False)],
 )  # fmt: skip
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
 def test_generation_prompt(kind: type, given: dict[str, bool], expected: bool) -> None:
-    assert user(TEXT, kind=kind, **given).add_generation_prompt is expected
+    chat = user(TEXT, kind=kind, **given)
+    assert (chat.add_generation_prompt, chat.continues) == (expected, False)
+
+
+ASKED = {"role": "user", "content": "hi"}
+CONTINUED: dict[str, Any] = {
+    "text": {"content": "Well"}, "no text": {"content": ""}, "parts": {"content": [image(), TEXT]},
+    "reasoning": {"content": None, "reasoning_content": "Hm"},
+}  # fmt: skip
+NOT_CONTINUED: dict[str, tuple[Any, str]] = {
+    "user": ({"role": "user", "content": "a"}, "assistant"),
+    "a picture": ({"role": "assistant", "content": [image() | {"text": "a"}]}, "text"),
+    "no part": ({"role": "assistant", "content": []}, "text"),
+    "calls": ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}, "tool_calls"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+@pytest.mark.parametrize("last", CONTINUED)
+def test_a_last_message_to_go_on_with(last: str, kind: type) -> None:
+    messages = [ASKED, {"role": "assistant", **CONTINUED[last]}]
+    for given in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": None}):
+        chat = read(messages, kind=kind, continue_final_message=True, **given)
+        assert (chat.add_generation_prompt, chat.continues) == (False, True)
+    chat = read(messages, kind=kind, continue_final_message=False)
+    assert (chat.add_generation_prompt, chat.continues) == (True, False)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+@pytest.mark.parametrize("last", NOT_CONTINUED)
+def test_a_last_message_that_cannot_go_on(last: str, kind: type) -> None:
+    message, words = NOT_CONTINUED[last]
+    refused(
+        InvalidValue, "continue_final_message", words, messages=[ASKED, message], kind=kind, continue_final_message=True
+    )
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+def test_a_prompt_has_one_end(kind: type) -> None:
+    messages = [ASKED, {"role": "assistant", "content": "Well"}]
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    refused(InvalidValue, "continue_final_message", "`add_generation_prompt`", messages=messages, kind=kind, **both)
 
 
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])

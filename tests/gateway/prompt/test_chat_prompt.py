@@ -43,6 +43,15 @@ def test_plain_chats(messages: list[ChatMessage], served_of: Any) -> None:
     assert why_not_as_chat(served, chat_of(served, *messages), [served.layout.settings]) is None
 
 
+@pytest.mark.parametrize(("field", "given"), [("continue_final_message", True), ("add_generation_prompt", False)])
+def test_another_end_of_the_prompt_is_refused(field: str, given: bool, served_of: Any) -> None:
+    served, messages = served_of("qwen3_vl"), [user("What?"), ChatMessage("assistant", "It")]
+    request = ChatRequest(model="m", messages=messages, **{field: given})  # type: ignore[arg-type]
+    error = why_not_as_chat(served, read_chat(request, served.declaration), [])
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == field
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -184,7 +184,7 @@ def choices_of(request: ChatRequest, served: ServedModel, tools: Sequence[Tool] 
     return [
         GeneratedChoice(
             index,
-            Detokenizer(served.tokenizer, rules),
+            Detokenizer(served.tokenizer, rules, continues=bool(request.continue_final_message)),
             hidden_ids,
             _reasoning(request, served, rules),
             _record(request, served),

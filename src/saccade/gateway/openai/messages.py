@@ -63,7 +63,8 @@ class PictureSource:
 class Chat:
     """A chat as templates take it: pictures[i] belongs to the i-th part of type "image".
 
-    *num_characters* is how much work the chat is. *tools* are those that the prompt declares.
+    *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
+    *continues*, its prompt ends behind the text of the last message.
     """
 
     messages: list[Message]
@@ -72,6 +73,7 @@ class Chat:
     add_generation_prompt: bool
     switches: Mapping[str, Any]
     tools: tuple[Tool, ...] = ()
+    continues: bool = False
 
     @property
     def uses_tools(self) -> bool:
@@ -91,9 +93,10 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
     ]
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
     switches |= _thinking(request, family.template_switches)
-    add_generation_prompt = request.add_generation_prompt if isinstance(request, TokenizeRequest) else True
+    continues = _continues(request)
+    add_generation_prompt = request.add_generation_prompt is not False and not continues
     tools = read_tools(request)
-    return Chat(messages, num_characters(request), pictures, add_generation_prompt, switches, tools)
+    return Chat(messages, num_characters(request), pictures, add_generation_prompt, switches, tools, continues)
 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
@@ -109,6 +112,24 @@ def _num_characters(message: ChatMessage) -> int:
     if isinstance(message.content, str):
         return num_characters + len(message.content)
     return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
+
+
+def _continues(request: ChatRequest | TokenizeRequest) -> bool:
+    """Return whether the answer goes on with the last message. Raises InvalidValue for one that cannot go on."""
+    if not request.continue_final_message:
+        return False
+    last = request.messages[-1] if request.messages else None
+    if request.add_generation_prompt:
+        reason = "and `add_generation_prompt` contradict each other; send one of them"
+    elif last is None or last.role != "assistant":
+        reason = "needs a last message of the role assistant"
+    elif last.tool_calls:
+        reason = "goes on with the text of the last message, which its `tool_calls` would follow; leave them out"
+    elif isinstance(last.content, list) and not any(part.type == "text" for part in last.content):
+        reason = "needs a text in the last message's `content`"
+    else:
+        return True
+    raise InvalidValue(f"`continue_final_message` {reason}.", "continue_final_message")
 
 
 def _read_message(

@@ -46,14 +46,12 @@ MAX_NAMES: Final = 8
 MAX_NAME_CHARACTERS: Final = 64
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
-    "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "attachments": ([],),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "files": ([],),

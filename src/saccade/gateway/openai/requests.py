@@ -235,6 +235,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
     *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
+    With *continue_final_message* the answer goes on with the last message's text; where *add_generation_prompt* is
+    false, the prompt ends behind the messages.
     *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
     *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
     At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
@@ -242,6 +244,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
     model: str
     messages: Messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -280,7 +284,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
     messages: Messages | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
     tools: Tools | None = None

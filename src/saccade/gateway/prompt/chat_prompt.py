@@ -26,6 +26,9 @@ def why_not_as_chat(
     """
     if chat.uses_tools:
         return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
+    if chat.continues or not chat.add_generation_prompt:
+        field = "continue_final_message" if chat.continues else "add_generation_prompt"
+        return UnsupportedParameter(f"`{field}` is not served by this model's workers; leave it out.", field)
     tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).pattern
     special = [token for token in served.tokenizer.special_tokens if token.strip()]
     texts = texts_of(chat)

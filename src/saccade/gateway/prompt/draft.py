@@ -17,6 +17,7 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.media import PictureLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import TEXT_FIELDS
+from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
@@ -78,7 +79,7 @@ class PromptDrafter:
                 num_picture_bytes,
                 lambda: encode(
                     write_pictures(
-                        served.template.render(chat.messages, chat.add_generation_prompt, chat.switches, chat.tools),
+                        render(served, chat),
                         served.tokenizer.special_tokens,
                         served.placeholder_token_id,
                         layouts,
@@ -125,11 +126,18 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
     bound = served.tokenizer.text_bound
     if bound.least_tokens("".join(texts)) <= served.max_model_len:
         return chat
-    segments = served.template.render(chat.messages, chat.add_generation_prompt, chat.switches, chat.tools)
+    segments = render(served, chat)
     written = "".join(segment.text for segment in segments if not segment.is_special)
     if (least := bound.least_tokens(written)) > served.max_model_len:
         raise ContextLengthExceeded.of(served.max_model_len, least, _num_completion(request), "messages", at_least=True)
     return chat
+
+
+def render(served: ServedModel, chat: Chat) -> list[Segment]:
+    """Return the prompt of *chat* as the model's template writes it."""
+    return served.template.render(
+        chat.messages, chat.add_generation_prompt, chat.switches, chat.tools, continues=chat.continues
+    )
 
 
 def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest, served: ServedModel) -> None:
