@@ -4,6 +4,7 @@ import base64
 import io
 from typing import Any
 
+import anthropic
 import httpx2
 import numpy as np
 import openai
@@ -32,6 +33,14 @@ def openai_client(url: str, **options: Any) -> openai.OpenAI:
     transport = openai.DefaultHttpxClient(verify=False, limits=httpx2.Limits(max_keepalive_connections=0))
     return openai.OpenAI(
         base_url=f"{url}/v1", **{"max_retries": 0, "api_key": "none", "http_client": transport, **options}
+    )
+
+
+def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
+    """An anthropic client of a server on loopback, which keeps no socket between requests."""
+    transport = anthropic.DefaultHttpxClient(verify=False, limits=httpx2.Limits(max_keepalive_connections=0))
+    return anthropic.Anthropic(
+        base_url=url, **{"max_retries": 0, "api_key": "none", "http_client": transport, **options}
     )
 
 

@@ -11,9 +11,10 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.errors import InvalidApiKey, InvalidValue
-from saccade.gateway.api.answering import Answering
+from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
+from saccade.gateway.api.messages import Messages
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
@@ -106,6 +107,7 @@ class Application:
         )
         self._grammars = RequestGrammars()
         self._chat = ChatCompletions(config.strict_parameters)
+        apis: dict[str, Api] = {"/v1/chat/completions": self._chat, "/v1/messages": Messages(config.strict_parameters)}
         self._answering = Answering(
             admission=self.admission,
             bodies=bodies,
@@ -125,7 +127,7 @@ class Application:
             ping_interval_seconds=config.ping_interval_seconds,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(self._answering, self._chat, endpoints), redirect_slashes=False),
+            Router(routes(self._answering, apis, endpoints), redirect_slashes=False),
             Keys(self._directory, config.metrics_without_key),
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._directory.is_open),
         )

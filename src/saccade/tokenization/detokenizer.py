@@ -58,9 +58,16 @@ class Detokenizer:
         self._rules = rules
         self._stops = [StopString(text) for text in rules.stop]
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None
+        """The stop string that ended the text."""
+
         self.num_tokens = 0
         self.num_others = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.stop is not None
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take more tokens and return the text that is now final. After a stop string, tokens are ignored."""
@@ -86,11 +93,11 @@ class Detokenizer:
             return text
         held = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
-            complete = [len(stop.text) for stop in self._stops if stop.advance(character)]
+            complete = [stop.text for stop in self._stops if stop.advance(character)]
             if complete and self.num_tokens + self.num_others > self._rules.min_tokens:
-                self.stopped = True
+                self.stop = max(complete, key=len)
                 self._held = ""
-                return held[: position if self._rules.shows_stop else position - max(complete)]
+                return held[: position if self._rules.shows_stop else position - len(self.stop)]
         certain = len(held) - max(stop.num_matched for stop in self._stops)
         self._held = held[certain:]
         return held[:certain]

@@ -22,6 +22,7 @@ from saccade.gateway.http.event_stream import EventStream, report_errors
 from saccade.gateway.http.middleware import WARNINGS, send_json
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -34,6 +35,10 @@ from saccade.protocol.output import TokenDelta
 
 class AnswerWriter(Protocol):
     """Writes the answer to one request as its API has it."""
+
+    @property
+    def names(self) -> FieldNames:
+        """What the API calls the fields of the request."""
 
     async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
         """Return the whole answer in JSON."""
@@ -106,17 +111,19 @@ class Answering:
         async with self.admission.turn(len(body)):
             read = api.read(body, account.tenant.id)
             scope[WARNINGS] = read.warning
-            constraint = read_constraint(read.request)
-            request = without_constraint(read.request)
-            served = self.model_registry.get(request.model)
-            chat = None if is_long(request) else self.prompts.read(served, request)
-        if chat is None:
-            chat = await self.prompts.read_long(served, request)
-        constraint = with_held_calls(constraint, request, chat.tools, served.tool_calls)
-        # From here on only the chat is kept, which is as long as the body at most.
-        memory.keep(memory.num_bytes // COPIES)
-        request = msgspec.structs.replace(request, messages=[])
-        held = None if constraint is None else await self.grammars.of(constraint)
+            with read.writer.names.in_errors():
+                constraint = read_constraint(read.request)
+                request = without_constraint(read.request)
+                served = self.model_registry.get(request.model)
+                chat = None if is_long(request) else self.prompts.read(served, request)
+        with read.writer.names.in_errors():
+            if chat is None:
+                chat = await self.prompts.read_long(served, request)
+            constraint = with_held_calls(constraint, request, chat.tools, served.tool_calls)
+            # From here on only the chat is kept, which is as long as the body at most.
+            memory.keep(memory.num_bytes // COPIES)
+            request = msgspec.structs.replace(request, messages=[])
+            held = None if constraint is None else await self.grammars.of(constraint)
         if held is not None and held.warning:
             scope[WARNINGS] = "; ".join(filter(None, (read.warning, held.warning)))
         return Asked(request, chat, served, account, memory, held), read.writer
@@ -130,15 +137,17 @@ class Answering:
 
     async def _answer_in_events(self, asked: Asked, writer: AnswerWriter, stream: EventStream) -> None:
         async def generate() -> None:
-            async with self.generation.answer(asked) as (answer, deltas):
-                await writer.stream(stream, answer, deltas)
+            with writer.names.in_errors():
+                async with self.generation.answer(asked) as (answer, deltas):
+                    await writer.stream(stream, answer, deltas)
 
         await report_errors(stream, generate(), writer.failure)
         await stream.flush()
 
     async def _answer_whole(self, asked: Asked, writer: AnswerWriter, send: Send) -> None:
-        async with self.generation.answer(asked) as (answer, deltas):
-            body = await writer.whole(answer, deltas)
+        with writer.names.in_errors():
+            async with self.generation.answer(asked) as (answer, deltas):
+                body = await writer.whole(answer, deltas)
         await send_json(send, 200, body)
 
 

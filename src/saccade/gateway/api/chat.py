@@ -16,6 +16,7 @@ from saccade.gateway.generation.tool_calls.reader import GeneratedCall
 from saccade.gateway.http.event_stream import EventStream
 from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai import answers
+from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat
 from saccade.gateway.openai.requests import CalledFunction
 from saccade.protocol.output import TokenDelta
@@ -37,6 +38,8 @@ class ChatCompletions:
 
 class ChatCompletionWriter:
     """Writes `chat.completion` objects and chunks."""
+
+    names = FieldNames()
 
     async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
         """Return *answer* as one chat.completion object, in JSON."""

@@ -7,6 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
+from saccade.gateway.anthropic.answers import CountAnswer
+from saccade.gateway.anthropic.chats import parse_count
 from saccade.gateway.api.openapi import describe, server_version
 from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.body_reader import COPIES, BodyReader
@@ -16,7 +18,7 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
 from saccade.gateway.openai.parameters import parse_detokenize, parse_tokenize
-from saccade.gateway.openai.requests import TokenizeRequest
+from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.pictures.collect import PictureCollector
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -65,6 +67,16 @@ class Endpoints:
                 token_ids = await self._chat_token_ids(request, served, asked, memory)
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, pictures expanded."""
+        with self._reservation(request) as memory:
+            body = await self.bodies.read(request.scope, request.receive, memory)
+            async with self.admission.turn(len(body)):
+                asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
+            with names.in_errors():
+                token_ids = await self._chat_token_ids(request, self._served(asked.model), asked, memory)
+        return _json(CountAnswer(len(token_ids)))
+
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, special tokens as they are written."""
         with self._reservation(request) as memory:
@@ -106,7 +118,7 @@ class Endpoints:
         return _json(describe([served.name for served in self.model_registry.models()]))
 
     async def _chat_token_ids(
-        self, request: Request, served: ServedModel, asked: TokenizeRequest, memory: Reservation
+        self, request: Request, served: ServedModel, asked: ChatRequest | TokenizeRequest, memory: Reservation
     ) -> list[int]:
         account = _account(request)
         chat = await self.prompts.read_long(served, asked)

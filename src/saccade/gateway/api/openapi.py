@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from saccade.gateway.anthropic.answers import CountAnswer, MessageAnswer, MessagesError
+from saccade.gateway.anthropic.requests import CountRequest, MessagesRequest
 from saccade.gateway.openai.answers import (
     ChatCompletion,
     DetokenizeAnswer,
@@ -18,7 +20,7 @@ from saccade.gateway.openai.requests import ChatRequest, DetokenizeRequest, Toke
 
 BODIES = (
     ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
-    ModelList, ModelCard, ErrorAnswer,
+    ModelList, ModelCard, ErrorAnswer, MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
 )  # fmt: skip
 POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -64,8 +66,13 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
     chat = _post("Answer a chat", ChatRequest, ChatCompletion)
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
     chat["responses"]["200"]["content"]["text/event-stream"] = {}  # chunks, then [DONE]: no one schema
+    messages = _post("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
+    messages["responses"]["200"]["content"]["text/event-stream"] = {}
+    count = _post("Count the tokens of a chat", CountRequest, CountAnswer, MessagesError)
     return {
         "/v1/chat/completions": {"post": chat},
+        "/v1/messages": {"post": messages},
+        "/v1/messages/count_tokens": {"post": count},
         "/v1/models": {"get": _get("List the models", _json(ModelList))},
         "/v1/models/{model}": {
             "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
@@ -103,14 +110,14 @@ def _json(body: type) -> dict[str, Any]:
     return _schema(_reference(body))
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
+def _errors(*statuses: int, error: type = ErrorAnswer) -> dict[str, Any]:
     words = {
         **POST_ERRORS,
         401: "The API key is missing or unknown.",
         403: "Without keys: the host or the origin of the request is not allowed.",
     }
     every = (401, 403, *statuses)
-    return {str(status): {"description": words[status], "content": _json(ErrorAnswer)} for status in every}
+    return {str(status): {"description": words[status], "content": _json(error)} for status in every}
 
 
 def _get(summary: str, content: dict[str, Any], *statuses: int) -> dict[str, Any]:
@@ -120,9 +127,9 @@ def _get(summary: str, content: dict[str, Any], *statuses: int) -> dict[str, Any
     }
 
 
-def _post(summary: str, request: type, answer: type) -> dict[str, Any]:
+def _post(summary: str, request: type, answer: type, error: type = ErrorAnswer) -> dict[str, Any]:
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": _json(request)},
-        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors(*POST_ERRORS)},
+        "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors(*POST_ERRORS, error=error)},
     }

@@ -1,6 +1,6 @@
 """Which path leads to which endpoint."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from starlette.requests import Request
@@ -36,9 +36,11 @@ class _Named:
         await self._app(scope, receive, send)
 
 
-def routes(answering: Answering, chat: Api, endpoints: Endpoints) -> list[Route]:
+def routes(answering: Answering, apis: Mapping[str, Api], endpoints: Endpoints) -> list[Route]:
+    """Return all routes; *apis* are those that answer chats, by path."""
     return [
-        _answered("/v1/chat/completions", answering, chat),
+        *(_answered(path, answering, api) for path, api in apis.items()),
+        route("POST", "/v1/messages/count_tokens", endpoints.count_tokens, takes_json=True),
         route("GET", "/v1/models", endpoints.models),
         route("GET", "/v1/models/{model:path}", endpoints.model),
         route("POST", "/tokenize", endpoints.tokenize, takes_json=True),

@@ -114,6 +114,11 @@ class GeneratedChoice:
         return chunk
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended the choice, if one did."""
+        return self._detokenizer.stop
+
+    @property
     def ends_in_reasoning(self) -> bool:
         """Whether the reasoning has not ended: there is no content."""
         return self._reasoning is not None and self._reasoning.is_open

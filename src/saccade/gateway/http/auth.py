@@ -11,6 +11,9 @@ OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
 
 METRICS_PATH = "/metrics"
 
+MESSAGES_PATH = "/v1/messages"
+"""Begins the paths of Anthropic's API, whose clients send keys in a header of their own and read its errors."""
+
 
 class Keys:
     """Asks for the keys of *directory*. With *open_metrics*, /metrics needs no key either.
@@ -26,12 +29,20 @@ class Keys:
         """Return the account whose key *headers* carry; everybody's for paths without key. Raises InvalidApiKey."""
         if path in self._open_paths:
             return self._directory.everybody
-        authorization = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, key = authorization.partition(b" ")
-        account = self._directory.account(key if scheme.lower() == b"bearer" else b"")
+        account = self._directory.account(_key(path, headers))
         if path == METRICS_PATH and account.tenant.name:
             raise InvalidApiKey(
                 "This is the API key of a tenant, and /metrics shows what every tenant uses. Send a key of --api-key, "
                 "or start the gateway with --metrics-without-key."
             )
         return account
+
+
+def _key(path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    authorization = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, key = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key
+    if path.startswith(MESSAGES_PATH):
+        return next((value for name, value in headers if name == b"x-api-key"), b"")
+    return b""

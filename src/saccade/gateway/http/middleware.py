@@ -29,8 +29,9 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
+from saccade.gateway.anthropic.answers import error_of
 from saccade.gateway.http.access_log import AccessLog, note_failure, note_tenant
-from saccade.gateway.http.auth import OPEN_PATHS, Keys
+from saccade.gateway.http.auth import MESSAGES_PATH, OPEN_PATHS, Keys
 from saccade.gateway.http.body_reader import ClientDisconnected
 from saccade.gateway.http.web_pages import WebPages
 from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
@@ -141,7 +142,8 @@ class GuardMiddleware:
             failure = InternalError(UNFORESEEN)
         else:
             return
-        body = encode_error(failure)
+        is_messages = scope["path"].startswith(MESSAGES_PATH)
+        body = encode_messages_error(failure) if is_messages else encode_error(failure)
         if not started:
             await send_json(send_watched, failure.status, body, headers | _headers(failure))
 
@@ -151,11 +153,19 @@ def encode_error(error: SaccadeError) -> bytes:
 
     An operator's error is not shown to clients.
     """
-    note_failure(error)
-    if isinstance(error, StartupError):
-        error = InternalError(UNFORESEEN)
+    error = _noted(error)
     detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
     return msgspec.json.encode(ErrorAnswer(error=detail))
+
+
+def encode_messages_error(error: SaccadeError) -> bytes:
+    """Return Anthropic's error object for *error*, else as encode_error does."""
+    return msgspec.json.encode(error_of(_noted(error)))
+
+
+def _noted(error: SaccadeError) -> SaccadeError:
+    note_failure(error)
+    return InternalError(UNFORESEEN) if isinstance(error, StartupError) else error
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:

@@ -6,6 +6,7 @@ at least the number of keys, messages and parts.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -37,19 +38,32 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 
 
-def check_bounds(body: bytes | bytearray) -> None:
+FindPicture = Callable[[bytes | bytearray, int, int], int]
+"""Returns where the first picture in a body begins that is announced between two positions, -1 for none.
+
+It begins behind the quote that opens its string.
+"""
+
+
+def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
+    """Find pictures as OpenAI's API has them, a FindPicture."""
+    found = body.find(_DATA_URL, start, end)
+    return found if found < 0 else found + len(_DATA_URL)
+
+
+def check_bounds(body: bytes | bytearray, find_picture: FindPicture = find_data_url) -> None:
     """Raise BodyTooLarge for too many bytes beside pictures, and InvalidValue for too many strings.
 
-    What lies between `"data:` and the next quote holds no key and no string of its own wherever it stands in valid
-    JSON. The bytes of pictures are searched for that quote and for escapes, and not counted.
+    What lies between a quote that opens a string and the next quote holds no key and no string of its own wherever it
+    stands in valid JSON. The bytes of pictures are searched for that quote and for escapes, and not counted.
     """
     is_ascii = body.isascii()
     num_bytes = num_quotes = position = num_urls = 0
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than one that is not.
         limit = position + MAX_BYTES_BESIDE_PICTURES - num_bytes + 1
-        found = body.find(_DATA_URL, position, limit) if num_urls < MAX_DATA_URLS else -1
-        start = min(limit, len(body)) if found < 0 else found + len(_DATA_URL)
+        found = find_picture(body, position, limit) if num_urls < MAX_DATA_URLS else -1
+        start = min(limit, len(body)) if found < 0 else found
         num_bytes += start - position
         if num_bytes > MAX_BYTES_BESIDE_PICTURES:
             raise _too_large()

@@ -5,14 +5,14 @@ name that occurs twice the last value counts.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.json_body import check_bounds, decode, num_items, parse
+from saccade.gateway.openai.json_body import FindPicture, check_bounds, decode, find_data_url, num_items, parse
 from saccade.gateway.openai.requests import (
     MAX_PARTS,
     MAX_TOKENS,
@@ -35,7 +35,7 @@ SHORT: Final = {
 }
 """Most bytes of values whose shape is free until they are read."""
 
-LONG: Final = ("messages", "prompt", "allowed_token_ids", "tokens")
+LONG: Final = ("messages", "system", "prompt", "allowed_token_ids", "tokens")
 """Values without a bound of their own; the bounds of the whole body limit them."""
 
 TOKEN_IDS: Final = ("allowed_token_ids", "tokens")
@@ -113,26 +113,44 @@ WITHOUT_EFFECT: Final = frozenset(
 T = TypeVar("T", bound=Struct)
 
 
-class _Reader(Generic[T]):
-    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both."""
+class ParameterReader(Generic[T]):
+    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both.
 
-    def __init__(self, kind: type[T], related: Iterable[type[Struct]] = ()) -> None:
+    *later* are parameters that are not served, with the values besides null that change nothing; those of
+    *without_effect* are ignored. *find_picture* finds pictures in bodies.
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        related: Iterable[type[Struct]] = (),
+        *,
+        later: Mapping[str, tuple[object, ...]] = LATER,
+        without_effect: Collection[str] = WITHOUT_EFFECT,
+        find_picture: FindPicture = find_data_url,
+    ) -> None:
         self._kind = kind
+        self._find_picture = find_picture
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
         names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
-        self._later = LATER.keys() - self._decoders.keys()
-        self._known = frozenset(names | LATER.keys() | WITHOUT_EFFECT)
+        self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
+        self._known = frozenset(names | later.keys()).union(without_effect)
 
     def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
-        check_bounds(body)
+        """Return what *body* asks, and a warning that names unknown parameters, "" where there is none.
+
+        Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
+        parameters too.
+        """
+        check_bounds(body, self._find_picture)
         given = parse(body, dict[str, Raw])
         if len(given) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
         for name in given:
-            if name in self._later:
-                _refuse_unless_harmless(name, given[name])
+            if (harmless := self._later.get(name)) is not None:
+                _refuse_unless_harmless(name, given[name], harmless)
         warning = self._warning([name for name in given if name not in self._known], strict)
         values: dict[str, Any] = {}
         for name, raw in given.items():
@@ -160,7 +178,7 @@ class _Reader(Generic[T]):
     def _meant(self, name: str) -> str:
         if len(name) > MAX_NAME_CHARACTERS:
             return ""
-        return next(iter(difflib.get_close_matches(name, self._known - LATER.keys(), 1, cutoff=0.8)), "")
+        return next(iter(difflib.get_close_matches(name, self._known - self._later.keys(), 1, cutoff=0.8)), "")
 
 
 def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
@@ -170,14 +188,14 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
     parameters too.
     """
     request, warning = _CHAT.read(body, strict)
-    _check_parts(request.messages)
+    check_parts(request.messages)
     return request, warning
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
     """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
     request, warning = _TOKENIZE.read(body, strict)
-    _check_parts(request.messages or ())
+    check_parts(request.messages or ())
     return request, warning
 
 
@@ -186,10 +204,10 @@ def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Det
     return _DETOKENIZE.read(body, strict)
 
 
-def _refuse_unless_harmless(name: str, raw: Raw) -> None:
+def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:
     if memoryview(raw).nbytes <= MAX_HARMLESS_BYTES:
         value = parse(raw, object)
-        if value is None or value in LATER[name]:
+        if value is None or value in harmless:
             return
     advice = SPELLINGS.get(name)
     said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served yet; leave it out."
@@ -204,7 +222,7 @@ def _check_length(name: str, raw: Raw) -> None:
         raise InvalidValue(f"`{name}` must have at most {limit} bytes.", name)
 
 
-def _check_parts(messages: Iterable[ChatMessage]) -> None:
+def check_parts(messages: Iterable[ChatMessage]) -> None:
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
 
@@ -215,6 +233,6 @@ def _shown(name: str) -> str:
     return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."
 
 
-_CHAT: Final = _Reader(ChatRequest)
-_TOKENIZE: Final = _Reader(TokenizeRequest, (ChatRequest,))
-_DETOKENIZE: Final = _Reader(DetokenizeRequest)
+_CHAT: Final = ParameterReader(ChatRequest)
+_TOKENIZE: Final = ParameterReader(TokenizeRequest, (ChatRequest,))
+_DETOKENIZE: Final = ParameterReader(DetokenizeRequest)

@@ -1,0 +1,1 @@
+"""Anthropic's wire format, translated to and from chats."""

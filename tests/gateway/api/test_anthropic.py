@@ -1,0 +1,155 @@
+"""Messages over HTTP, from the worker's tokens to blocks and events, as an Anthropic client sees them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+import scripted
+from chats import anthropic_client
+
+from saccade.errors import WorkerFailed
+from saccade.gateway.config import GatewayConfig
+from saccade.protocol.output import Failure, FinishReason, TokenDelta
+from saccade.tokenization.tokenizer import Segment
+
+TOOL: Any = {"name": "zoom", "description": "Zooms.", "input_schema": {"type": "object", "properties": {}}}
+CALL = '{"name": "zoom", "arguments": {"box": [1, 2.5], "text": "<b> 你"}}'
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+ASKED: Any = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def client(gateway: scripted.Gateway) -> Iterator[anthropic.Anthropic]:
+    with anthropic_client(f"http://127.0.0.1:{gateway.port}") as made:
+        yield made
+
+
+def script(gateway: scripted.Gateway, *pieces: str, finish: FinishReason = FinishReason.STOP) -> int:
+    """Have the worker answer *pieces*, token by token, and end; return the number of tokens."""
+    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
+    ids = tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
+    end = [gateway.eos] if finish is FinishReason.STOP else []
+    deltas = [*(TokenDelta("r", [token_id]) for token_id in ids), TokenDelta("r", end, finish)]
+    deltas[0] = TokenDelta("r", [ids[0]], num_cached_tokens=3)
+    gateway.worker.script = deltas
+    return len(ids) + len(end)
+
+
+def answer(client: anthropic.Anthropic, stream: bool, **fields: Any) -> anthropic.types.Message:
+    """Return the answer, which the client puts together from events where it is streamed."""
+    if not stream:
+        return client.messages.create(**ASKED, **fields)
+    with client.messages.stream(**ASKED, **fields) as events:
+        return events.get_final_message()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_text_and_calls(stream: bool, gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    call = ("<tool_call>", CALL, "</tool_call>")
+    num_tokens = script(gateway, "<think>", "Hm", "</think>", "I look.", *call, *call)
+    message = answer(client, stream, tools=[TOOL])
+    thinking, text, *calls = message.content
+    assert (thinking.type, text.type) == ("thinking", "text")
+    assert (thinking.thinking, text.text) == ("Hm", "I look.")  # type: ignore[union-attr]
+    assert [(block.type, block.name, block.input) for block in calls] == [  # type: ignore[union-attr]
+        ("tool_use", "zoom", {"box": [1, 2.5], "text": "<b> 你"})
+    ] * 2
+    assert len({block.id for block in calls}) == 2  # type: ignore[union-attr]
+    assert (message.stop_reason, message.stop_sequence, message.role) == ("tool_use", None, "assistant")
+    assert message.id.startswith("msg_")
+    prompt = gateway.worker.requests[-1].token_ids
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (
+        len(prompt) - 3, 3, num_tokens
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("finish", "fields", "expected"),
+    [
+        (FinishReason.STOP, {}, ("one two", "end_turn", None)),
+        (FinishReason.LENGTH, {}, ("one two", "max_tokens", None)),
+        (FinishReason.STOP, {"stop_sequences": ["x", " tw"]}, ("one", "stop_sequence", " tw")),
+    ],
+)
+def test_why_answers_end(
+    stream: bool,
+    finish: FinishReason,
+    fields: dict[str, Any],
+    expected: tuple[str, str, str | None],
+    gateway: scripted.Gateway,
+    client: anthropic.Anthropic,
+) -> None:
+    script(gateway, "one two", finish=finish)
+    message = answer(client, stream, **fields)
+    (block,) = message.content
+    assert block.type == "text"
+    assert (block.text, message.stop_reason, message.stop_sequence) == expected
+
+
+def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> None:
+    script(gateway, "<think>", "Hm", "</think>", "I look.")
+    events = gateway.ask("POST", "/v1/messages", {**ASKED, "stream": True})
+    assert events.headers["content-type"].startswith("text/event-stream")
+    blocks = [line.split("\ndata: ")[0] for line in events.body.decode().strip().split("\n\n")]
+    names = [name.removeprefix("event: ") for name in blocks]
+    assert [name for name, before in zip(names, ["", *names], strict=False) if name != before] == [
+        "message_start",
+        *("content_block_start", "content_block_delta", "content_block_stop") * 2,
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_an_empty_answer_has_no_block(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    gateway.worker.script = [TokenDelta("r", [gateway.eos], FinishReason.STOP)]
+    for stream in (False, True):
+        message = answer(client, stream)
+        assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", 1)
+
+
+def test_errors_have_anthropics_form(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "!"}}
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        client.messages.create(
+            model="tiny", max_tokens=1, system="Be brief.", messages=[{"role": "user", "content": [block]}]  # type: ignore[list-item]
+        )  # fmt: skip
+    error = raised.value.body["error"]  # type: ignore[index]
+    assert error["type"] == "invalid_request_error"
+    assert (error["code"], error["param"]) == ("invalid_base64", "messages[0].content[0].source.data")
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.create(**{**ASKED, "model": "other"})
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert gateway.ask("GET", "/v1/messages").json["type"] == "error"
+
+
+def test_a_failure_is_the_last_event(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    failure = Failure(WorkerFailed.code, "The engine failed.")
+    gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [], FinishReason.ERROR, failure=failure)]
+    with pytest.raises(anthropic.APIStatusError, match="The engine failed"):
+        answer(client, stream=True)
+    events = gateway.ask("POST", "/v1/messages", {**ASKED, "stream": True}).body.decode().strip().split("\n\n")
+    assert events[-1].startswith('event: error\ndata: {"type":"error","error":{"type":"api_error"')
+
+
+def test_tokens_are_counted(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    client.messages.create(**ASKED, tools=[TOOL])
+    counted = client.messages.count_tokens(model="tiny", messages=ASKED["messages"], tools=[TOOL])
+    assert counted.input_tokens == len(gateway.worker.requests[-1].token_ids)
+    assert len(gateway.worker.requests) == 1
+    with pytest.raises(anthropic.BadRequestError, match=r"`system\[0\].text` is missing"):
+        client.messages.count_tokens(model="tiny", messages=ASKED["messages"], system=[{"type": "text"}])  # type: ignore[typeddict-item]
+
+
+def test_keys_come_in_either_header(gateway: scripted.Gateway, tiny_qwen3_vl: Any) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("one",))) as guarded:
+        guarded.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+        url = f"http://127.0.0.1:{guarded.port}"
+        for options in ({"api_key": "one"}, {"api_key": None, "auth_token": "one"}):
+            with anthropic_client(url, **options) as known:
+                assert known.messages.create(**ASKED).content
+        with anthropic_client(url, api_key="two") as unknown, pytest.raises(anthropic.AuthenticationError):
+            unknown.messages.create(**ASKED)
+        assert guarded.ask("GET", "/v1/models", X_Api_Key="one").status == 401
