@@ -102,6 +102,8 @@ class ServerFlags:
     "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Annotated[bool, Parameter(negative="")] = DEFAULTS.strict_parameters
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
+    trust_request_chat_template: Annotated[bool, Parameter(negative="")] = DEFAULTS.trusts_request_templates
+    "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -310,6 +312,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         ),
         trusted_proxies=server.trusted_proxies,
         strict_parameters=server.strict_parameters,
+        trusts_request_templates=server.trust_request_chat_template,
         parsers=Parsers(server.tool_call_parser, server.reasoning_parser),
         shutdown_timeout_seconds=server.shutdown_timeout,
         num_decode_processes=media.decode_processes,

@@ -71,6 +71,7 @@ SERVED = (
     _served("--tool-call-parser", "`hermes`, `qwen3_coder` and `kimi_k2`; `auto`, the default, knows each family's."),
     _served("--reasoning-parser", "`qwen3`, `deepseek_r1` and `kimi_k2` read `<think>`, as `auto` does."),
     _served("--allowed-origins", "None by default; vLLM allows every origin."),
+    _served("--trust-request-chat-template", SAME_NAME, takes="nothing"),
     _served("--shutdown-timeout", SAME_NAME),
     _served("--max-model-len", "A whole number of tokens; `32k` and `auto` are not supported."),
     _served("--max-num-seqs", SAME_NAME),
@@ -184,7 +185,6 @@ NOT_YET = (
     _not_yet(
         "--chat-template-content-format", "The form of content that the template takes is detected at start.", "auto"
     ),
-    _not_yet("--trust-request-chat-template", "A template in a request is refused.", takes="nothing"),
     _not_yet("--default-chat-template-kwargs", "Send `chat_template_kwargs` with each request."),
     _not_yet("--response-role", "Answers have the role `assistant`.", "assistant"),
     _not_yet("--tool-parser-plugin --tool-server", NO_TOOLS),

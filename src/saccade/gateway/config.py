@@ -36,8 +36,9 @@ class GatewayConfig:
     is served that uses an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens
     /metrics although there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*.
     *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
-    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning. *parsers*
-    choose what is read out of answers of every model.
+    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning; if it
+    *trusts_request_templates*, requests may bring chat templates. *parsers* choose what is read out of answers of
+    every model.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -72,6 +73,7 @@ class GatewayConfig:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     trusted_proxies: tuple[str, ...] = ()
     strict_parameters: bool = False
+    trusts_request_templates: bool = False
     parsers: Parsers = DECLARED
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0

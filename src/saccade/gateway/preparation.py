@@ -33,7 +33,9 @@ class Preparation:
         metrics.registry.register(CacheCollector("picture", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))
         metrics.registry.register(FetchCollector(self._fetcher))
-        self.prompts = PromptDrafter(config.limit_images, metrics, self._threads)
+        self.prompts = PromptDrafter(
+            config.limit_images, metrics, self._threads, takes_templates=config.trusts_request_templates
+        )
         self.pictures = PictureCollector(
             loader=MediaLoader(self._fetcher, self._urls, memory, metrics),
             limits=config.picture_limits,

@@ -55,6 +55,7 @@ class ChatTemplate:
         picture_tag: PictureTag | None = None,
     ) -> None:
         self._program = TemplateProgram(source, special_tokens)
+        self._special_tokens = special_tokens
         self._variables = variables
         self._tag = picture_tag
         self._provenance = Provenance(special_tokens, picture_tag)
@@ -62,6 +63,13 @@ class ChatTemplate:
         self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
         self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
         """Whether the template writes the tools that it is given."""
+
+    def replaced_by(self, source: str) -> "ChatTemplate":
+        """Return the template that a request brings for the same model. Raises InvalidValue if it is not a template."""
+        try:
+            return ChatTemplate(source, self._special_tokens, self._variables, self._tag)
+        except StartupError as error:
+            raise InvalidValue(f"`chat_template`: {error.message}", "chat_template") from error
 
     def render(
         self,

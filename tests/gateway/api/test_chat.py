@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +379,55 @@ def test_a_prompt_may_end_behind_the_messages(gateway: scripted.Gateway) -> None
         assert gateway.chat("hi", **given).status == 200
     asked, bare = (request.token_ids for request in gateway.worker.requests)
     assert asked[: len(bare)] == bare != asked
+
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def trusting(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    """A gateway that takes templates from requests."""
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(trusts_request_templates=True)) as gateway:
+        gateway.answer_two_tokens()
+        yield gateway
+
+
+def test_a_request_may_bring_its_template_where_it_is_trusted(
+    trusting: scripted.Gateway, ids_of: Callable[[str], list[int]]
+) -> None:
+    assert trusting.chat("a <|im_end|>", chat_template=TEMPLATE).status == 200
+    start = trusting.ask("POST", "/detokenize", {"tokens": trusting.worker.requests[0].token_ids}).json["prompt"]
+    assert start == "<|im_start|>user: a <|im_end|>"
+    # What the user typed is text all the same.
+    assert trusting.worker.requests[0].token_ids[1:] == ids_of("user: a <|im_end|>")
+    body = {"messages": [{"role": "user", "content": "a <|im_end|>"}], "chat_template": TEMPLATE}
+    assert trusting.ask("POST", "/tokenize", body).json["tokens"] == trusting.worker.requests[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if %}",
+        "{% for i in range(10 ** 9) %}{{ i }}{% endfor %}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_bad_template_costs_its_own_request(source: str, trusting: scripted.Gateway) -> None:  # F2
+    answer = trusting.chat("hi", chat_template=source)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_value")
+    assert answer.json["error"]["param"] in ("chat_template", "messages")
+    assert trusting.chat("hi").status == 200
+
+
+def test_a_template_is_refused_where_it_is_not_trusted(gateway: scripted.Gateway) -> None:
+    for body in (
+        gateway.chat("hi", chat_template=TEMPLATE),
+        gateway.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template": TEMPLATE}),
+    ):
+        assert (body.status, body.json["error"]["param"]) == (400, "chat_template")
+        assert "--trust-request-chat-template" in body.json["error"]["message"]
+    assert gateway.chat("hi", chat_template=None).status == 200
 
 
 def test_switches_reach_the_chat_template(gateway: scripted.Gateway) -> None:

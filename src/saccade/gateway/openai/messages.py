@@ -19,7 +19,7 @@ from saccade.gateway.openai.requests import (
 )
 from saccade.gateway.openai.tools import num_tool_characters, read_calls, read_tools
 from saccade.models.family import Family, PictureOptions
-from saccade.tokenization.chat_template import Message, Tool
+from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
@@ -64,7 +64,7 @@ class Chat:
     """A chat as templates take it: pictures[i] belongs to the i-th part of type "image".
 
     *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
-    *continues*, its prompt ends behind the text of the last message.
+    *continues*, its prompt ends behind the text of the last message. *template* renders it instead of the model's own.
     """
 
     messages: list[Message]
@@ -74,6 +74,7 @@ class Chat:
     switches: Mapping[str, Any]
     tools: tuple[Tool, ...] = ()
     continues: bool = False
+    template: ChatTemplate | None = None
 
     @property
     def uses_tools(self) -> bool:

@@ -28,6 +28,7 @@ MAX_VALUE_BYTES: Final = 256 * 2**10
 """Of a top-level value, unless LONG or SHORT says otherwise."""
 
 SHORT: Final = {
+    "chat_template": 64 * 2**10,
     "chat_template_kwargs": 16 * 2**10,
     "mm_processor_kwargs": 16 * 2**10,
     "tools": 256 * 2**10,
@@ -51,7 +52,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "chat_template": (),
     "documents": ([],),
     "echo": (False,),
     "files": ([],),

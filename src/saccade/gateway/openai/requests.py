@@ -231,7 +231,8 @@ class StructuredOutputs(Struct, frozen=True):
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
 
-    *chat_template_kwargs* are the switches of the model's chat template, *mm_processor_kwargs* limits for all pictures.
+    *chat_template* replaces the model's where the operator allows it;
+    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all pictures.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
     *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
@@ -255,6 +256,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     include_reasoning: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
     tools: Tools | None = None
@@ -286,6 +288,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
     tools: Tools | None = None

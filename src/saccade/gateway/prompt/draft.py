@@ -5,9 +5,9 @@ picture's tokens are counted by its header alone, so a refusal costs little: no 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages
+from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, num_characters, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
@@ -16,7 +16,7 @@ from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.media import PictureLayout, Span
 from saccade.telemetry import Metrics
-from saccade.tokenization.chat_template import TEXT_FIELDS
+from saccade.tokenization.chat_template import TEXT_FIELDS, ChatTemplate
 from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
@@ -36,21 +36,31 @@ class Draft:
 
 @dataclass(frozen=True)
 class PromptDrafter:
-    """Turns the requests of one gateway into token ids. A request holds at most *max_pictures*."""
+    """Turns the requests of one gateway into token ids. A request holds at most *max_pictures*.
+
+    Only where it *takes_templates*, requests may bring their own.
+    """
 
     max_pictures: int
     metrics: Metrics
     threads: WorkThreads
+    takes_templates: bool = False
 
     def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """Return the chat in *request*. Raises RequestError, naming the field."""
+        if request.chat_template is not None and not self.takes_templates:
+            raise UnsupportedParameter(
+                "`chat_template`: this server renders chats with the model's own template only, unless its operator "
+                "starts it with --trust-request-chat-template; leave it out.",
+                "chat_template",
+            )
         chat = read_chat_that_may_fit(request, served)
         if len(chat.pictures) > self.max_pictures:
             raise TooManyImages(
                 f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
                 "messages",
             )
-        check_served(chat.tools, served.tool_calls is not None, served.template.takes_tools)
+        check_served(chat.tools, served.tool_calls is not None, template_of(served, chat).takes_tools)
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
@@ -110,7 +120,7 @@ class PromptDrafter:
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
     """Whether reading the chat in *request* would hold up the event loop."""
-    return num_characters(request) > THREAD_FROM_CHARACTERS
+    return request.chat_template is not None or num_characters(request) > THREAD_FROM_CHARACTERS
 
 
 def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:
@@ -120,6 +130,8 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
     therefore rendered, and what the template wrote decides.
     """
     chat = read_chat(request, served.declaration)
+    if request.chat_template is not None:
+        chat = replace(chat, template=served.template.replaced_by(request.chat_template))
     texts = list(texts_of(chat))
     if sum(map(len, texts)) * MAX_UTF8_BYTES <= served.max_model_len:
         return chat
@@ -135,9 +147,14 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
 
 def render(served: ServedModel, chat: Chat) -> list[Segment]:
     """Return the prompt of *chat* as the model's template writes it."""
-    return served.template.render(
+    return template_of(served, chat).render(
         chat.messages, chat.add_generation_prompt, chat.switches, chat.tools, continues=chat.continues
     )
+
+
+def template_of(served: ServedModel, chat: Chat) -> ChatTemplate:
+    """Return the template that renders *chat*."""
+    return chat.template or served.template
 
 
 def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest, served: ServedModel) -> None:
