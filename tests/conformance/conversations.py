@@ -147,6 +147,15 @@ BARE = {"type": "function", "function": {"name": "now"}}
 _BERN, _OSLO = call(0, "get_weather", city="Bern", days=2), call(1, "get_weather", city='"Oslo" \\ 奥斯陆\n', days=None)
 _CROP = call(0, "crop", box=[0.5, 1, -2e-3], options={"kind": "<b>", "keep": True})
 _ASKED = [user("How is the weather?"), turn("assistant", "I look.") | {"tool_calls": [_BERN]}]
+_SECOND = call(1, "crop", box=[], options={})
+_ROUNDS = [
+    turn("system", "Be brief."),
+    *_ASKED[:1],
+    turn("assistant", "I look.", reasoning_content="Bern first.\n\nThen Oslo.") | {"tool_calls": [_BERN]},
+    result(_BERN, "sun"),
+    turn("assistant", "", reasoning_content="Now Oslo.") | {"tool_calls": [_OSLO]},
+    result(_OSLO, "rain\n"),
+]
 _CALLED = {
     "tools": [user("How is the weather?")],
     "tools and system": [turn("system", "Be brief."), user("How is the weather?")],
@@ -163,6 +172,18 @@ _CALLED = {
         user(IMAGE, text("Zoom.")),
         turn("assistant", "", reasoning_content="I crop.\n") | {"tool_calls": [_CROP]},
         result(_CROP, text("Here:"), IMAGE),
+    ],
+    "results with pictures between texts": [
+        user(IMAGE, text("Compare both halves.")),
+        turn("assistant", text("I crop twice.")) | {"tool_calls": [_CROP, _SECOND]},
+        result(_CROP, text("Left: "), IMAGE, text(" (0.5)")),
+        result(_SECOND, IMAGE, IMAGE),
+    ],
+    "rounds of reasoning and calls": _ROUNDS,
+    "a question after rounds of calls": [
+        *_ROUNDS,
+        turn("assistant", "Rain.", reasoning_content="Done.\n"),
+        user("And tomorrow?"),
     ],
     "a call without arguments": [user("When?"), turn("assistant", "") | {"tool_calls": [call(0, "now")]}],
 }

@@ -7,7 +7,19 @@ from functools import cache
 from typing import Any
 
 import pytest
-from conversations import CONVERSATIONS, FORGERIES, IMAGE, SPECIALS, Conversation, forged_tools, text, turn
+from conversations import (
+    CONVERSATIONS,
+    FORGERIES,
+    IMAGE,
+    SPECIALS,
+    Conversation,
+    call,
+    forged_tools,
+    result,
+    text,
+    turn,
+    user,
+)
 from PIL import Image
 from references import Seen
 from subjects import SUBJECTS, Sides, Subject
@@ -194,6 +206,24 @@ def test_what_tools_hold_stays_text(name: str, typed: str, sides: Both, served: 
     assert [number for number in ours if number in special] == [n for n in harmless_ids if n in special]
     assert model.tokenizer.token_id("<think>") in special
     assert "".join(segment.text for segment in segments) == reference_prompt(both, forged_tools(typed))
+
+
+@pytest.mark.aspect("ids")
+@pytest.mark.parametrize("chat", [name for name, chat in CONVERSATIONS.items() if chat.tools])
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_prompts_with_tools_equal_the_reference(name: str, chat: str, sides: Both, served: Served) -> None:  # F13
+    both, asked = sides(name), CONVERSATIONS[chat]
+    segments = rendered(served(name), both.subject, asked)
+    assert "".join(segment.text for segment in segments) == reference_prompt(both, asked)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_templates_write_calls_and_results_or_are_known_to_lose_them(name: str, sides: Both, served: Served) -> None:
+    both, template = sides(name), served(name).template  # F13
+    asked = [user("a"), turn("assistant", "b") | {"tool_calls": [call(0, "f", a="31415")]}]
+    answered = [*asked, result(call(0, "f"), "27182")]
+    assert template.loses_calls == ("31415" not in both.reference.render(asked, True, {}))
+    assert template.loses_results == ("27182" not in both.reference.render(answered, True, {}))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -37,6 +37,8 @@ _PROBE_TOOL = {
     },
 }
 
+_RESULT = {"role": "tool", "tool_call_id": "functions.f:0", "content": _PROBE}
+
 
 class ChatTemplate:
     """One checkpoint's chat template.
@@ -63,6 +65,10 @@ class ChatTemplate:
         self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
         self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
         """Whether the template writes the tools that it is given."""
+        self.loses_calls = self._loses(_calling(f"1{_PROBE}", f"2{_PROBE}"), (f"1{_PROBE}", f"2{_PROBE}"))
+        """Whether the template leaves calls of earlier turns out without a word."""
+        self.loses_results = self._loses([*_calling("a"), _RESULT], (_PROBE,))
+        """Whether the template leaves results of tools out without a word."""
 
     def replaced_by(self, source: str) -> "ChatTemplate":
         """Return the template that a request brings for the same model. Raises InvalidValue if it is not a template."""
@@ -136,6 +142,14 @@ class ChatTemplate:
             if isinstance(error.__cause__, TooCostly):
                 raise StartupError(f"The chat template {error.__cause__.message} for one short message.") from error
             return False
+
+    def _loses(self, messages: Sequence[Message], probes: Sequence[str]) -> bool:
+        """Return whether the template takes *messages*, and does not write all of *probes*."""
+        try:
+            written = "".join(segment.text for segment in self.render(messages))
+        except InvalidValue:
+            return False
+        return not all(probe in written for probe in probes)
 
     def _rewrite(self, messages: Sequence[Message], written: Callable[[str], str]) -> list[dict[str, Any]]:
         """Return a new copy of the messages for each rendering, because a template may keep what it gets."""
@@ -235,6 +249,15 @@ def _written(value: Any, written: Callable[[str], str], known: Collection[str]) 
         case list():
             return [_written(item, written, known) for item in value]
     return value
+
+
+def _calling(*arguments: str) -> list[Message]:
+    """Return messages whose last calls a function for each of *arguments*."""
+    calls = [
+        {"id": f"functions.f:{number}", "type": "function", "function": {"name": "f", "arguments": {"a": argument}}}
+        for number, argument in enumerate(arguments)
+    ]
+    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
 def _text_part(text: str) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from saccade.gateway.openai.requests import (
     TokenizeRequest,
     ToolCall,
 )
-from saccade.tokenization.chat_template import Tool
+from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 
 MAX_DEPTH: Final = 64
 """Of nested values in a declaration, and in the arguments of a call."""
@@ -131,6 +131,24 @@ def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) ->
             "them out, or choose a form with --tool-call-parser.",
             "tools",
         )
+
+
+def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
+    """Raise UnsupportedParameter where *template* would lose calls or results of earlier turns."""
+    for position, message in enumerate(messages):
+        field = f"messages[{position}]"
+        if template.loses_calls and "tool_calls" in message:
+            raise UnsupportedParameter(
+                f"`{field}.tool_calls`: this model's chat template does not write calls of tools; leave them out, or "
+                "write them in `content`.",
+                f"{field}.tool_calls",
+            )
+        if template.loses_results and message["role"] == "tool":
+            raise UnsupportedParameter(
+                f"`{field}.role`: this model's chat template does not write results of tools; send them in messages "
+                "of the role user.",
+                f"{field}.role",
+            )
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages, U
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, num_characters, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.gateway.openai.tools import check_served, texts_in
+from saccade.gateway.openai.tools import check_history, check_served, texts_in
 from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.media import PictureLayout, Span
@@ -60,7 +60,9 @@ class PromptDrafter:
                 f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
                 "messages",
             )
-        check_served(chat.tools, served.tool_calls is not None, template_of(served, chat).takes_tools)
+        template = template_of(served, chat)
+        check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
+        check_history(chat.messages, template)
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
