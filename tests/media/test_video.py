@@ -10,7 +10,8 @@ import pytest
 
 from saccade.errors import InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
 from saccade.media.video import read_frames, read_header
-from saccade.media.video_header import VideoHeader, VideoLimits
+from saccade.media.video_header import VideoLimits
+from saccade.protocol.media import VideoHeader
 
 SERVED = clips.served()
 BROKEN = clips.broken()

@@ -19,7 +19,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
-from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoHeader, VideoLimits, demuxer
+from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, demuxer
+from saccade.protocol.media import VideoHeader
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "gif")
 """FFmpeg's names of the decoders that are used."""

@@ -1,4 +1,4 @@
-"""What a video's container states, and the limits of it: values for the gateway, which runs no decoder.
+"""The kinds of videos that are read, and their limits: for the gateway, which runs no decoder.
 
 A container is hostile as a picture is, and reading it takes a library in C: media.video does it in decode processes.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
+from saccade.protocol.media import VideoHeader
 
 DECODER = f"pyav-{version('av')}"
 """The decoder's name and version, which has FFmpeg's with it: part of every video's identity."""
@@ -21,23 +22,8 @@ DEMUXERS = (
 """FFmpeg's names of the containers that are read, and how their bytes begin. None of them names other files."""
 
 MIN_FPS, MAX_FPS = 0.01, 1000.0
-RGB_AND_BUFFERS = 24
-"""Bytes of memory for each pixel of a frame: reference frames of the decoder, the RGB frame, and what is resized."""
-
-
-@dataclass(frozen=True)
-class VideoHeader:
-    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright."""
-
-    num_frames: int
-    fps: float
-    width: int
-    height: int
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Estimate of the bytes of memory that decoding takes, which holds one frame at a time."""
-        return self.width * self.height * RGB_AND_BUFFERS
+BYTES_PER_PIXEL = 24
+"""Memory for a pixel of a frame: reference frames of the decoder, the one RGB frame, and what is resized of it."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +62,8 @@ def demuxer(encoded: bytes) -> str:
         if pattern.match(encoded):
             return name
     raise UnsupportedVideoFormat(f"The bytes are not a video in a known format; send {ACCEPTED}.")
+
+
+def decoded_bytes(header: VideoHeader) -> int:
+    """Return an estimate of the bytes of memory that decoding takes, which holds one frame at a time."""
+    return header.width * header.height * BYTES_PER_PIXEL

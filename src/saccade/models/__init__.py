@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.errors import StartupError
 from saccade.models.facts import ModelFacts
-from saccade.models.family import Family, Layout, Pixels
+from saccade.models.family import Family, Layout, Pixels, VideoLayout, VideoPixels
 
 SHARED = frozenset({"backbones", "preprocessing"})
 
@@ -62,6 +62,23 @@ def load_layout(name: str) -> type[Layout]:
 def load_pixels(name: str) -> type[Pixels]:
     """Return the part of the family that runs in a decode process."""
     part: type[Pixels] = importlib.import_module(f"{__name__}.{name}.pixels").Pixels
+    return part
+
+
+def takes_videos(name: str) -> bool:
+    """Return whether the family *name* takes videos."""
+    return importlib.util.find_spec(f"{__name__}.{name}.video") is not None
+
+
+def load_video_layout(name: str) -> type[VideoLayout]:
+    """Return the part for videos that runs in the gateway, of a family that takes them. No torch."""
+    part: type[VideoLayout] = importlib.import_module(f"{__name__}.{name}.video").VideoLayout
+    return part
+
+
+def load_video_pixels(name: str) -> type[VideoPixels]:
+    """Return the part for videos that runs in a decode process, of a family that takes them."""
+    part: type[VideoPixels] = importlib.import_module(f"{__name__}.{name}.pixels").VideoPixels
     return part
 
 

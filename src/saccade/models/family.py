@@ -1,6 +1,6 @@
 """The interface of a model family: its declaration, its part in the gateway, its part in decode processes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import StartupError
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import PictureLayout, VideoHeader
 
 ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
 """How a model writes its calls of tools; the names are those of vLLM's parsers."""
@@ -103,3 +103,46 @@ class Pixels(Protocol):
 
     def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
         """Return the picture [height, width, 3] that *patches* of Layout.picture's *layout* show, for display."""
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
+
+    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels as for pictures.
+    """
+
+    num_frames: int | None = None
+    fps: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
+class VideoLayout(Protocol):
+    """The part in the gateway of a family that takes videos: which frames, their grid and token count. No torch.
+
+    Created from the checkpoint's parsed files, `VideoLayout(config, preprocessor, video_preprocessor)`; raises
+    StartupError if they are wrong.
+    """
+
+    settings: Mapping[str, Any]
+    """Resolved processor settings as JSON values: part of every video's identity, and the only input of VideoPixels."""
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None: ...
+
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` changed by *options*. Raises InvalidValue."""
+
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return the layout of a video, with the indices of its *frames*. Raises VideoTooLarge."""
+
+
+class VideoPixels(Protocol):
+    """The part in decode processes of a family that takes videos: upright RGB frames to the patches of the wire."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None: ...
+
+    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+        """Write the patches of *frames*, those of layout.frames, into *out*, which has layout.pixel_shape."""

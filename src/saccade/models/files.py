@@ -17,6 +17,7 @@ from saccade.protocol.model_files import (
     PROCESSOR_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    VIDEO_PREPROCESSOR_CONFIG,
 )
 
 
@@ -66,6 +67,19 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
         )
     if not isinstance(nested, dict | None):
         raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")
+    return nested or {}
+
+
+def video_processor(files: ModelFiles) -> Mapping[str, Any]:
+    """Return the settings of the video processor, {} where the checkpoint has none.
+
+    They are in video_preprocessor_config.json, or in a part of processor_config.json. Raises StartupError.
+    """
+    if VIDEO_PREPROCESSOR_CONFIG in files.files:
+        return parse_json(files, VIDEO_PREPROCESSOR_CONFIG)
+    nested = parse_json(files, PROCESSOR_CONFIG).get("video_processor")
+    if not isinstance(nested, dict | None):
+        raise StartupError(f"{PROCESSOR_CONFIG}: video_processor must hold an object, not {nested!r}.")
     return nested or {}
 
 

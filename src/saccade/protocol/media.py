@@ -17,12 +17,13 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model will see of one picture; follows from the header's dimensions alone.
+    """What the model will see of one picture or video; follows from the header alone.
 
     *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
     the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
     (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts,
     each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
+    *frames* are the indices of a video's frames that the model sees; a picture has none.
     """
 
     resized_height: int
@@ -33,11 +34,21 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     pixel_dtype: str = "uint8"
     original_size: tuple[int, int] | None = None
     prompt: tuple[str | int, ...] = ()
+    frames: tuple[int, ...] = ()
 
     @property
     def num_pixel_bytes(self) -> int:
         """Bytes of the patches on the wire."""
         return math.prod(self.pixel_shape) * BYTES_PER_VALUE[self.pixel_dtype]
+
+
+class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright."""
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):

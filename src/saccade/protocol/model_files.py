@@ -4,6 +4,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
 PROCESSOR_CONFIG = "processor_config.json"
+VIDEO_PREPROCESSOR_CONFIG = "video_preprocessor_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TIKTOKEN = "tiktoken.model"
@@ -14,6 +15,7 @@ GATEWAY_FILES = (
     GENERATION_CONFIG,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
+    VIDEO_PREPROCESSOR_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
     TIKTOKEN,

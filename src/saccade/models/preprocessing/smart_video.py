@@ -1,0 +1,136 @@
+"""Frames, resize rule, grids and token counts of videos, for vision towers that merge 2 x 2 patches. No torch.
+
+A patch has several frames, one after the other (`temporal_patch_size`); a grid's first number counts such groups.
+The wire carries uint8, channel by channel, and in each channel frame by frame.
+
+Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with `do_sample_frames` and
+`cap_pixels_per_frame`, as the release's own library, qwen-vl-utils, has them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from saccade.errors import InvalidValue, StartupError, VideoTooLarge
+from saccade.models.family import VideoOptions
+from saccade.models.preprocessing import smart_resize
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
+
+OF_PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+"""Settings that pictures and videos share, because one network reads the patches of both."""
+
+WHOLE = ("min_frames", "max_frames", "max_video_tokens")
+BUDGET = 0.9
+"""The share of max_video_tokens that a video may take."""
+
+FLOOR = 1.05
+"""A frame may have so many times min_pixels in any case."""
+
+FIXED: Mapping[str, Any] = {"cap_pixels_per_frame": True, "num_frames": None}
+"""Settings with one supported value."""
+
+
+class SmartVideoLayout:
+    """Layout of a video from its header. A family adds its data, and its own rules where they differ.
+
+    *defaults* apply to keys that the video processor's settings lack. The picture processor's settings apply to
+    patches, where those of videos have none; its limits of pixels do not.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]]
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None:
+        of_pictures = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
+        given = {**of_pictures, **{key: value for key, value in video_preprocessor.items() if value is not None}}
+        try:
+            self.settings: Mapping[str, Any] = smart_resize.resolve(given, self.defaults)
+            smart_resize.check_tower(config, self.settings)
+        except StartupError as error:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
+        self._check(given, of_pictures)
+
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` with what *options* set. Raises InvalidValue."""
+        settings = {
+            **self.settings,
+            **{key: limit for key in ("min_pixels", "max_pixels") if (limit := getattr(options, key)) is not None},
+        }
+        if settings["min_pixels"] > settings["max_pixels"]:
+            raise InvalidValue("`min_pixels` of a video may not be more than `max_pixels`.", "mm_processor_kwargs")
+        if options.num_frames is not None:
+            settings["num_frames"] = min(options.num_frames, settings["max_frames"])
+        elif options.fps is not None:
+            settings["fps"] = options.fps
+        return settings
+
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (groups of frames, rows, columns), tokens, patch shape and the frames. Raises VideoTooLarge."""
+        patch, merge, group = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
+        frames = self.sampled(header, settings)
+        long, short = max(header.width, header.height), min(header.width, header.height)
+        if long > smart_resize.MAX_ASPECT * short:
+            raise VideoTooLarge(
+                f"The video's frames have {header.width} x {header.height} pixels; the long side may be at most "
+                f"{smart_resize.MAX_ASPECT} times the short one."
+            )
+        resized_height, resized_width = self.resized(header, len(frames), settings)
+        num_groups, rows, columns = -(-len(frames) // group), resized_height // patch, resized_width // patch
+        num_patches = num_groups * rows * columns
+        return PictureLayout(
+            resized_height=resized_height,
+            resized_width=resized_width,
+            grid=(num_groups, rows, columns),
+            num_tokens=num_patches // merge**2,
+            pixel_shape=(num_patches, CHANNELS * group * patch * patch),
+            frames=frames,
+        )
+
+    def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the indices of the frames that the model sees: evenly spread, whole groups unless there are too few.
+
+        Source: transformers 5.23, video_processing_qwen2_vl.py, sample_frames, in whole numbers: its float arithmetic
+        now and then samples one frame more. A video shorter than a group is taken whole.
+        """
+        total, group = header.num_frames, settings["temporal_patch_size"]
+        if (wanted := settings.get("num_frames")) is not None:
+            count = min(round(wanted / group), total // group) * group
+        else:
+            most = min(settings["max_frames"], total) // group * group
+            by_rate = total / header.fps * settings["fps"]
+            count = math.floor(min(max(by_rate, settings["min_frames"]), most) / group) * group
+        if total <= group:
+            return tuple(range(total))
+        count = max(group, count)
+        return tuple(index * total // count for index in range(count))
+
+    def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (height, width) of the resized frames: those of a picture whose pixels are limited by the budget."""
+        factor = settings["patch_size"] * settings["merge_size"]
+        budget = int(settings["max_video_tokens"] * factor * factor * BUDGET)
+        share = min(settings["max_pixels"], budget * settings["temporal_patch_size"] // num_frames)
+        most = max(share, int(settings["min_pixels"] * FLOOR))
+        return smart_resize.resized(header.width, header.height, {**settings, "max_pixels": most})
+
+    def _check(self, given: Mapping[str, Any], of_pictures: Mapping[str, Any]) -> None:
+        for key, value in FIXED.items():
+            if given.get(key, value) != value:
+                raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {given[key]!r}.")
+        for key in WHOLE:
+            if key in self.settings and (type(self.settings[key]) is not int or self.settings[key] < 1):
+                raise StartupError(
+                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be a whole number of at least 1, "
+                    f"not {self.settings[key]!r}."
+                )
+        fps = self.settings["fps"]
+        if type(fps) not in (int, float) or not 0 < fps < math.inf:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: fps must be a number above 0, not {fps!r}.")
+        for key, value in of_pictures.items():
+            if self.settings[key] != value:
+                raise StartupError(
+                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} is {self.settings[key]!r}, but {value!r} for pictures; the "
+                    "network reads the patches of both alike."
+                )
