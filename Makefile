@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance peers soak faults siege clean
+.PHONY: install demo serve test check format conformance peers clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,10 @@ conformance: $(VENV)/.installed-dev
 # Installs real vLLM and real SMG beside Saccade, 4 GB in .cache/peers, and runs the tests that need them.
 peers: $(VENV)/.installed-dev
 	scripts/peers $(ARGS)
+
+# Installs clients that others wrote in .cache/clients, tries them against a server, and writes docs/clients.md.
+clients: $(VENV)/.installed-dev
+	$(BIN)/python scripts/clients $(ARGS)
 
 # Half an hour of mixed load: make soak ARGS="--minutes 2" for a trial.
 soak: $(VENV)/.installed-dev

@@ -1,0 +1,68 @@
+"""Run clients that others wrote against `saccade serve`, and write docs/clients.md: python scripts/clients [NAME ...].
+
+With names of programs, only these run, and their rows are printed instead.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+from checkpoints import write_qwen3_vl
+from environments import programs
+from running import run
+from server import Server, serving
+from table import page
+
+from saccade.cli.bundled import bundled
+
+ROOT = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("SACCADE_CLIENTS", ROOT / ".cache" / "clients"))
+PAGE = ROOT / "docs" / "clients.md"
+PICTURE = "5RIU-green.png"
+
+
+@contextlib.contextmanager
+def servers(folder: Path) -> Iterator[dict[str, str]]:
+    """Start both servers; yield what programs find in their environment."""
+    model = write_qwen3_vl(folder / "tiny-qwen3-vl")
+    context = ("--max-model-len", "8192", "--no-summary")
+    with serving("--no-summary") as reader, serving(str(model), *context) as caller:
+        picture = bundled(f"pictures/texts/{PICTURE}")
+        yield {
+            **_target("READER", reader),
+            **_target("CALLER", caller),
+            "CALLER_FOLDER": str(model),
+            "PICTURE": str(picture),
+            "PICTURE_SAYS": PICTURE.partition("-")[0],
+            "WORK_FOLDER": str(folder),
+            "PYTHONPATH": str(Path(__file__).parent),
+        }
+
+
+def _target(name: str, server: Server) -> dict[str, str]:
+    return {f"{name}_ROOT": server.url, f"{name}_MODEL": server.model}
+
+
+def main(names: list[str]) -> int:
+    """Run the programs; the exit status says whether all rows work."""
+    chosen = [program for program in programs() if not names or program.name in names]
+    results = []
+    with tempfile.TemporaryDirectory() as folder, servers(Path(folder)) as settings:
+        for program in chosen:
+            for result in run(program, CACHE, settings):
+                print(json.dumps(asdict(result)), flush=True)
+                results.append(result)
+    if not names:
+        PAGE.write_text(page(results))
+    return 0 if results and all(result.ok for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

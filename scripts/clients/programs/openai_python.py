@@ -1,0 +1,130 @@
+"""openai-python: chats, streams, tools, structured output."""
+
+# /// script
+# dependencies = ["openai==3.54.0"]
+# ///
+
+import json
+from typing import Annotated, Any, Literal
+
+import openai
+from pydantic import BaseModel, Field
+from questions import CALLER, MAX_TOKENS, MESSAGES, PICTURE_SAYS, READER, TOOL, Target, expect_call
+from results import expect, tell
+
+
+class Card(BaseModel):
+    """What a structured answer is."""
+
+    shape: Literal["round", "square"]
+    count: Annotated[int, Field(ge=0, le=9)]
+
+
+def client(target: Target) -> Any:
+    """The client of a server."""
+    return openai.OpenAI(base_url=target.url, api_key="none", max_retries=0)
+
+
+def models() -> None:
+    """List the models."""
+    expect([model.id for model in client(READER).models.list()], [READER.model])
+
+
+def chat() -> None:
+    """Ask about the picture."""
+    answer = client(READER).chat.completions.create(model=READER.model, messages=MESSAGES)
+    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.choices[0].finish_reason, "stop")
+
+
+def stream() -> None:
+    """The same, streamed, with usage."""
+    chunks = list(
+        client(READER).chat.completions.create(
+            model=READER.model, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    expect("".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices), PICTURE_SAYS)
+    expect(chunks[-1].usage.completion_tokens > 0, True)
+
+
+def stream_with_events() -> None:
+    """The same with the client's own events."""
+    with client(READER).chat.completions.stream(model=READER.model, messages=MESSAGES) as events:
+        expect(events.get_final_completion().choices[0].message.content, PICTURE_SAYS)
+
+
+def error() -> None:
+    """A wrong value is an error with its field."""
+    try:
+        client(READER).chat.completions.create(model=READER.model, messages=MESSAGES, temperature=9)
+    except openai.BadRequestError as refused:
+        expect(refused.param, "temperature")
+        return
+    raise ValueError("temperature 9 was accepted")
+
+
+def tool() -> None:
+    """A required call, its result, and the answer to it."""
+    asked: dict[str, Any] = {"model": CALLER.model, "tools": [TOOL], "max_tokens": MAX_TOKENS}
+    first = client(CALLER).chat.completions.create(
+        messages=MESSAGES, tool_choice="required", parallel_tool_calls=False, **asked
+    )
+    expect(first.choices[0].finish_reason, "tool_calls")
+    (call,) = first.choices[0].message.tool_calls
+    expect_call(call.function.name, json.loads(call.function.arguments))
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    turns = [*MESSAGES, first.choices[0].message, result]
+    second = client(CALLER).chat.completions.create(messages=turns, **asked | {"max_tokens": 4})
+    expect(second.choices[0].finish_reason, "length", "stop", "tool_calls")
+
+
+def tool_stream() -> None:
+    """A named call, streamed."""
+    with client(CALLER).chat.completions.stream(
+        model=CALLER.model,
+        messages=MESSAGES,
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "turn"}},
+        max_tokens=MAX_TOKENS,
+    ) as events:
+        (call,) = events.get_final_completion().choices[0].message.tool_calls
+    expect_call(call.function.name, json.loads(call.function.arguments))
+
+
+def parse() -> None:
+    """A structured answer by a Pydantic model."""
+    answer = client(CALLER).chat.completions.parse(
+        model=CALLER.model, messages=MESSAGES, response_format=Card, max_tokens=MAX_TOKENS
+    )
+    expect(type(answer.choices[0].message.parsed), Card)
+
+
+def parse_tool() -> None:
+    """A call whose arguments are a Pydantic model."""
+    answer = client(CALLER).chat.completions.parse(
+        model=CALLER.model,
+        messages=MESSAGES,
+        tools=[openai.pydantic_function_tool(Card)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=MAX_TOKENS,
+    )
+    expect(type(answer.choices[0].message.tool_calls[0].function.parsed_arguments), Card)
+
+
+tell(
+    "openai-python",
+    "openai",
+    {
+        "models": models,
+        "a chat with a picture": chat,
+        "the same in a stream, with usage": stream,
+        "the same with `.stream()`": stream_with_events,
+        "the field of an error": error,
+        "a required tool call, and its result": tool,
+        "a named tool call in a stream": tool_stream,
+        "structured output by `.parse`": parse,
+        "a tool call by `.parse`": parse_tool,
+    },
+)

@@ -1,0 +1,74 @@
+"""What the programs of all clients ask, and of which server.
+
+Like `results`, this module needs nothing but Python.
+"""
+
+import base64
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from results import expect
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server: its root, and the model that it serves."""
+
+    root: str
+    model: str
+
+    @property
+    def url(self) -> str:
+        """What clients call the base URL."""
+        return f"{self.root}/v1"
+
+
+READER = Target(os.environ["READER_ROOT"], os.environ["READER_MODEL"])
+"""The bundled model, which reads the picture."""
+
+CALLER = Target(os.environ["CALLER_ROOT"], os.environ["CALLER_MODEL"])
+"""A random model whose template takes tools; grammars hold what it answers."""
+
+PICTURE = Path(os.environ["PICTURE"])
+PICTURE_SAYS = os.environ["PICTURE_SAYS"]
+PICTURE_DATA = base64.b64encode(PICTURE.read_bytes()).decode()
+PICTURE_URL = f"data:image/png;base64,{PICTURE_DATA}"
+QUESTION = "What does it say?"
+MESSAGES: list[Any] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": PICTURE_URL}},
+            {"type": "text", "text": QUESTION},
+        ],
+    }
+]
+"""The question about the picture, in OpenAI's form."""
+
+SIDES = ("left", "right")
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "turn",
+        "description": "Turn the camera.",
+        "parameters": {
+            "type": "object",
+            "properties": {"side": {"type": "string", "enum": [*SIDES]}, "steps": {"type": "integer", "enum": [1, 2]}},
+            "required": ["side", "steps"],
+            "additionalProperties": False,
+        },
+    },
+}
+MAX_TOKENS = 600
+"""Enough for what a grammar holds: white space of JSON is limited, and nothing that is asked for is long."""
+
+
+def expect_call(name: object, arguments: Mapping[str, Any]) -> None:
+    """Raise unless this is a call of TOOL that matches its schema."""
+    expect(name, "turn")
+    expect(set(arguments), {"side", "steps"})
+    expect(arguments["side"], *SIDES)
+    expect(arguments["steps"], 1, 2)

@@ -1,0 +1,28 @@
+"""docs/clients.md, made of what the programs told."""
+
+from collections.abc import Iterable
+
+from results import Result
+
+INTRODUCTION = """\
+# Clients
+
+What clients that others wrote do with `saccade serve`. `make clients` makes this page: it installs each client in an environment of its own, below
+`.cache/clients`, runs its program of `scripts/clients/programs` against two servers on loopback, and ends with an error if a row fails.
+
+- Pictures and chats go to the bundled model, and an answer works if it is the text on the picture.
+- Tools and structured output go to a random model, made for the run, with the template of Qwen3-VL. It cannot call tools by itself: its calls are held by a
+  grammar (`tool_choice: "required"`, a named function, or `strict`), and so are its structured answers. The rows say that clients and server understand
+  each other, and nothing of what a model calls of its own accord.
+
+"""
+
+
+def page(results: Iterable[Result], notes: Iterable[str] = ()) -> str:
+    """The page for *results*, in their order."""
+    lines = ["| client | version | tried | result |", "|---|---|---|---|"]
+    for result in results:
+        detail = result.detail.replace("|", "\\|")
+        outcome = "works" if result.ok else f"fails: {detail}"
+        lines.append(f"| {result.client} | {result.version} | {result.what} | {outcome} |")
+    return INTRODUCTION + "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"
