@@ -1,7 +1,7 @@
 """Engines, requests and answers for tests of the engine room; and the reference's logits for the same tokens."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,10 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
-from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
+from saccade.models.family import VideoOptions
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, video_processor
 from saccade.nn.context import RecurrentState
-from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.media import MediaItem, Span, VideoHeader
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -80,33 +81,64 @@ def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> Med
     )
 
 
-def placeholder_id(folder: Path) -> int:
-    """The id of the placeholder token of pictures."""
+def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start: int = 0) -> MediaItem:
+    """A video of *num_frames* of *size* (width, height) with random pixels, four a second, as for the wire; inline."""
+    files = read_model_files(folder)
+    config = parse_json(files, "config.json")
+    family = models.family_of(config)
+    processor = image_processor(files, models.families()[family])
+    layout = models.load_video_layout(family)(config, processor, video_processor(files))
+    settings = layout.settings_for(VideoOptions(min_pixels=56 * 56, max_pixels=1 << 20))
+    shape = layout.video(VideoHeader(num_frames, 4.0, *size), settings)
+    draw = np.random.default_rng(seed)
+    frames = [draw.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8) for _ in shape.frames]
+    patches = np.zeros(shape.pixel_shape, np.uint8)
+    models.load_video_pixels(family)(settings).write(frames, shape, patches)
+    pixels = patches.tobytes()
+    return MediaItem(
+        modality="video",
+        content_hash=blake2b(pixels, digest_size=32).digest(),
+        grid=shape.grid,
+        spans=(Span(start, shape.num_tokens),),
+        pixel_shape=shape.pixel_shape,
+        inline=pixels,
+    )
+
+
+def placeholder_ids(folder: Path) -> Mapping[str, int]:
+    """The id of the placeholder token of each modality."""
     files = read_model_files(folder)
     family = models.family_of(parse_json(files, "config.json"))
     config = engine_config(files, models.families()[family])
-    return models.load_facts(family, config).placeholder_of["image"]
+    return models.load_facts(family, config).placeholder_of
+
+
+def placeholder_id(folder: Path) -> int:
+    """The id of the placeholder token of pictures."""
+    return placeholder_ids(folder)["image"]
 
 
 def request(
     folder: Path, parts: list[Any], request_id: str = "a", text_seed: int = 0, **sampling: Any
 ) -> EngineRequest:
-    """A prompt of parts: a number of random text tokens, or a picture as (grid, seed) or (size, seed).
+    """A prompt of parts: a number of random text tokens, a picture as (grid, seed) or (size, seed), or a video.
 
-    Greedy unless told otherwise. A grid is of random patches of Qwen3-VL's; a size is (width, height).
+    Greedy unless told otherwise. A grid is of random patches of Qwen3-VL's; a size is (width, height); a video is
+    (size, number of frames, seed).
     """
-    placeholder = placeholder_id(folder)
+    placeholders = placeholder_ids(folder)
+    first = min(placeholders.values())
     draw = np.random.default_rng(text_seed)
     token_ids: list[int] = []
     media = []
     for part in parts:
         if isinstance(part, int):
-            token_ids += draw.integers(0, min(500, placeholder), part).tolist()
+            token_ids += draw.integers(0, min(500, first), part).tolist()
         else:
-            make = picture if len(part[0]) == 3 else partial(photo, folder)
+            make = picture if len(part[0]) == 3 else partial(photo if len(part) == 2 else video, folder)
             item = make(*part, start=len(token_ids))
             media.append(item)
-            token_ids += [placeholder] * item.spans[0].length
+            token_ids += [placeholders[item.modality]] * item.spans[0].length
     params = SamplingParams(**{"max_tokens": 8, "temperature": 0, **sampling})
     return EngineRequest(request_id=request_id, token_ids=token_ids, sampling=params, media=tuple(media))
 

@@ -127,7 +127,7 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
 )
 def test_impossible_shapes_are_refused(name: str, shape: MediaShape, network_folder: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidValue):
-        Facts.read(config_of(network_folder(name))).item_tokens(*shape)
+        Facts.read(config_of(network_folder(name))).item_tokens(shape.grid, shape.original_size)
 
 
 def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_folder: Callable[[str], Path]) -> None:

@@ -43,23 +43,30 @@ class QwenOracle:
     def __init__(self, folder: Path) -> None:
         self.model = image_text_model(folder)
         self.placeholder = self.model.config.image_token_id
-        self.placeholder_token_ids: tuple[int, ...] = (self.placeholder, self.model.config.video_token_id)
+        self.video_placeholder = self.model.config.video_token_id
+        self.placeholder_token_ids: tuple[int, ...] = (self.placeholder, self.video_placeholder)
         self._preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
 
     @torch.inference_mode()
     def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
         ids = torch.tensor([asked.token_ids + token_ids[:-1]])
-        inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == self.placeholder).int()}
-        if asked.media:
-            inputs["pixel_values"] = torch.cat([self.pixel_values(item) for item in asked.media])
-            inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
+        kinds = (ids == self.placeholder).int() + 2 * (ids == self.video_placeholder).int()
+        inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
+        for modality, pixels, grid in (
+            ("image", "pixel_values", "image_grid_thw"),
+            ("video", "pixel_values_videos", "video_grid_thw"),
+        ):
+            if items := [item for item in asked.media if item.modality == modality]:
+                inputs[pixels] = torch.cat([self.pixel_values(item) for item in items])
+                inputs[grid] = torch.tensor([item.grid for item in items])
         self.model.model.rope_deltas = None
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
 
     def pixel_values(self, item: MediaItem) -> torch.Tensor:
         """Return normalised patches [P, 3 * frames * patch * patch]."""
         patch, frames = self._preprocessor["patch_size"], self._preprocessor["temporal_patch_size"]
-        patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(-1, 3, 1, patch, patch)
+        given = 1 if item.modality == "image" else frames
+        patches = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(-1, 3, given, patch, patch)
         mean, std = (
             torch.tensor(self._preprocessor[key]).view(3, 1, 1, 1) * 255 for key in ("image_mean", "image_std")
         )

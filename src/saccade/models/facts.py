@@ -11,6 +11,9 @@ Grid = tuple[int, int, int]
 Size = tuple[int, int]
 
 NETWORK_DTYPE = "network"
+IMAGE, VIDEO = "image", "video"
+"""Modalities of media items."""
+
 MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID = "max_model_len", "placeholder_token_id"
 """Keys that models.files.engine_config adds to config.json."""
 
@@ -20,6 +23,7 @@ class MediaShape(NamedTuple):
 
     grid: Grid
     original_size: Size | None = None
+    modality: str = IMAGE
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,9 @@ class Positions(Protocol):
 class ModelFacts(Protocol):
     """A model's facts, from its configuration. *kv_specs* has one entry for each layer.
 
-    *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; original sizes are
-    (height, width) of the picture before resizing, if the wire carries them.
+    *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; of a video, frames
+    are groups of those that share patches. Original sizes are (height, width) of the picture before resizing, if the
+    wire carries them.
     """
 
     @property
@@ -126,6 +131,9 @@ class ModelFacts(Protocol):
 
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return the shape of the uint8 pixels of a grid on the wire, as the family's Layout gives it."""
+
+    def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return the shape of the uint8 pixels of a video's grid; for models with a placeholder for videos only."""
 
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches that the vision encoder processes."""

@@ -95,10 +95,10 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLa
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose kernel equals its stride, over patches of one frame, as one matrix.
+    """A convolution whose kernel equals its stride, over patches, as one matrix.
 
     Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time
-    gives the same result from half the multiplications.
+    gives the same result from half the multiplications. Patches of videos have both frames, and take the whole kernel.
     """
 
     def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
@@ -107,17 +107,24 @@ class PatchEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden_size, *kernel), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False) if bias else None
         self.folded: Linear | None = None
+        self.whole: Linear | None = None
 
     def fold(self) -> None:
-        """Make the matrix from the loaded kernel, which is summed over time in float32."""
+        """Make the matrices from the loaded kernel; for patches of one frame it is summed over time in float32."""
         kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
-        folded_EC = kernel.flatten(1)
-        self.folded = Linear(folded_EC.shape[1], folded_EC.shape[0], bias=False)
-        self.folded.weight, self.folded.bias = nn.Parameter(folded_EC, requires_grad=False), self.bias
+        self.folded = self._linear(kernel.flatten(1))
+        self.whole = self._linear(self.weight.flatten(1)) if self.weight.ndim == 5 else None
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
-        """Map normalised patches [P, channels * height * width] to [P, E]. Call `fold` first."""
+        """Map normalised patches [P, channels * (frames *) height * width] to [P, E]. Call `fold` first."""
+        if self.whole is not None and patches_PC.shape[1] == self.whole.weight.shape[1]:
+            return self.whole(patches_PC)  # type: ignore[no-any-return]
         return self.folded(patches_PC)  # type: ignore[no-any-return,misc]
+
+    def _linear(self, kernel_EC: torch.Tensor) -> Linear:
+        linear = Linear(kernel_EC.shape[1], kernel_EC.shape[0], bias=False)
+        linear.weight, linear.bias = nn.Parameter(kernel_EC, requires_grad=False), self.bias
+        return linear
 
 
 class PackedSelfAttention(Layer):

@@ -8,7 +8,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.identity.blocks import root_key
 from saccade.identity.content import HASH_BYTES
-from saccade.models.facts import ModelFacts
+from saccade.models.facts import IMAGE, VIDEO, ModelFacts
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams, ThinkingBudget
 
@@ -85,6 +85,8 @@ class RequestValidator:
             num_tokens = self.facts.item_tokens(item.grid, item.original_size)
         except InvalidValue as error:
             raise InvalidValue(error.message, f"{param}.grid") from error
+        if item.modality == IMAGE and item.grid[0] != 1:
+            raise InvalidValue(f"A picture's grid has one frame, not {item.grid[0]}.", f"{param}.grid")
         covered = sum(span.length for span in item.spans)
         if covered != num_tokens:
             raise InvalidValue(
@@ -97,7 +99,8 @@ class RequestValidator:
         self._check_pixels(item, param)
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:
-        shape = self.facts.pixel_shape(item.grid)
+        of_modality = self.facts.video_pixel_shape if item.modality == VIDEO else self.facts.pixel_shape
+        shape = of_modality(item.grid)
         if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
             raise InvalidValue(
                 f"This picture's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",

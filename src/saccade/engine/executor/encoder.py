@@ -10,6 +10,7 @@ of buffers.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence as Ordered
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.transfer import transfer
-from saccade.models.facts import MediaShape
+from saccade.models.facts import IMAGE, MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import Ranks
@@ -41,8 +42,9 @@ class Outcome(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """The arguments of a network's `encode`, and the tokens of each picture."""
+    """Pictures of one modality, the arguments of a network's `encode` for them, and the tokens of each."""
 
+    pictures: Ordered[Picture]
     pixels_B: torch.Tensor
     metadata: Any
     counts: list[int]
@@ -96,21 +98,24 @@ class Encoder:
 
     def _cut(self, job: EncodeJob) -> dict[int, torch.Tensor]:
         """Return the features of all pictures, encoded by all ranks together; none if a rank cannot begin."""
-        prepared: _Prepared | None = None
+        prepared: list[_Prepared] = []
         try:
-            prepared = self._prepare(job.pictures)
+            prepared = [self._prepare(group) for group in by_modality(job.pictures)]
         except FAILURES:
             logger.exception("encoding failed", job_id=job.job_id)
-        (is_lost,) = self.ranks.any_of([prepared is None])
-        return {} if prepared is None or is_lost else self._run(job.pictures, prepared)
+        (is_lost,) = self.ranks.any_of([not prepared])
+        return {} if is_lost else self._run(prepared)
 
     def _encode(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
         if self.graphs is None:
             return self._encode_eagerly(pictures)
-        groups, rest = self.graphs.packs([self.network.facts.encode_cost(picture.grid) for picture in pictures])
-        features = self._encode_eagerly([pictures[index] for index in rest]) if rest else {}
+        # Graphs were captured with pixels of pictures; a video has other patches.
+        still = [picture for picture in pictures if picture.modality == IMAGE]
+        groups, rest = self.graphs.packs([self.network.facts.encode_cost(picture.grid) for picture in still])
+        eager = [picture for picture in pictures if picture.modality != IMAGE] + [still[index] for index in rest]
+        features = self._encode_eagerly(eager)
         for group in groups:
-            features.update(self._replay([pictures[index] for index in group], self.graphs))
+            features.update(self._replay([still[index] for index in group], self.graphs))
         return features
 
     def _replay(self, pictures: Ordered[Picture], graphs: EncoderGraphs) -> dict[int, torch.Tensor]:
@@ -120,7 +125,7 @@ class Encoder:
         return self._separate(pictures, replayed.features, replayed.counts)
 
     def _encode_eagerly(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
-        return self._run(pictures, self._prepare(pictures))
+        return self._run([self._prepare(group) for group in by_modality(pictures)])
 
     def _pixels(self, pictures: Ordered[Picture]) -> torch.Tensor:
         # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
@@ -129,11 +134,14 @@ class Encoder:
         return flat
 
     def _prepare(self, pictures: Ordered[Picture]) -> _Prepared:
-        return _Prepared(self._pixels(pictures), *self.network.prepare(_shapes(pictures), self.backend))
+        return _Prepared(pictures, self._pixels(pictures), *self.network.prepare(_shapes(pictures), self.backend))
 
-    def _run(self, pictures: Ordered[Picture], prepared: _Prepared) -> dict[int, torch.Tensor]:
-        features = self.network.encode(prepared.pixels_B, prepared.metadata)
-        return self._separate(pictures, features, prepared.counts)
+    def _run(self, prepared: Ordered[_Prepared]) -> dict[int, torch.Tensor]:
+        features: dict[int, torch.Tensor] = {}
+        for group in prepared:
+            encoded = self.network.encode(group.pixels_B, group.metadata)
+            features.update(self._separate(group.pictures, encoded, group.counts))
+        return features
 
     def _separate(
         self, pictures: Ordered[Picture], features: torch.Tensor, counts: list[int]
@@ -156,7 +164,15 @@ class Encoder:
 
 
 def _shapes(pictures: Ordered[Picture]) -> list[MediaShape]:
-    return [MediaShape(picture.grid, picture.original_size) for picture in pictures]
+    return [MediaShape(picture.grid, picture.original_size, picture.modality) for picture in pictures]
+
+
+def by_modality(pictures: Ordered[Picture]) -> list[list[Picture]]:
+    """Return *pictures* in groups of one modality, whose patches have one shape."""
+    groups: defaultdict[str, list[Picture]] = defaultdict(list)
+    for picture in pictures:
+        groups[picture.modality].append(picture)
+    return list(groups.values())
 
 
 def spread(costs: Ordered[int], num_ranks: int) -> list[int]:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer
 from saccade.models.backbones.qwen_config import TextConfig, TowerConfig
 from saccade.models.backbones.shared_facts import MergedPatchFacts
-from saccade.models.facts import Grid, Size
+from saccade.models.facts import IMAGE, VIDEO, Grid, Size
 from saccade.models.positions import MultimodalPositions
 
 Tower = TypeVar("Tower", bound=TowerConfig)
@@ -18,6 +18,9 @@ Tower = TypeVar("Tower", bound=TowerConfig)
 @dataclass(frozen=True)
 class QwenFacts(MergedPatchFacts, Generic[Tower]):
     """models.facts.ModelFacts, and the validated parts of config.json for the network. A family adds `read`."""
+
+    takes_videos: ClassVar[bool] = False
+    """Whether the family's videos are served."""
 
     text: TextConfig
     vision: Tower
@@ -31,21 +34,26 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         if vision.num_features > 1 + text.num_layers:
             raise StartupError("config.json: more `deepstack_visual_indexes` than text layers.")
-        image_token_id = integer(config, "image_token_id", least=0)
-        placeholders = (image_token_id, integer(config, "video_token_id", least=0))
+        image_token_id, video_token_id = (integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO))
+        placeholders = (image_token_id, video_token_id)
         if max(placeholders) >= text.vocab_size:
             raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, vision, {"image": image_token_id}, placeholders)
+        videos = {VIDEO: video_token_id} if cls.takes_videos else {}
+        return cls(text, vision, {IMAGE: image_token_id, **videos}, placeholders)
 
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return (patches, values per patch)."""
         return prod(grid), self.vision.patch_values
+
+    def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return (patches, values per patch of all frames of its group)."""
+        return prod(grid), self.vision.patch_values * self.vision.temporal_patch_size
 
     def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: for each token, one vector of the last block and of each deepstack block."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size * self.vision.num_features
 
     def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
-        """Return positions in which a picture's tokens lie on the merged grid."""
+        """Return positions in which the tokens of a picture or video lie on the merged grid."""
         merge = self.vision.merge_size
         return MultimodalPositions([(start, (t, h // merge, w // merge)) for start, (t, h, w) in spans])

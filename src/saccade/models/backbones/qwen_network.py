@@ -5,6 +5,7 @@ V vocabulary, U tokens of pictures in the step, W = E * number of features of a 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,12 +16,19 @@ from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_config import TowerConfig
 from saccade.models.backbones.qwen_facts import QwenFacts
 from saccade.models.backbones.qwen_text import TextDecoder
-from saccade.models.facts import Grid, MediaShape
+from saccade.models.facts import VIDEO, Grid, MediaShape
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import grid_list
+
+
+@dataclass(frozen=True, slots=True)
+class VideoMetadata:
+    """The *tower*'s metadata for videos, whose patches have the pixels of all frames of a group."""
+
+    tower: Any
 
 
 class Tower(Protocol):
@@ -72,14 +80,18 @@ class QwenNetwork(image_text_network.ImageTextNetwork):
         super().finish()
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
+        """Return the metadata of *items*, all of one modality, for `encode`, and each item's token count."""
         grids = grid_list(item.grid for item in items)
-        return self.visual.prepare(grids, backend), [self.facts.item_tokens(grid) for grid in grids]
+        metadata = self.visual.prepare(grids, backend)
+        counts = [self.facts.item_tokens(grid) for grid in grids]
+        return VideoMetadata(metadata) if items[0].modality == VIDEO else metadata, counts
 
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Map uint8 patches to features [U, W], picture after picture."""
-        pixels_PC = pixels_B.view(-1, self.facts.vision.patch_values)
-        return self.visual(self.normalised(pixels_PC, self.dtype), metadata)
+        """Map uint8 patches to features [U, W], item after item."""
+        num_values = self.facts.vision.patch_values
+        if isinstance(metadata, VideoMetadata):
+            metadata, num_values = metadata.tower, num_values * self.facts.vision.temporal_patch_size
+        return self.visual(self.normalised(pixels_B.view(-1, num_values), self.dtype), metadata)
 
     def forward(
         self,

@@ -1,10 +1,11 @@
 """What the facts of several families share: the sizes of the text half, and pictures of merged patches. No torch."""
 
+from collections.abc import Mapping
 from math import isqrt, prod
 from typing import Protocol
 
 from saccade.errors import InvalidValue
-from saccade.models.facts import Grid, KvSpec, Size
+from saccade.models.facts import VIDEO, Grid, KvSpec, Size
 
 
 class TextSizes(Protocol):
@@ -54,20 +55,23 @@ class TextFacts:
 
 
 class MergedPatchFacts(TextFacts):
-    """The methods of models.facts.ModelFacts for pictures of one frame whose patches are merged."""
+    """The methods of models.facts.ModelFacts for pictures of one frame whose patches are merged, and videos of them."""
 
     vision: MergedPatches
+    placeholder_of: Mapping[str, int]
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
         frames, rows, columns = grid
         merge = self.vision.merge_size
-        if frames != 1 or min(rows, columns) < 1 or rows % merge or columns % merge:
+        takes_videos = VIDEO in self.placeholder_of
+        if min(grid) < 1 or (frames > 1 and not takes_videos) or rows % merge or columns % merge:
+            number = "one frame, or in a video several," if takes_videos else "one frame"
             raise InvalidValue(
-                f"A picture's grid must be one frame of rows and columns that are multiples of {merge}, "
+                f"A picture's grid must be {number} of rows and columns that are multiples of {merge}, "
                 f"not {tuple(grid)}."
             )
-        return rows * columns // merge**2
+        return frames * rows * columns // merge**2
 
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches."""

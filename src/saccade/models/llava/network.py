@@ -87,14 +87,16 @@ class Network(ImageTextNetwork):
         shapes = [MediaShape(grid, item.original_size) for grid, item in zip(grids, items, strict=True)]
         views = self.vision_tower.prepare(sum(map(self.facts.num_views, grids)), backend)
         order = self._order(shapes) if self.facts.has_tiles else None
-        return EncoderMetadata(views, order), [self.facts.item_tokens(*shape) for shape in shapes]
+        return EncoderMetadata(views, order), [
+            self.facts.item_tokens(shape.grid, shape.original_size) for shape in shapes
+        ]
 
     def _order(self, shapes: Sequence[MediaShape]) -> torch.Tensor:
         """Return EncoderMetadata.order, copied to the device without a sync."""
         vision, orders, start = self.facts.vision, [], 1
         for shape in shapes:
             _, rows, columns = shape.grid
-            order = tiles.feature_order(rows, columns, self.facts.kept(*shape), vision.side)
+            order = tiles.feature_order(rows, columns, self.facts.kept(shape.grid, shape.original_size), vision.side)
             orders.append(np.where(order == tiles.NEWLINE, 0, order + start))
             start += self.facts.num_views(shape.grid) * vision.num_patches
         return torch.from_numpy(np.concatenate(orders)).to(self.device, non_blocking=True)

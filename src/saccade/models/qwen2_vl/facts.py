@@ -14,6 +14,8 @@ TOWER_DEFAULTS: Mapping[str, Any] = {"mlp_ratio": 4, "hidden_act": "quick_gelu",
 class Facts(QwenFacts[TowerConfig]):
     """models.facts.ModelFacts."""
 
+    takes_videos = True
+
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Facts":
         """Read config.json. Raises StartupError, naming the key."""

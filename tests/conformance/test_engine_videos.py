@@ -1,0 +1,96 @@
+"""Videos through the engine, beside pictures and text: logits and greedy ids against the oracles. B5"""
+
+from pathlib import Path
+from typing import Any
+
+import engines
+import msgspec
+import pytest
+import torch
+from oracle_checks import check
+from references.networks import Oracle
+
+from saccade import models
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.loader import load_model
+from saccade.errors import InvalidValue
+from saccade.models.facts import MediaShape
+from saccade.nn.backends import load_vision_backend
+
+PROMPTS: dict[str, list[Any]] = {
+    "one video": [5, ((192, 128), 12, 1), 9],
+    "one frame": [3, ((100, 150), 1, 2), 4],
+    "two videos, two pictures": [3, ((168, 84), 9, 2), 6, ((96, 96), 3), 4, ((84, 112), 6, 4), ((64, 160), 5), 7],
+    "video twice": [2, ((160, 96), 8, 6), 3, ((160, 96), 8, 6), 4],
+}
+CHUNKS = (7, 16, 2048)
+EVERYDAY = {("two videos, two pictures", 16)}
+CASES = [
+    pytest.param(name, chunk, marks=() if (name, chunk) in EVERYDAY else pytest.mark.conformance)
+    for name in PROMPTS
+    for chunk in CHUNKS
+]
+VIDEO_NETWORKS = ("qwen2_vl",)
+
+
+@pytest.fixture(scope="module", params=VIDEO_NETWORKS)
+def checkpoint_name(request: pytest.FixtureRequest) -> str:
+    """Checkpoints of families that take videos."""
+    return str(request.param)
+
+
+def test_every_family_that_takes_videos_is_here() -> None:
+    assert {name for name in models.families() if models.takes_videos(name)} <= set(VIDEO_NETWORKS)
+
+
+@pytest.mark.aspect("logits")
+@pytest.mark.aspect("cache")
+@pytest.mark.parametrize(("name", "chunk"), CASES)
+def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
+    subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
+    logits = engines.record_logits(subject)
+    for request_id in ("fresh", "cached"):
+        asked = engines.request(folder, PROMPTS[name], request_id, max_tokens=12)
+        answer = engines.drain(subject, asked).answers[request_id]
+        check(oracle, asked, answer.token_ids, logits[request_id])
+    assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
+
+
+def test_videos_and_pictures_of_a_batch(folder: Path, oracle: Oracle) -> None:
+    subject = engines.engine(folder, max_num_batched_tokens=256, max_num_seqs=4)
+    logits = engines.record_logits(subject)
+    asked = [
+        engines.request(folder, parts, str(number), number, max_tokens=8)
+        for number, parts in enumerate([[4, ((96, 64), 5, 1), 2], [3, ((96, 64), 2), 2], [7], [((56, 84), 2, 3), 5]])
+    ]
+    answers = engines.drain(subject, *asked).answers
+    for one in asked:
+        check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
+
+
+def test_a_pictures_grid_has_one_frame(folder: Path) -> None:
+    """What a video may have, a picture may not: its pixels would be of another shape."""
+    subject = engines.engine(folder)
+    asked = engines.request(folder, [2, ((96, 64), 12, 1), 2])
+    (item,) = asked.media
+    for wrong in (
+        {"modality": "image"},
+        {"grid": (0, *item.grid[1:])},
+        {"pixel_shape": (item.pixel_shape[0], item.pixel_shape[1] // 2)},
+    ):
+        changed = msgspec.structs.replace(asked, media=(msgspec.structs.replace(item, **wrong),))
+        with pytest.raises(InvalidValue):
+            subject.validator.validated(0, changed, 0)
+
+
+@torch.inference_mode()
+def test_equal_frames_are_a_pictures(folder: Path) -> None:
+    """The kernel over two frames, given the same frame twice, agrees with the kernel that pictures take."""
+    network = load_model(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), lambda *_: None).network
+    item = engines.photo(folder, (112, 84), 0)
+    pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.grid[1] * item.grid[2], 3, -1)
+    features = []
+    for modality, given in (("image", pixels), ("video", torch.stack((pixels, pixels), 2))):
+        metadata, _ = network.prepare([MediaShape(item.grid, modality=modality)], load_vision_backend("torch_sdpa"))
+        features.append(network.encode(given.flatten(), metadata))
+    torch.testing.assert_close(*features, atol=1e-4, rtol=0)
