@@ -1,0 +1,1 @@
+"""Structured output: whether what ends by itself is valid, and what masks cost."""
