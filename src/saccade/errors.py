@@ -18,6 +18,7 @@
     │   ├── HostNotAllowed          403, the Host header of a request to a server without keys has an unknown name
     │   ├── OriginNotAllowed        403, a web page that may not call this server
     │   ├── ModelNotFound           404
+    │   ├── ResponseNotFound        404, a response that is not kept
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
     │   ├── RequestTimeout          408, the request arrives too slowly
@@ -183,6 +184,13 @@ class ModelNotFound(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class ResponseNotFound(RequestError):
+    """A response of an earlier request that is not kept, or not any more."""
+
+    status = 404
+    code = "response_not_found"
 
 
 class RouteNotFound(RequestError):

@@ -104,6 +104,8 @@ class ServerFlags:
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     trust_request_chat_template: Annotated[bool, Parameter(negative="")] = DEFAULTS.trusts_request_templates
     "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
+    response_store_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.response_store_bytes
+    "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -312,6 +314,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         ),
         trusted_proxies=server.trusted_proxies,
         strict_parameters=server.strict_parameters,
+        response_store_bytes=server.response_store_bytes,
         trusts_request_templates=server.trust_request_chat_template,
         parsers=Parsers(server.tool_call_parser, server.reasoning_parser),
         shutdown_timeout_seconds=server.shutdown_timeout,

@@ -15,6 +15,7 @@ from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.messages import Messages
+from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
@@ -39,6 +40,7 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
+from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.directory import Directory
@@ -107,7 +109,12 @@ class Application:
         )
         self._grammars = RequestGrammars()
         self._chat = ChatCompletions(config.strict_parameters)
-        apis: dict[str, Api] = {"/v1/chat/completions": self._chat, "/v1/messages": Messages(config.strict_parameters)}
+        responses = Responses(config.strict_parameters, _response_store(config))
+        apis: dict[str, Api] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/messages": Messages(config.strict_parameters),
+            "/v1/responses": responses,
+        }
         self._answering = Answering(
             admission=self.admission,
             bodies=bodies,
@@ -127,7 +134,7 @@ class Application:
             ping_interval_seconds=config.ping_interval_seconds,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(self._answering, apis, endpoints), redirect_slashes=False),
+            Router(routes(self._answering, apis, endpoints, responses), redirect_slashes=False),
             Keys(self._directory, config.metrics_without_key),
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._directory.is_open),
         )
@@ -199,6 +206,12 @@ class Application:
         await self._app(scope, receive, send)
 
 
+def _response_store(config: GatewayConfig) -> ResponseStore | None:
+    """Return what keeps responses: nothing where several processes share the port, since they share no memory."""
+    is_alone = config.member is None
+    return ResponseStore(config.response_store_bytes) if is_alone and config.response_store_bytes else None
+
+
 def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
     """Return *app* as web pages of *origins* may call it."""
     if not origins:
@@ -206,7 +219,7 @@ def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=EXPOSED_HEADERS,
     )

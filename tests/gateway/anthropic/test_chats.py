@@ -111,6 +111,13 @@ def test_thinking_sets_the_templates_switch() -> None:
     ] == [(True, 2000, None), (False, None, None), (None, None, False)]
 
 
+def test_the_answer_continues_an_assistants_last_message() -> None:
+    request, _, _ = parse_messages(body(ASKED, {"role": "assistant", "content": "It is"}))
+    chat = read_chat(request, FAMILY)
+    assert (chat.continues, chat.add_generation_prompt) == (True, False)
+    assert not read_chat(parse_messages(body())[0], FAMILY).continues
+
+
 def test_a_schema_holds_the_answer() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     request, _, names = parse_messages(body(output_config={"format": {"type": "json_schema", "schema": schema}}))
@@ -174,7 +181,7 @@ def test_wrong_parameters_are_refused(error: type[RequestError], param: str, fie
 
 def test_turns_are_checked() -> None:
     refused(InvalidValue, "messages[0].role", {"role": "system", "content": "a"})
-    refused(UnsupportedParameter, "messages[1]", ASKED, {"role": "assistant", "content": "It is"})
+    refused(InvalidValue, "messages", ASKED, {"role": "assistant", "content": [CALL]})
     refused(
         UnsupportedParameter,
         "messages[1].content[1]",

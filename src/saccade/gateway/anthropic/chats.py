@@ -53,6 +53,7 @@ NAMES: Final = {
     "tool_choice.function.name": "tool_choice.name",
     "response_format": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
+    "continue_final_message": "messages",
     "enable_thinking": "thinking.type",
     "include_reasoning": "thinking.display",
     "thinking_token_budget": "thinking.budget_tokens",
@@ -117,13 +118,9 @@ def _chat_fields(request: CountRequest) -> tuple[dict[str, Any], FieldNames]:
         for field, turn in _turns(message, f"messages[{position}]", len(messages), names):
             names[f"messages[{len(messages)}]"] = field
             messages.append(turn)
-    if request.messages[-1].role == "assistant":
-        field = f"messages[{len(request.messages) - 1}]"
-        raise UnsupportedParameter(
-            f"`{field}`: an answer that continues the last message is not served yet; end with one of the role user.",
-            field,
-        )
     fields: dict[str, Any] = {"model": request.model, "messages": messages}
+    if request.messages[-1].role == "assistant":
+        fields["continue_final_message"] = True
     fields |= _tools(request, names) | _tool_choice(request) | _thinking(request) | _output_config(request)
     return fields, FieldNames(names)
 

@@ -17,10 +17,13 @@ from saccade.gateway.openai.answers import (
     TokenizeAnswer,
 )
 from saccade.gateway.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
+from saccade.gateway.responses.answers import DeletedResponse, Response
+from saccade.gateway.responses.requests import ResponseRequest
 
 BODIES = (
     ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
     ModelList, ModelCard, ErrorAnswer, MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
+    ResponseRequest, Response, DeletedResponse,
 )  # fmt: skip
 POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -33,6 +36,7 @@ POST_ERRORS = {
     504: "A stage took too long.",
 }
 MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 ANYTHING = {"type": "object"}
 LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
 TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
@@ -63,16 +67,21 @@ def describe(models: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _paths(models: Sequence[str]) -> dict[str, Any]:
-    chat = _post("Answer a chat", ChatRequest, ChatCompletion)
+    chat = _answered("Answer a chat", ChatRequest, ChatCompletion)
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
-    chat["responses"]["200"]["content"]["text/event-stream"] = {}  # chunks, then [DONE]: no one schema
-    messages = _post("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
-    messages["responses"]["200"]["content"]["text/event-stream"] = {}
+    messages = _answered("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
+    kept = {
+        "get": _get("A response that is kept", _json(Response), 400, 404),
+        "delete": _get("Forget a response", _json(DeletedResponse), 400, 404),
+        "parameters": [RESPONSE_ID],
+    }
     count = _post("Count the tokens of a chat", CountRequest, CountAnswer, MessagesError)
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/messages": {"post": messages},
         "/v1/messages/count_tokens": {"post": count},
+        "/v1/responses": {"post": _answered("Answer a chat, or continue one", ResponseRequest, Response)},
+        "/v1/responses/{response_id}": kept,
         "/v1/models": {"get": _get("List the models", _json(ModelList))},
         "/v1/models/{model}": {
             "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
@@ -133,3 +142,9 @@ def _post(summary: str, request: type, answer: type, error: type = ErrorAnswer) 
         "requestBody": {"required": True, "content": _json(request)},
         "responses": {"200": {"description": summary, "content": _json(answer)}, **_errors(*POST_ERRORS, error=error)},
     }
+
+
+def _answered(summary: str, request: type, answer: type, error: type = ErrorAnswer) -> dict[str, Any]:
+    described = _post(summary, request, answer, error)
+    described["responses"]["200"]["content"]["text/event-stream"] = {}  # several kinds of events: no one schema
+    return described

@@ -1,0 +1,279 @@
+"""POST /v1/responses: how its bodies are read and its answers written; and the responses that are kept."""
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from saccade.errors import SaccadeError, UnsupportedParameter
+from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.generation.answer import Answer
+from saccade.gateway.generation.choice import Chunk
+from saccade.gateway.generation.tool_calls.reader import GeneratedCall
+from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.middleware import encode_error
+from saccade.gateway.openai.answers import ErrorAnswer
+from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.openai.requests import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.responses.answers import (
+    DeletedResponse,
+    FunctionCallItem,
+    IncompleteDetails,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningConfig,
+    ReasoningItem,
+    ReasoningText,
+    Response,
+    ResponseError,
+    Status,
+    TextFormat,
+    usage_of,
+)
+from saccade.gateway.responses.chats import parse_response, read_conversation
+from saccade.gateway.responses.requests import ResponseRequest
+from saccade.gateway.responses.store import ResponseStore
+from saccade.gateway.tenants.account import ACCOUNT
+from saccade.protocol.output import FinishReason, TokenDelta
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a response is kept when it is whole."""
+
+    store: ResponseStore
+    tenant: bytes
+
+
+@dataclass(frozen=True)
+class Responses:
+    """OpenAI's Responses. Without a *store* none is kept."""
+
+    strict_parameters: bool
+    store: ResponseStore | None
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the chat in *body*. Raises RequestError that names the field."""
+        asked, warning = parse_response(body, self.strict_parameters)
+
+        def recall(response_id: str) -> list[ChatMessage]:
+            return self._store("previous_response_id").conversation(tenant, response_id)
+
+        request, names, num_known = read_conversation(asked, recall)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        kept = None
+        if self.store is not None and asked.store is not False:
+            self.store.begin(tenant, response_id, asked.previous_response_id, request.messages[num_known:])
+            kept = Kept(self.store, tenant)
+        return ReadBody(request, warning, ResponseWriter(names, _begun(asked, response_id, kept is not None), kept))
+
+    async def get(self, request: Request) -> HttpResponse:
+        """GET /v1/responses/{response_id}."""
+        body = self._store("response_id").body(request.scope[ACCOUNT].tenant.id, request.path_params["response_id"])
+        return HttpResponse(body, media_type="application/json")
+
+    async def delete(self, request: Request) -> HttpResponse:
+        """DELETE /v1/responses/{response_id}."""
+        response_id = request.path_params["response_id"]
+        self._store("response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
+        return HttpResponse(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")
+
+    def _store(self, param: str) -> ResponseStore:
+        if self.store is None:
+            raise UnsupportedParameter(
+                f"`{param}`: this gateway keeps no responses, because of --response-store-bytes 0 or of "
+                "--gateway-processes over 1; send the whole conversation as `input`.",
+                param,
+            )
+        return self.store
+
+
+class ResponseWriter:
+    """Writes `response` objects and their events; *response* is the object before its answer."""
+
+    def __init__(self, names: FieldNames, response: Response, kept: Kept | None) -> None:
+        self.names = names
+        self._response = response
+        self._kept = kept
+        self._output = _Output(response.id)
+
+    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
+        """Return *answer* as one response, in JSON."""
+        async for chunk in answer.chunks(deltas):
+            self._output.take(chunk)
+        self._output.end(_status(answer))
+        return self._finish(answer)[1]
+
+    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
+        """Send *answer* as events: its beginning, each item from start to end, the whole response."""
+        self._response = msgspec.structs.replace(self._response, model=answer.served.name, created_at=answer.created)
+        event = self._output.event
+        pending = event("response.created", response=self._response)
+        pending += event("response.in_progress", response=self._response)
+        async for chunk in answer.chunks(deltas):
+            if events := self._output.take(chunk):
+                await stream.write(pending + events)
+                pending = b""
+        pending += self._output.end(_status(answer))
+        status, body = self._finish(answer)
+        await stream.write(pending + event(f"response.{status}", response=Raw(body)), more=False)
+
+    def failure(self, error: SaccadeError) -> bytes:
+        """Return the events for *error*, the last ones."""
+        said = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
+        failed = msgspec.structs.replace(
+            self._response, status="failed", output=self._output.items, error=ResponseError(said.code, said.message)
+        )
+        first = self._output.event("error", code=said.code, message=said.message, param=said.param)
+        return first + self._output.event("response.failed", response=failed)
+
+    def _finish(self, answer: Answer) -> tuple[Status, bytes]:
+        """Return the status of the whole response and its JSON, which is kept from now on."""
+        status = _status(answer)
+        response = msgspec.structs.replace(
+            self._response,
+            model=answer.served.name,
+            created_at=answer.created,
+            status=status,
+            output=self._output.items,
+            usage=usage_of(answer.usage),
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        )
+        body = msgspec.json.encode(response)
+        if self._kept is not None:
+            self._kept.store.complete(self._kept.tenant, response.id, _as_messages(response.output), body)
+        return status, body
+
+
+class _Output:
+    """The items of one answer as they grow, and the events that tell of it. One item is open at a time."""
+
+    def __init__(self, response_id: str) -> None:
+        self.items: list[OutputItem] = []
+        """Those that are whole."""
+
+        self._suffix = response_id.removeprefix("resp_")
+        self._open: type[MessageItem | ReasoningItem] | None = None
+        self._texts: list[str] = []
+        self._num_events = 0
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """Return the next event."""
+        values = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(values) + b"\n\n"
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, none where it has no text and no call."""
+        events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
+        events += self._grow(MessageItem, "response.output_text.delta", chunk.content, logprobs=[])
+        for call in chunk.calls:
+            events += self.end("completed") + self._call(call)
+        return events
+
+    def end(self, status: Status) -> bytes:
+        """Return the events that end the open item, none where none is open."""
+        if self._open is None:
+            return b""
+        text, place = "".join(self._texts), self._place()
+        item: OutputItem
+        part: OutputText | ReasoningText
+        if self._open is MessageItem:
+            part = OutputText(text)
+            item = MessageItem(place["item_id"], [part], status)
+            events = self.event("response.output_text.done", **place, content_index=0, text=text, logprobs=[])
+        else:
+            part = ReasoningText(text)
+            item = ReasoningItem(place["item_id"], [part], status)
+            events = self.event("response.reasoning_text.done", **place, content_index=0, text=text)
+        events += self.event("response.content_part.done", **place, content_index=0, part=part)
+        events += self.event("response.output_item.done", output_index=len(self.items), item=item)
+        self.items.append(item)
+        self._open = None
+        return events
+
+    def _grow(self, kind: type[MessageItem | ReasoningItem], event: str, text: str, **fields: Any) -> bytes:
+        if not text:
+            return b""
+        events = b"" if self._open is kind else self.end("completed") + self._begin(kind)
+        self._texts.append(text)
+        return events + self.event(event, **self._place(), content_index=0, delta=text, **fields)
+
+    def _begin(self, kind: type[MessageItem | ReasoningItem]) -> bytes:
+        self._open = kind
+        self._texts = []
+        place = self._place()
+        item = kind(place["item_id"], [], "in_progress")
+        part = OutputText("") if kind is MessageItem else ReasoningText("")
+        return self.event("response.output_item.added", output_index=len(self.items), item=item) + self.event(
+            "response.content_part.added", **place, content_index=0, part=part
+        )
+
+    def _call(self, call: GeneratedCall) -> bytes:
+        index = len(self.items)
+        item_id = f"fc_{self._suffix}_{index}"
+        place = {"item_id": item_id, "output_index": index}
+        item = FunctionCallItem(item_id, call.id, call.name, "", "in_progress")
+        events = self.event("response.output_item.added", output_index=index, item=item)
+        events += self.event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        events += self.event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        item = msgspec.structs.replace(item, arguments=call.arguments, status="completed")
+        self.items.append(item)
+        return events + self.event("response.output_item.done", output_index=index, item=item)
+
+    def _place(self) -> dict[str, Any]:
+        prefix = "msg" if self._open is MessageItem else "rs"
+        return {"item_id": f"{prefix}_{self._suffix}_{len(self.items)}", "output_index": len(self.items)}
+
+
+def _begun(asked: ResponseRequest, response_id: str, is_stored: bool) -> Response:
+    """Return the response to *asked* before its answer; it holds no input."""
+    reasoning, form = asked.reasoning, None if asked.text is None else asked.text.format
+    return Response(
+        id=response_id,
+        created_at=0,
+        model=asked.model,
+        status="in_progress",
+        output=[],
+        usage=None,
+        error=None,
+        incomplete_details=None,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        metadata=asked.metadata or {},
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        previous_response_id=asked.previous_response_id,
+        reasoning=ReasoningConfig(*((None, None) if reasoning is None else (reasoning.effort, reasoning.summary))),
+        store=is_stored,
+        temperature=asked.temperature,
+        # Encoded now: the schema is a view of the whole body.
+        text=TextFormat(Raw(b'{"type":"text"}' if form is None else msgspec.json.encode(form))),
+        tool_choice=asked.tool_choice or "auto",
+        tools=asked.tools or [],
+        top_p=asked.top_p,
+    )
+
+
+def _status(answer: Answer) -> Status:
+    return "incomplete" if answer.choices[0].finish_reason == FinishReason.LENGTH.value else "completed"
+
+
+def _as_messages(items: list[OutputItem]) -> list[ChatMessage]:
+    """Return the turn that *items* are, as a chat has it."""
+    if not items:
+        return []
+    reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
+    text = "".join(item.content[0].text for item in items if isinstance(item, MessageItem))
+    calls = [
+        ToolCall(item.call_id, CalledFunction(item.name, item.arguments))
+        for item in items
+        if isinstance(item, FunctionCallItem)
+    ]
+    message = ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
+    return [message]

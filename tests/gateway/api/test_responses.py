@@ -1,0 +1,169 @@
+"""Responses over HTTP, from the worker's tokens to items and events, as an OpenAI client sees them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import scripted
+from openai.types.responses import Response
+
+from saccade.errors import WorkerFailed
+from saccade.gateway.config import GatewayConfig
+from saccade.protocol.output import Failure, FinishReason, TokenDelta
+from saccade.tokenization.tokenizer import Segment
+
+TOOL: Any = {"type": "function", "name": "zoom", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALL = '{"name": "zoom", "arguments": {"box": [1, 2.5], "text": "<b> 你"}}'
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+@pytest.fixture
+def client(gateway: scripted.Gateway) -> Iterator[openai.OpenAI]:
+    with gateway.client() as made:
+        yield made
+
+
+def script(gateway: scripted.Gateway, *pieces: str, finish: FinishReason = FinishReason.STOP) -> int:
+    """Have the worker answer *pieces*, token by token, and end; return the number of tokens."""
+    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
+    ids = tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
+    end = [gateway.eos] if finish is FinishReason.STOP else []
+    deltas = [*(TokenDelta("r", [token_id]) for token_id in ids), TokenDelta("r", end, finish)]
+    deltas[0] = TokenDelta("r", [ids[0]], num_cached_tokens=3)
+    gateway.worker.script = deltas
+    return len(ids) + len(end)
+
+
+def answer(client: openai.OpenAI, stream: bool, **fields: Any) -> Response:
+    """Return the answer, which the client puts together from events where it is streamed."""
+    asked: Any = {"model": "tiny", "input": "hi", **fields}
+    if not stream:
+        return client.responses.create(**asked)
+    with client.responses.stream(**asked) as events:
+        seen: list[Any] = list(events)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    final: Response = seen[-1].response
+    return final
+
+
+def prompt_of(gateway: scripted.Gateway) -> str:
+    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
+    return str(tokenizer.decode(gateway.worker.requests[-1].token_ids))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_text_and_calls(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    call = ("<tool_call>", CALL, "</tool_call>")
+    num_tokens = script(gateway, "<think>", "Hm", "</think>", "I look.", *call, *call)
+    response = answer(client, stream, tools=[TOOL], metadata={"a": "b"}, instructions="Be brief.")
+    reasoning, message, *calls = response.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content is not None
+    assert (reasoning.content[0].text, reasoning.summary) == ("Hm", [])
+    assert (message.type, response.output_text) == ("message", "I look.")
+    for found in calls:
+        assert found.type == "function_call"
+        assert (found.name, json.loads(found.arguments)) == ("zoom", {"box": [1, 2.5], "text": "<b> 你"})
+    assert len({item.id for item in response.output}) == 4
+    assert (response.status, response.error, response.metadata) == ("completed", None, {"a": "b"})
+    assert (response.instructions, response.tools[0].name) == ("Be brief.", "zoom")  # type: ignore[union-attr]
+    usage = response.usage
+    assert usage is not None
+    assert usage.input_tokens == len(gateway.worker.requests[-1].token_ids)
+    assert (usage.input_tokens_details.cached_tokens, usage.output_tokens) == (3, num_tokens)
+    assert usage.output_tokens_details.reasoning_tokens > 0
+
+
+def test_streamed_and_whole_answers_agree(gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    script(gateway, "<think>", "Hm", "</think>", "one ", "two", finish=FinishReason.LENGTH)
+    own = ("id", "created_at")
+    whole, streamed = (answer(client, stream).model_dump(exclude=set(own)) for stream in (False, True))
+    for given in (whole, streamed):
+        for item in given["output"]:
+            del item["id"]
+            for part in item["content"]:
+                # What the client's parser of streams adds.
+                part.pop("parsed", None)
+    assert {key: streamed[key] for key in whole} == whole
+    assert whole["status"] == "incomplete"
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
+
+
+def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> None:
+    script(gateway, "I look.")
+    events = gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "hi", "stream": True})
+    kinds = [block.split("\n")[0].removeprefix("event: ") for block in events.body.decode().strip().split("\n\n")]
+    assert [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_conversations_are_continued(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    call = ("<tool_call>", CALL, "</tool_call>")
+    script(gateway, "I look.", *call)
+    first = answer(client, stream, tools=[TOOL], instructions="Be brief.")
+    script(gateway, "Red.")
+    result: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "it is red"}  # type: ignore[union-attr]
+    answer(client, stream, tools=[TOOL], input=[result], previous_response_id=first.id)
+    kept = prompt_of(gateway)
+    assert "I look." in kept
+    assert "it is red" in kept
+    assert "Be brief." not in kept  # instructions hold for one request
+    # The same as if the client had sent everything.
+    everything: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in first.output), result]
+    answer(client, stream, tools=[TOOL], input=everything, store=False)
+    assert prompt_of(gateway) == kept
+
+
+def test_kept_responses_are_read_and_forgotten(gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    first = answer(client, stream=False)
+    assert client.responses.retrieve(first.id).model_dump() == first.model_dump()
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.retrieve(first.id)
+    assert missing.value.code == "response_not_found"
+    with pytest.raises(openai.NotFoundError) as lost:
+        answer(client, stream=False, previous_response_id=first.id)
+    assert lost.value.param == "previous_response_id"
+    unstored = answer(client, stream=False, store=False)
+    assert unstored.to_dict()["store"] is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unstored.id)
+
+
+def test_a_gateway_may_keep_nothing(tiny_qwen3_vl: Any) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(response_store_bytes=0)) as gateway, gateway.client() as client:
+        gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+        assert answer(client, stream=False).to_dict()["store"] is False
+        with pytest.raises(openai.BadRequestError, match="keeps no responses"):
+            answer(client, stream=False, previous_response_id="resp_1")
+
+
+def test_errors_name_the_clients_fields(client: openai.OpenAI) -> None:
+    bad: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,!"}]}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.responses.create(model="tiny", instructions="Be brief.", input=bad)
+    assert (raised.value.code, raised.value.param) == ("invalid_base64", "input[0].content[0].image_url")
+
+
+def test_a_failure_is_the_last_event(gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    failure = Failure(WorkerFailed.code, "The engine failed.")
+    gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [], FinishReason.ERROR, failure=failure)]
+    events = list(client.responses.create(model="tiny", input="hi", stream=True))
+    assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+    failed = events[-1]
+    assert failed.type == "response.failed"
+    assert failed.response.error is not None
+    assert failed.response.error.message == "The engine failed."
