@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance peers clients soak faults siege clean
+.PHONY: install demo serve test check format conformance peers json-schema-suite clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,10 @@ peers: $(VENV)/.installed-dev
 # Installs clients that others wrote in .cache/clients, tries them against a server, and writes docs/clients.md.
 clients: $(VENV)/.installed-dev
 	$(BIN)/python scripts/clients $(ARGS)
+
+# SUITE is a checkout of github.com/json-schema-org/JSON-Schema-Test-Suite; docs/json-schema.md has the result.
+json-schema-suite: $(VENV)/.installed-dev
+	$(BIN)/python scripts/json_schema_suite.py $(SUITE)
 
 # Half an hour of mixed load: make soak ARGS="--minutes 2" for a trial.
 soak: $(VENV)/.installed-dev
