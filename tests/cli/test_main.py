@@ -31,7 +31,11 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["gateway"], 1, "--worker-url"),
         (["gateway", "--worker-url", "http://x"], 1, "grpc://host:port"),
         (["gateway", "--worker-dns", "grpcs://x:1"], 1, "--worker-dns takes"),
-        (["gateway", "--workers-file", "w", "--gateway-processes", "2"], 1, "takes --worker-url only"),
+        (
+            ["gateway", "--admin-port", "9", "--admin-key", "k" * 32, "--gateway-processes", "2"],
+            1,
+            "over 1 needs a --worker-url",
+        ),
         (["gateway", "--worker-url", "vllm://x"], 1, "vllm://host:port"),
         (["serve", "--config", "/nowhere.toml"], 1, "/nowhere.toml"),
         (["--help"], 0, "inspect"),

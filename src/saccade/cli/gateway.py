@@ -157,12 +157,12 @@ def gateway(
         The least level that is logged.
     """
     sources = workers.sources()
-    if server.gateway_processes > 1 and sources:
-        raise StartupError("--gateway-processes over 1 takes --worker-url only, not --workers-file or --worker-dns.")
     if not (worker_url or sources or server.admin_port):
         raise StartupError(
             "A gateway needs a --worker-url such as grpc://HOST:PORT, or --workers-file, --worker-dns or --admin-port."
         )
+    if server.gateway_processes > 1 and not (worker_url or sources):
+        raise StartupError("--gateway-processes over 1 needs a --worker-url, or --workers-file or --worker-dns.")
     for url in worker_url:
         check_url(url)
     server.check_keys_file()
@@ -177,7 +177,7 @@ def gateway(
         return gateway_group.run(server, arguments, server.shutdown_timeout + gateway_group.STOP_SECONDS)
     member = group.member()
     if member is not None and group.is_indexer:
-        uvloop.run(_index(worker_url, credentials, models, member.indexer))
+        uvloop.run(indexer.serve(_fleet(credentials, models), member.indexer, worker_url, sources))
         return 0
     config = dataclasses.replace(
         gateway_config(server, media, worker_url), worker_credentials=credentials, worker_sources=sources
@@ -187,11 +187,9 @@ def gateway(
     return 0
 
 
-async def _index(
-    urls: tuple[str, ...], credentials: WorkerCredentials, models: dict[str, ModelFiles], path: Path
-) -> None:
-    """Run the indexer of several gateway processes."""
-    await indexer.serve(Fleet(urls, lambda _: None, given=models, credentials=credentials), path)
+def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> Fleet:
+    """Return the indexer's fleet, which sends no request and so holds no slot."""
+    return Fleet((), lambda _: None, given=models, credentials=credentials)
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

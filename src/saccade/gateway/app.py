@@ -19,9 +19,7 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.dialects import targets
-from saccade.gateway.fleet.members import Members
-from saccade.gateway.fleet.sources import FLAGS, WorkersDns, WorkersFile
+from saccade.gateway.fleet.sources import find_workers
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
 from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
@@ -90,7 +88,7 @@ async def serve(
     lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
     try:
         await app.start()
-        await _find_workers(app.members, config)
+        await find_workers(app.members, config.worker_urls, config.worker_sources)
         if listeners is None:
             await _until_settled(app)
         listener, admin_listener = listeners or _listeners(config)
@@ -106,18 +104,6 @@ async def serve(
         await fleet.close()
         await app.close()
         await pool.close()
-
-
-async def _find_workers(members: Members, config: GatewayConfig) -> None:
-    """Connect to the workers of all sources. Raises StartupError where --worker-url has half of a pair alone."""
-    sources = config.worker_sources
-    if not sources:
-        targets(config.worker_urls)
-    await members.replace(FLAGS, config.worker_urls)
-    if sources.file is not None:
-        members.follow(WorkersFile(sources.file))
-    for url in sources.dns:
-        members.follow(WorkersDns(url))
 
 
 def _is_settled(reason: asyncio.Future[StartupError]) -> bool:

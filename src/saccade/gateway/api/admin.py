@@ -130,7 +130,9 @@ class Admin:
     async def _url(self, request: Request) -> str:
         """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
         if self._siblings is not None:
-            raise InvalidValue("With --gateway-processes over 1 the workers are those of --worker-url.", "url")
+            raise InvalidValue(
+                "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
+            )
         return await _url(request)
 
     def _wanted_by(self, url: str) -> Response:

@@ -3,13 +3,14 @@
 import asyncio
 import ipaddress
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
-from saccade.gateway.fleet.dialects import check_url
+from saccade.gateway.fleet.dialects import check_url, targets
+from saccade.gateway.fleet.members import Members
 from saccade.media.resolver import DnsResolver
 from saccade.watched_file import WatchedFile
 
@@ -147,3 +148,14 @@ def check_dns_url(url: str) -> None:
             "TLS has a certificate for its name, so it is given by --worker-url or --workers-file."
         )
     check_url(url)
+
+
+async def find_workers(members: Members, urls: Sequence[str], sources: SourceConfig) -> None:
+    """Connect to the workers at *urls*, and follow *sources*. Raises StartupError where *urls* have half of a pair."""
+    if not sources:
+        targets(urls)
+    await members.replace(FLAGS, urls)
+    if sources.file is not None:
+        members.follow(WorkersFile(sources.file))
+    for url in sources.dns:
+        members.follow(WorkersDns(url))

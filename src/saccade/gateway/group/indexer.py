@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from saccade.gateway.fleet.cache_listener import CacheListener
 from saccade.gateway.fleet.dispatch import INDEX_BYTES
+from saccade.gateway.fleet.members import Members
+from saccade.gateway.fleet.sources import SourceConfig, find_workers
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.group.metric_families import families
 from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
@@ -86,16 +89,20 @@ class Indexer:
         return KnownWorkers(workers, self._listener.index_bytes)
 
 
-async def serve(fleet: Fleet, path: Path) -> None:
-    """Run an indexer until SIGTERM or SIGINT."""
+async def serve(fleet: Fleet, path: Path, urls: Sequence[str], sources: SourceConfig) -> None:
+    """Run an indexer until SIGTERM or SIGINT, over the workers at *urls* and of *sources*. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, ended.set)
     indexer = Indexer(fleet, path)
+    # No request runs here: a worker that is dropped is forgotten at once.
+    members = Members(fleet, lambda _: 0, 0.0)
     await indexer.start()
-    logger.info("the indexer follows %d workers", len(fleet.clients))
     try:
+        await find_workers(members, urls, sources)
+        logger.info("the indexer follows the workers' caches")
         await ended.wait()
     finally:
+        await members.close()
         await indexer.close()
