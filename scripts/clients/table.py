@@ -14,6 +14,8 @@ What clients that others wrote do with `saccade serve`. `make clients` makes thi
 - Tools and structured output go to a random model, made for the run, with the template of Qwen3-VL. It cannot call tools by itself: its calls are held by a
   grammar (`tool_choice: "required"`, a named function, or `strict`), and so are its structured answers. The rows say that clients and server understand
   each other, and nothing of what a model calls of its own accord.
+- Open WebUI's own package is too large for a trial: the requests that its server sends are sent by the HTTP client that it uses. openai for Node is
+  the newest release that runs on Node 20.
 
 """
 

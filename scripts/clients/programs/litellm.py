@@ -1,0 +1,105 @@
+"""LiteLLM: chats, pictures, tools and structured output, through both of its providers for such servers.
+
+This release imports `mcp` for every request with tools, and does not install it.
+"""
+
+# /// script
+# dependencies = ["litellm==1.106.2", "mcp==2.3.0"]
+# ///
+
+import os
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks another server for prices
+
+import json
+from typing import Annotated, Any, Literal
+
+import litellm
+from pydantic import BaseModel, Field
+from questions import CALLER, MAX_TOKENS, MESSAGES, PICTURE_SAYS, READER, TOOL, Target, expect_call
+from results import expect, tell
+
+
+class Card(BaseModel):
+    """What a structured answer is."""
+
+    shape: Literal["round", "square"]
+    count: Annotated[int, Field(ge=0, le=9)]
+
+
+def ask(target: Target, provider: str = "hosted_vllm", **options: Any) -> Any:
+    """Ask about the picture."""
+    return litellm.completion(
+        model=f"{provider}/{target.model}",
+        api_base=target.url,
+        api_key="none",
+        num_retries=0,
+        **{"messages": MESSAGES} | options,
+    )
+
+
+def chat(provider: str) -> None:
+    """A whole answer."""
+    answer = ask(READER, provider)
+    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.usage.completion_tokens > 0, True)
+
+
+def stream() -> None:
+    """The same, streamed."""
+    chunks = ask(READER, stream=True)
+    expect("".join(chunk.choices[0].delta.content or "" for chunk in chunks), PICTURE_SAYS)
+
+
+def tool(provider: str) -> None:
+    """A required call, its result, and the answer to it."""
+    first = ask(
+        CALLER, provider, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=MAX_TOKENS
+    )
+    expect(first.choices[0].finish_reason, "tool_calls")
+    (call,) = first.choices[0].message.tool_calls
+    expect_call(call.function.name, json.loads(call.function.arguments))
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    turns = [*MESSAGES, first.choices[0].message.model_dump(), result]
+    second = ask(CALLER, provider, messages=turns, tools=[TOOL], max_tokens=4)
+    expect(second.choices[0].finish_reason, "length", "stop", "tool_calls")
+
+
+def tool_stream() -> None:
+    """A required call, streamed, and put together by LiteLLM."""
+    options: Any = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": MAX_TOKENS}
+    whole: Any = litellm.stream_chunk_builder(list(ask(CALLER, stream=True, **options)))
+    (call,) = whole.choices[0].message.tool_calls
+    expect_call(call.function.name, json.loads(call.function.arguments))
+
+
+def structured() -> None:
+    """A structured answer by a Pydantic model."""
+    answer = ask(CALLER, response_format=Card, max_tokens=MAX_TOKENS)
+    Card.model_validate_json(answer.choices[0].message.content)
+
+
+def error() -> None:
+    """A wrong value is LiteLLM's error of a bad request."""
+    try:
+        ask(READER, temperature=9)
+    except litellm.BadRequestError as refused:
+        expect("temperature" in str(refused), True)
+        return
+    raise ValueError("temperature 9 was accepted")
+
+
+tell(
+    "LiteLLM",
+    "litellm",
+    {
+        "a chat with a picture, `hosted_vllm/`": lambda: chat("hosted_vllm"),
+        "a chat with a picture, `openai/`": lambda: chat("openai"),
+        "a stream": stream,
+        "a required tool call, and its result, `hosted_vllm/`": lambda: tool("hosted_vllm"),
+        "a required tool call, and its result, `openai/`": lambda: tool("openai"),
+        "a required tool call in a stream": tool_stream,
+        "structured output by a Pydantic model": structured,
+        "an error": error,
+    },
+)
