@@ -119,3 +119,16 @@ def test_strict_functions_hold_calls_that_a_model_may_make(tiny_server: Server, 
     assert choice.finish_reason == "tool_calls"
     assert len(choice.message.tool_calls) == 1
     assert ask(tiny_server, tools=strict, max_tokens=3).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_beside_tools_gives_calls_or_json(stream: bool, tiny_server: Server, tiny_qwen3_vl: Path) -> None:
+    """A random model answers by the schema, and calls where the tag is likely; both are held."""
+    added = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())["added_tokens"]
+    begin = next(token["id"] for token in added if token["content"] == "<tool_call>")
+    schema = {"enum": ["one", "two"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    check_calls(tiny_server, None, stream=stream, response_format=form, logit_bias={str(begin): 100})
+    choice = ask(tiny_server, tools=TOOLS, response_format=form, logit_bias={str(begin): -100}).choices[0]
+    assert json.loads(choice.message.content) in schema["enum"]
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)

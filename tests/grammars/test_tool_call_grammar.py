@@ -11,9 +11,9 @@ import pytest
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.generation.tool_calls.formats import FORMATS
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.gateway.structured_output.trial import try_constraint
+from saccade.gateway.structured_output.trial import Outcome, try_constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
-from saccade.grammars.tool_calls import HeldCalls, HeldFunction, ToolCallTokens
+from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
 from saccade.protocol.request import Grammar
 
 BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
@@ -132,6 +132,35 @@ def test_a_call_may_be_asked_for_or_left_to_the_model(form: str) -> None:
     assert not allows(must)
     wrong = [piece.replace("say", "shout") if isinstance(piece, str) else piece for piece in call]
     assert not allows(may, *wrong)
+
+
+CARD = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def with_content(form: str, schema: Any, strict: bool = True) -> Outcome:
+    """Return what the gateway's trial makes of calls of `say`, or JSON by *schema*."""
+    content = HeldContent(json.dumps(schema), "response_format", strict)
+    calls = HeldCalls([HeldFunction("say", SAY, "tools.say")], FORMS[form], must_call=False, many=True, content=content)
+    return try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_either_calls_or_json(form: str) -> None:  # F13
+    held = with_content(form, {"$ref": "#/$defs/card", "$defs": {"card": CARD}}).grammar
+    assert held is not None
+    assert allows(held, *CALLS[form])
+    assert allows(held, '{"n": 3}')
+    for wrong in (("A text",), ('{"n": "3"}',), ('{"n": 3}', *CALLS[form]), (*CALLS[form], '{"n": 3}'), ()):
+        assert not allows(held, *wrong)
+
+
+def test_errors_and_warnings_name_the_schema_of_the_content() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    refused, dropped = with_content("hermes", schema), with_content("hermes", schema, strict=False)
+    assert (refused.code, refused.param) == ("unsupported_parameter", "response_format.uniqueItems")
+    assert dropped.dropped == ["response_format.uniqueItems"]
+    assert dropped.grammar is not None
+    assert allows(dropped.grammar, "[1, 1]")
 
 
 def test_one_call_at_most() -> None:

@@ -45,13 +45,25 @@ class HeldFunction(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
+class HeldContent(msgspec.Struct, frozen=True):
+    """What an answer without calls is: JSON that matches the schema in *text*, found at *place* of the request."""
+
+    text: str
+    place: str
+    strict: bool = False
+
+
 class HeldCalls(msgspec.Struct, frozen=True):
-    """Answers that call *functions* once, or more often with *many*; without *must_call* behind a text, or never."""
+    """Answers that call *functions* once, or more often with *many*.
+
+    Without *must_call* an answer may be *content* instead; where that is None, a text, also before the calls.
+    """
 
     functions: list[HeldFunction]
     tokens: ToolCallTokens
     must_call: bool
     many: bool
+    content: HeldContent | None = None
 
 
 def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], Held]) -> Held:
@@ -87,8 +99,13 @@ def write_grammar(calls: HeldCalls) -> str:
         several = f"{_tag(tokens.section_begin_id)} call{'+' if calls.many else ''} {_tag(tokens.section_end_id)}"
     else:
         several = 'call ("\\n" call)*' if calls.many else "call"
-    start = several if calls.must_call else f"free | free {several}"
-    return "\n".join([f"start: {start}", "free: /(?s:.*)/", *lines])
+    if calls.content is not None:
+        lines = [f"start: {several} | content", f"content: {_json(json.loads(calls.content.text))}", *lines]
+    elif calls.must_call:
+        lines = [f"start: {several}", *lines]
+    else:
+        lines = [f"start: free | free {several}", "free: /(?s:.*)/", *lines]
+    return "\n".join(lines)
 
 
 def _hermes(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:

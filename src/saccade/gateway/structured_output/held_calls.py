@@ -1,4 +1,4 @@
-"""Calls of tools that an answer is held to: those of `tool_choice`, and those of functions that are `strict`."""
+"""Calls of tools that an answer is held to: those of `tool_choice`, of `strict` functions, and beside a schema."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from saccade.errors import InvalidValue
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.openai.tools import read_choice
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.grammars.tool_calls import HeldCalls, HeldFunction, ToolCallTokens
+from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -18,18 +18,23 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 def with_held_calls(
     constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
 ) -> Constraint | None:
-    """Return what the answer is held to: *constraint*, or calls of *tools*, or nothing.
+    """Return what the answer is held to: *constraint*, or calls of *tools*, or either of them, or nothing.
 
-    Raises InvalidValue where calls and *constraint* would both hold the answer.
+    Raises InvalidValue where calls and a *constraint* that is no JSON would both hold the answer.
     """
     choice = read_choice(request)
     is_strict = any(tool["function"].get("strict") for tool in tools)
-    if tokens is None or not tools or not (choice.must_call or is_strict):
+    is_json = constraint is not None and constraint.kind == "json_schema"
+    if tokens is None or not tools or not (choice.must_call or is_strict or is_json):
         return constraint
     param = "tool_choice" if choice.must_call else "tools"
-    if constraint is not None:
+    if constraint is not None and not is_json:
         other = constraint.param.split(".")[0]
         raise InvalidValue(f"`{param}` and `{other}` cannot both hold the answer; send one of them.", param)
+    # An answer that must call has no content to be held.
+    content = None
+    if constraint is not None and not choice.must_call:
+        content = HeldContent(constraint.text, constraint.param, constraint.strict)
     functions = [
         _held(tool, f"tools[{position}].function.parameters")
         for position, tool in enumerate(tools)
@@ -40,6 +45,7 @@ def with_held_calls(
         tokens,
         must_call=choice.must_call,
         many=request.parallel_tool_calls is not False and choice.name is None,
+        content=content,
     )
     return Constraint("tool_calls", msgspec.json.encode(held).decode(), param)
 

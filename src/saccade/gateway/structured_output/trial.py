@@ -118,7 +118,13 @@ def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
         held = read_parameters(function, calls.tokens, reader.read)
         dropped += held.dropped
         functions.append(msgspec.structs.replace(function, parameters=held.schema))
-    calls = msgspec.structs.replace(calls, functions=functions)
+    content = calls.content
+    if content is not None:
+        reader = SchemaReader(content.place, content.strict, lambda schema: _compiles(vocabulary, schema))
+        held = reader.read(content.text)
+        dropped += held.dropped
+        content = msgspec.structs.replace(content, text=msgspec.json.encode(held.schema).decode())
+    calls = msgspec.structs.replace(calls, functions=functions, content=content)
     tried = msgspec.structs.replace(calls, tokens=calls.tokens.renumbered(FIRST_TAG_ID))
     try:
         compile_grammar(vocabulary, Grammar("lark", write_grammar(tried)))

@@ -1,0 +1,65 @@
+"""What holds an answer whose request has tools, a schema, or both. F13"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from saccade.errors import InvalidValue
+from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.structured_output.constraint import Constraint
+from saccade.gateway.structured_output.held_calls import with_held_calls
+from saccade.grammars.tool_calls import HeldCalls, HeldContent, ToolCallTokens
+
+TOKENS = ToolCallTokens("hermes", 1, 2)
+SCHEMA = Constraint("json_schema", '{"type":"object"}', "response_format.json_schema.schema", strict=True)
+CHOICE = Constraint("regex", "a|b", "guided_choice")
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def held(constraint: Constraint | None, *tools: Any, **fields: Any) -> Constraint | None:
+    request = ChatRequest(model="m", messages=[], tools=list(tools), **fields)
+    return with_held_calls(constraint, request, tools, TOKENS)
+
+
+def calls(constraint: Constraint | None) -> HeldCalls:
+    assert constraint is not None
+    assert constraint.kind == "tool_calls"
+    return msgspec.json.decode(constraint.text, type=HeldCalls)
+
+
+def test_tools_that_nothing_holds() -> None:
+    assert held(None, tool()) is None
+    assert held(SCHEMA) == SCHEMA
+    assert held(CHOICE, tool()) == CHOICE
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_schema_beside_tools_is_one_of_two(strict: bool) -> None:
+    found = calls(held(SCHEMA, tool(strict=strict)))
+    assert found.content == HeldContent(SCHEMA.text, SCHEMA.param, strict=True)
+    assert (found.must_call, found.functions[0].strict) == (False, strict)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_schema_has_no_effect_where_a_call_must_come(choice: Any) -> None:
+    found = calls(held(SCHEMA, tool(), tool_choice=choice))
+    assert (found.must_call, found.content) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "function", "param"),
+    [
+        ({"tool_choice": "required"}, {}, "tool_choice"),
+        ({"tool_choice": NAMED}, {}, "tool_choice"),
+        ({}, {"strict": True}, "tools"),
+    ],
+)
+def test_other_grammars_hold_alone(fields: dict[str, Any], function: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidValue, match=r"`guided_choice` cannot both hold") as raised:
+        held(CHOICE, tool(**function), **fields)
+    assert raised.value.param == param
