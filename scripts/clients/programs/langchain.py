@@ -31,11 +31,10 @@ OPENAI_PART = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
 LANGCHAIN_PART = {"type": "image", "base64": PICTURE_DATA, "mime_type": "image/png"}
 
 
-def chat_model(target: Target) -> Any:
+def chat_model(target: Target, **options: Any) -> Any:
     """The client of a server."""
-    return ChatOpenAI(
-        model=target.model, base_url=target.url, api_key="none", max_retries=0, max_completion_tokens=MAX_TOKENS
-    )
+    asked: dict[str, Any] = {"model": target.model, "max_completion_tokens": MAX_TOKENS, **options}
+    return ChatOpenAI(base_url=target.url, api_key="none", max_retries=0, **asked)
 
 
 def question(part: dict[str, Any]) -> HumanMessage:
@@ -81,6 +80,15 @@ def structured(method: str) -> None:
     expect(type(asked.invoke([question(OPENAI_PART)])), Card)
 
 
+def responses() -> None:
+    """The picture, and a required call, over Responses."""
+    answer = chat_model(READER, use_responses_api=True).invoke([question(LANGCHAIN_PART)])
+    expect(answer.text, PICTURE_SAYS)
+    bound = chat_model(CALLER, use_responses_api=True).bind_tools([turn], tool_choice="required")
+    for call in bound.invoke([question(OPENAI_PART)]).tool_calls:
+        expect_call(call["name"], call["args"])
+
+
 tell(
     "LangChain",
     "langchain-openai",
@@ -92,5 +100,6 @@ tell(
         "`bind_tools` in a stream": lambda: bind_tools(True),
         "`with_structured_output`, by JSON schema": lambda: structured("json_schema"),
         "`with_structured_output`, by a tool": lambda: structured("function_calling"),
+        "Responses: a picture, `bind_tools`": responses,
     },
 )

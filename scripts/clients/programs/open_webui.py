@@ -102,6 +102,26 @@ async def tool() -> None:
     expect(len(reasons), 1)
 
 
+async def response() -> None:
+    """A chat over Responses, in events; the picture has no `detail` here either."""
+    content = [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": PICTURE_URL}]
+    body = {
+        "model": READER.model,
+        "input": [{"type": "message", "role": "user", "content": content}],
+        "instructions": "You are a careful reader.",
+        "stream": True,
+        "store": False,
+    }
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as session,
+        session.post(f"{READER.url}/responses", json=body, headers=HEADERS) as answer,
+    ):
+        lines = [line.decode().strip() async for line in answer.content]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    expect("".join(one["delta"] for one in events if one["type"] == "response.output_text.delta"), PICTURE_SAYS)
+    expect(events[-1]["type"], "response.completed")
+
+
 def run(attempt: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """The attempt in a loop of its own."""
     return lambda: asyncio.run(attempt())
@@ -115,5 +135,6 @@ tell(
         "a chat with a picture in a stream": run(chat),
         "a title": run(task),
         "a tool call in a stream, and its result": run(tool),
+        "Responses: a chat with a picture in events": run(response),
     },
 )

@@ -1,4 +1,4 @@
-// openai for Node: chats, streams, tools, structured output. Release 6 is the last that runs on Node 20.
+// openai for Node: chats and Responses, streams, tools, structured output. Release 6 is the last that runs on Node 20.
 
 // /// script
 // dependencies = ["openai@6.49.0", "zod@4.6.7"]
@@ -97,6 +97,20 @@ async function error() {
   throw new Error("temperature 9 was accepted");
 }
 
+async function response() {
+  const content = [
+    { type: "input_image", image_url: url, detail: "auto" },
+    { type: "input_text", text: "What does it say?" },
+  ];
+  const input = [{ role: "user", content }];
+  const first = await reader.responses.create({ model: READER_MODEL, input });
+  expect(first.output_text, PICTURE_SAYS);
+  let text = "";
+  for await (const event of await reader.responses.create({ model: READER_MODEL, input, stream: true }))
+    if (event.type === "response.output_text.delta") text += event.delta;
+  expect(text, PICTURE_SAYS);
+}
+
 const attempts = {
   models,
   "a chat with a picture": chat,
@@ -105,6 +119,7 @@ const attempts = {
   "a named tool call by `.stream()`": toolStream,
   "structured output by `.parse` and zod": parse,
   "the field of an error": error,
+  "Responses: a picture, whole and in events": response,
 };
 for (const [what, attempt] of Object.entries(attempts)) {
   let detail = "";

@@ -1,4 +1,4 @@
-"""openai-python: chats, streams, tools, structured output."""
+"""openai-python: chats and Responses, streams, tools, structured output."""
 
 # /// script
 # dependencies = ["openai==3.54.0"]
@@ -9,8 +9,30 @@ from typing import Annotated, Any, Literal
 
 import openai
 from pydantic import BaseModel, Field
-from questions import CALLER, MAX_TOKENS, MESSAGES, PICTURE_SAYS, READER, TOOL, Target, expect_call
+from questions import (
+    CALLER,
+    MAX_TOKENS,
+    MESSAGES,
+    PICTURE_SAYS,
+    PICTURE_URL,
+    QUESTION,
+    READER,
+    TOOL,
+    Target,
+    expect_call,
+)
 from results import expect, tell
+
+INPUT: list[Any] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": PICTURE_URL, "detail": "auto"},
+            {"type": "input_text", "text": QUESTION},
+        ],
+    }
+]
+"""The question about the picture, as Responses take it."""
 
 
 class Card(BaseModel):
@@ -113,6 +135,43 @@ def parse_tool() -> None:
     expect(type(answer.choices[0].message.tool_calls[0].function.parsed_arguments), Card)
 
 
+def response() -> None:
+    """Ask about the picture, and continue that by its id."""
+    first = client(READER).responses.create(model=READER.model, input=INPUT)
+    expect(first.output_text, PICTURE_SAYS)
+    second = client(READER).responses.create(model=READER.model, input="Again.", previous_response_id=first.id)
+    expect(second.status, "completed")
+    expect(second.usage.input_tokens > first.usage.input_tokens, True)
+
+
+def response_stream() -> None:
+    """The same, in events."""
+    with client(READER).responses.stream(model=READER.model, input=INPUT) as events:
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        expect(text, PICTURE_SAYS, events.get_final_response().output_text)
+
+
+def response_tool() -> None:
+    """A required call, its result, and the answer to it."""
+    asked: dict[str, Any] = {"model": CALLER.model, "tools": [{"type": "function", **TOOL["function"]}]}
+    held = {"tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": MAX_TOKENS}
+    first = client(CALLER).responses.create(input=INPUT, store=False, **held, **asked)
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    expect_call(call.name, json.loads(call.arguments))
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    turns = [*INPUT, *first.output, result]
+    second = client(CALLER).responses.create(input=turns, store=False, max_output_tokens=4, **asked)
+    expect(second.status, "completed", "incomplete")
+
+
+def response_parse() -> None:
+    """A structured answer by a Pydantic model."""
+    parsed = client(CALLER).responses.parse(
+        model=CALLER.model, input=INPUT, text_format=Card, max_output_tokens=MAX_TOKENS
+    )
+    expect(type(parsed.output_parsed), Card)
+
+
 tell(
     "openai-python",
     "openai",
@@ -126,5 +185,9 @@ tell(
         "a named tool call in a stream": tool_stream,
         "structured output by `.parse`": parse,
         "a tool call by `.parse`": parse_tool,
+        "Responses: a picture, continued by its id": response,
+        "Responses: the same in events": response_stream,
+        "Responses: a required tool call, and its result": response_tool,
+        "Responses: structured output by `.parse`": response_parse,
     },
 )
