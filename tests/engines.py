@@ -101,6 +101,7 @@ def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start
         grid=shape.grid,
         spans=(Span(start, shape.num_tokens),),
         pixel_shape=shape.pixel_shape,
+        seconds_per_group=shape.seconds_per_group,
         inline=pixels,
     )
 

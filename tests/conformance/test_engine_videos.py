@@ -1,5 +1,6 @@
 """Videos through the engine, beside pictures and text: logits and greedy ids against the oracles. B5"""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ CASES = [
     for name in PROMPTS
     for chunk in CHUNKS
 ]
-VIDEO_NETWORKS = ("qwen2_vl",)
+VIDEO_NETWORKS = ("qwen2_vl", "qwen2_5_vl")
 
 
 @pytest.fixture(scope="module", params=VIDEO_NETWORKS)
@@ -77,6 +78,9 @@ def test_a_pictures_grid_has_one_frame(folder: Path) -> None:
         {"modality": "image"},
         {"grid": (0, *item.grid[1:])},
         {"pixel_shape": (item.pixel_shape[0], item.pixel_shape[1] // 2)},
+        {"seconds_per_group": 0.0},
+        {"seconds_per_group": math.nan},
+        {"seconds_per_group": 1e7},
     ):
         changed = msgspec.structs.replace(asked, media=(msgspec.structs.replace(item, **wrong),))
         with pytest.raises(InvalidValue):

@@ -20,6 +20,7 @@ from saccade.models.facts import Grid, KvSpec, Latent, Paged, Recurrent, Size
 from saccade.models.positions import MultimodalPositions
 from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.protocol.description import ModelFiles
+from saccade.protocol.media import MediaItem
 
 E, Q, K, D, W, R, V = 32, 4, 2, 8, 12, 4, 67
 DECAY = 0.9
@@ -50,7 +51,10 @@ class Facts:
     def square_grid(self, max_patches: int) -> Grid:
         return 1, 0, 0
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
+        return None
+
+    def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
         return MultimodalPositions([])
 
 

@@ -65,18 +65,18 @@ def test_normalisation_is_bit_equal(network: Any) -> None:  # F4
 def test_positions_equal_the_reference(network: Any, oracle: QwenOracle) -> None:  # B5, [eng] 1
     draw = np.random.default_rng(0)
     for _ in range(20):
-        ids, spans, grids = [0], [], []
+        ids, media, grids = [0], [], []
         for _ in range(draw.integers(1, 4)):
             ids += [0] * draw.integers(1, 6)
             grid = (1, 2 * int(draw.integers(1, 7)), 2 * int(draw.integers(1, 7)))
-            spans.append((len(ids), grid))
+            media.append(engines.picture(grid, 0, start=len(ids)))
             grids.append(grid)
             ids += [oracle.placeholder] * (grid[1] * grid[2] // 4)
         ids += [0] * draw.integers(0, 4)
         tensor = torch.tensor([ids])
         types = (tensor == oracle.placeholder).int()
         expected, delta = oracle.model.model.get_rope_index(tensor, types, torch.tensor(grids))
-        positions = network.facts.positions(spans)
+        positions = network.facts.positions(media)
         assert np.array_equal(positions.slice(0, len(ids)), expected[:, 0].numpy())
         assert positions.delta == delta.item()
 

@@ -59,6 +59,17 @@ def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int)
 
 
 @torch.inference_mode()
+def test_windows_lie_within_a_group_of_frames(network: Callable[[str], Any]) -> None:
+    grids, backend = [(3, 10, 14), (2, 8, 8)], RecordingBackend()
+    items = [MediaShape(grid, modality="video") for grid in grids]
+    metadata, counts = network("qwen2_5_vl").prepare(items, backend)
+    network("qwen2_5_vl").encode(torch.zeros((3 * 140 + 2 * 64) * 1176, dtype=torch.uint8), metadata)
+    assert counts == [105, 32]
+    windows, frames = (64, 48, 16, 12) * 3 + (64,) * 2, (140,) * 3 + (64,) * 2
+    assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]
+
+
+@torch.inference_mode()
 def test_windows_and_frames_have_their_own_metadata(network: Callable[[str], Any]) -> None:  # C1
     grids, backend = [(1, 10, 14), (1, 16, 8)], RecordingBackend()
     metadata, _ = network("qwen2_5_vl").prepare([MediaShape(grid) for grid in grids], backend)

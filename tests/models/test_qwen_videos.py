@@ -25,6 +25,7 @@ CLIP = {
 SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
 FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}),
+    "qwen2_5_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}),
 }
 """The reference's class, and the picture processor's settings that hold for videos too."""
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.models.positions import MultimodalPositions
+from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.nn.backends import load_backend
 from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.ops import rotary_pairs
@@ -14,7 +14,7 @@ from saccade.nn.rope import chunked_axes, cos_sin, cos_sin_pairs, interleaved_ax
 
 
 def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
-    positions = MultimodalPositions([(2, (1, 3, 4))]).slice(0, 16)
+    positions = MultimodalPositions([GridSpan(2, (1, 3, 4))]).slice(0, 16)
     assert positions[:, :2].tolist() == [[0, 1]] * 3
     assert positions[0, 2:14].tolist() == [2] * 12
     assert positions[1, 2:14].tolist() == [2] * 4 + [3] * 4 + [4] * 4
@@ -23,7 +23,7 @@ def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
 
 
 def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in a picture
-    positions = MultimodalPositions([(2, (1, 3, 4))])
+    positions = MultimodalPositions([GridSpan(2, (1, 3, 4))])
     assert positions.slice(14, 17).tolist() == [[6, 7, 8]] * 3
     assert positions.delta == 6 - 14
 
@@ -31,13 +31,15 @@ def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt 
 SPANS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), max_size=4)
 
 
-@given(SPANS, st.integers(0, 60), st.integers(1, 60))
-def test_any_slice_equals_the_whole(parts: list[tuple[int, int, int, int]], start: int, length: int) -> None:
+@given(SPANS, st.floats(0.01, 5), st.integers(0, 60), st.integers(1, 60))
+def test_any_slice_equals_the_whole(
+    parts: list[tuple[int, int, int, int]], step: float, start: int, length: int
+) -> None:
     spans, index = [], 0
     for text, *grid in parts:
-        spans.append((index + text, tuple(grid)))
+        spans.append(GridSpan(index + text, tuple(grid), step))  # type: ignore[arg-type]
         index += text + int(np.prod(grid))
-    positions = MultimodalPositions(spans)  # type: ignore[arg-type]
+    positions = MultimodalPositions(spans)
     whole = positions.slice(0, 120 + index)
     assert np.array_equal(positions.slice(start, start + length), whole[:, start : start + length])
     assert np.array_equal(whole[:, index:], np.tile(np.arange(index, 120 + index) + positions.delta, (3, 1)))
@@ -55,7 +57,7 @@ def test_chunked_axes() -> None:
 
 
 def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more frames than a picture has
-    positions = MultimodalPositions([(1, (3, 1, 2)), (9, (2, 2, 1))])
+    positions = MultimodalPositions([GridSpan(1, (3, 1, 2)), GridSpan(9, (2, 2, 1))])
     assert positions.slice(0, 14).tolist() == [
         [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8],
         [0, 1, 1, 1, 1, 1, 1, 4, 5, 6, 7, 6, 7, 8],

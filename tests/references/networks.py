@@ -59,8 +59,14 @@ class QwenOracle:
             if items := [item for item in asked.media if item.modality == modality]:
                 inputs[pixels] = torch.cat([self.pixel_values(item) for item in items])
                 inputs[grid] = torch.tensor([item.grid for item in items])
+        if seconds := [item.seconds_per_group for item in asked.media if item.modality == "video"]:
+            inputs |= self.times(seconds)
         self.model.model.rope_deltas = None
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def times(self, seconds_per_group: Sequence[float | None]) -> dict[str, torch.Tensor]:
+        """Return what the network gets of videos' times: nothing."""
+        return {}
 
     def pixel_values(self, item: MediaItem) -> torch.Tensor:
         """Return normalised patches [P, 3 * frames * patch * patch]."""
@@ -71,6 +77,13 @@ class QwenOracle:
             torch.tensor(self._preprocessor[key]).view(3, 1, 1, 1) * 255 for key in ("image_mean", "image_std")
         )
         return ((patches.expand(-1, -1, frames, -1, -1).float() - mean) / std).flatten(1)
+
+
+class TimedOracle(QwenOracle):
+    """A network whose positions of videos are seconds."""
+
+    def times(self, seconds_per_group: Sequence[float | None]) -> dict[str, torch.Tensor]:
+        return {"second_per_grid_ts": torch.tensor(seconds_per_group)}
 
 
 class RecurrentOracle(QwenOracle):
@@ -145,7 +158,7 @@ class TilesOracle(LlavaOracle):
 
 ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
     "qwen2_vl": QwenOracle,
-    "qwen2_5_vl": QwenOracle,
+    "qwen2_5_vl": TimedOracle,
     "llava": LlavaOracle,
     "llava_next": LlavaOracle,
     "qwen3_vl": QwenOracle,

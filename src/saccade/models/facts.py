@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from saccade.protocol.media import MediaItem
+
 Grid = tuple[int, int, int]
 Size = tuple[int, int]
 
@@ -88,12 +90,10 @@ KvSpec = Paged | Latent | Recurrent
 class Positions(Protocol):
     """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
 
-    After the prompt, a token's position is its index + *delta*. *allow_split_media*: text may stand between the
-    tokens of one media item.
+    After the prompt, a token's position is its index + *delta*.
     """
 
     delta: int
-    allow_split_media: bool
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions [3, stop - start] of tokens [start, stop)."""
@@ -150,5 +150,8 @@ class ModelFacts(Protocol):
         None if the family has no such pictures for every multiple.
         """
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> Positions:
-        """Return the positions of a sequence whose media start at spans[i][0] and have grids spans[i][1]."""
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
+        """Return the lengths of an item's runs of placeholders, on which positions depend; None if they do not."""
+
+    def positions(self, media: Sequence[MediaItem]) -> Positions:
+        """Return the positions of a sequence that shows *media*, whose spans were checked."""

@@ -1,29 +1,55 @@
 """Positions of tokens: plain, or on three axes as used by the rotary embedding of Qwen's models (M-RoPE). No torch.
 
-Source: transformers, modeling_qwen2_vl.py, get_rope_index.
+Source: transformers, modeling_qwen2_vl.py and modeling_qwen2_5_vl.py, get_rope_index.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 
+class GridSpan(NamedTuple):
+    """Tokens from *start* on show a grid of (time, height, width) tokens.
+
+    On the axis of time, grid points are *time_step* apart, rounded down.
+    """
+
+    start: int
+    grid: tuple[int, int, int]
+    time_step: float = 1.0
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return prod(self.grid)
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        """Positions [time] on the axis of time, from 0. They are computed in float32, as in the reference."""
+        return (np.arange(self.grid[0], dtype=np.float32) * np.float32(self.time_step)).astype(np.int64)
+
+    @property
+    def extent(self) -> int:
+        """The largest position on any axis, plus 1."""
+        return max(int(self.times[-1]) + 1, *self.grid[1:])
+
+
 class _Media(NamedTuple):
-    """Prompt tokens [start, stop) show a grid of (time, height, width) tokens; *base* is its first position."""
+    """Prompt tokens [start, stop) show *span*; *base* is its first position."""
 
     start: int
     stop: int
     base: int
-    grid: tuple[int, int, int]
+    span: GridSpan
 
 
 class PlainPositions:
     """A token's position is its index, on all axes."""
 
     delta = 0
-    allow_split_media = True
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions [3, stop - start] of tokens [start, stop)."""
@@ -33,20 +59,18 @@ class PlainPositions:
 class MultimodalPositions:
     """Positions of a whole sequence, prompt and answer, on three axes.
 
-    Text advances all axes by one per token. A picture's tokens have positions base + their place in the grid, and the
-    text after it continues at the largest used position + 1. After the last picture, position = index + *delta*.
+    Text advances all axes by one per token. The tokens of a picture or video have positions base + their place in the
+    grid, and the text after it continues at the largest used position + 1. After the last one, position = index +
+    *delta*.
     """
 
-    allow_split_media = False
-
-    def __init__(self, spans: Sequence[tuple[int, tuple[int, int, int]]]) -> None:
-        """*spans* are (index of the first token, grid in tokens), in prompt order."""
+    def __init__(self, spans: Sequence[GridSpan]) -> None:
+        """*spans* are in prompt order and do not overlap."""
         self.delta = 0
         self._media: list[_Media] = []
-        for start, (time, height, width) in spans:
-            stop = start + time * height * width
-            self._media.append(_Media(start, stop, start + self.delta, (time, height, width)))
-            self.delta += max(time, height, width) - (stop - start)
+        for span in spans:
+            self._media.append(_Media(span.start, span.start + span.length, span.start + self.delta, span))
+            self.delta += span.extent - span.length
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions [3, stop - start] of tokens [start, stop), which may lie after the prompt."""
@@ -63,8 +87,9 @@ class MultimodalPositions:
                 positions[:, text] = np.arange(cursor, media.start) + (media.base - media.start)
                 cursor = media.start
             end = min(media.stop, stop)
-            index = np.unravel_index(np.arange(cursor - media.start, end - media.start), media.grid)
-            positions[:, cursor - start : end - start] = np.stack(index) + media.base
+            tokens = np.arange(cursor - media.start, end - media.start)
+            time, row, column = np.unravel_index(tokens, media.span.grid)
+            positions[:, cursor - start : end - start] = np.stack((media.span.times[time], row, column)) + media.base
             cursor = end
         positions[:, cursor - start :] = np.arange(cursor, stop) + self.delta
         return positions

@@ -23,7 +23,8 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
     (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts,
     each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
-    *frames* are the indices of a video's frames that the model sees; a picture has none.
+    *frames* are the indices of a video's frames that the model sees, *seconds_per_group* the time from one group of
+    frames to the next; a picture has neither.
     """
 
     resized_height: int
@@ -35,6 +36,7 @@ class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
     original_size: tuple[int, int] | None = None
     prompt: tuple[str | int, ...] = ()
     frames: tuple[int, ...] = ()
+    seconds_per_group: float | None = None
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -60,10 +62,13 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture of a prompt. Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
+    """One picture or video of a prompt.
+
+    Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
 
     *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one,
-    or in families that write text between its views one per view; a video, later, one per frame group.
+    or in families that write text between its views one per view; a video one, or where times stand between its groups
+    of frames, one per group. *seconds_per_group* is the time from one group to the next, where positions need it.
     *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
     """
 
@@ -74,5 +79,6 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     pixel_shape: tuple[int, ...]
     pixel_dtype: str = "uint8"
     original_size: tuple[int, int] | None = None
+    seconds_per_group: float | None = None
     slot: SlotRef | None = None
     inline: bytes | None = None

@@ -141,7 +141,10 @@ class Facts:
     def square_grid(self, max_patches: int) -> Grid:
         return (1, 2, 2)
 
-    def positions(self, spans: Any) -> Positions:
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
+        return (self.item_tokens(grid),)
+
+    def positions(self, media: Any) -> Positions:
         return MultimodalPositions([])
 
 

@@ -21,7 +21,7 @@ class Facts:
     placeholder_of = {"image": PLACEHOLDER}  # noqa: RUF012
     placeholder_token_ids = (PLACEHOLDER,)
 
-    def positions(self, spans: Any) -> MultimodalPositions:
+    def positions(self, media: Any) -> MultimodalPositions:
         """Plain ones."""
         return MultimodalPositions([])
 

@@ -16,7 +16,7 @@ from saccade.engine.executor import batch
 from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.transfer import transfer
-from saccade.models.positions import MultimodalPositions
+from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -32,7 +32,7 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     request = EngineRequest(
         request_id="a", token_ids=list(range(length)), sampling=SamplingParams(max_tokens=9), media=media
     )
-    positions = MultimodalPositions([(span.start, (1, 1, span.length)) for span in spans])
+    positions = MultimodalPositions([GridSpan(span.start, (1, 1, span.length)) for span in spans])
     made = Sequence(0, request, 0, 0, b"", positions)
     made.token_ids += [100 + index for index in range(answer)]
     made.num_computed_tokens = computed

@@ -15,6 +15,9 @@ from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingPar
 MAX_NUM_LOGPROBS = 20
 """The limit of OpenAI's API, and the default limit of vLLM."""
 
+MAX_SECONDS_PER_GROUP = 1_000_000
+"""Of a video's frames: some days. Positions on the axis of time stay far below the largest number."""
+
 
 class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
@@ -35,13 +38,7 @@ class RequestValidator:
             self._check_item(item, request.token_ids, f"media[{index}]")
         self._check_coverage(request)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-        positions = self.facts.positions(sorted((item.spans[0].start, item.grid) for item in request.media))
-        for index, item in enumerate(request.media):
-            if len(item.spans) > 1 and not positions.allow_split_media:
-                raise InvalidValue(
-                    f"A picture of this model has one span of placeholders, not {len(item.spans)}.",
-                    f"media[{index}].spans",
-                )
+        positions = self.facts.positions(request.media)
         root = root_key(self.fingerprint, request.salt)
         return Sequence(connection, request, arrival, seed, root, positions)
 
@@ -91,6 +88,17 @@ class RequestValidator:
         if covered != num_tokens:
             raise InvalidValue(
                 f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
+            )
+        lengths = self.facts.span_lengths(item.grid, item.modality)
+        if lengths is not None and tuple(span.length for span in item.spans) != lengths:
+            raise InvalidValue(
+                f"The placeholders of this item must be {len(lengths)} spans, of {lengths[0]} tokens each.",
+                f"{param}.spans",
+            )
+        if item.seconds_per_group is not None and not 0 < item.seconds_per_group <= MAX_SECONDS_PER_GROUP:
+            raise InvalidValue(
+                f"seconds_per_group must be above 0 and at most {MAX_SECONDS_PER_GROUP}.",
+                f"{param}.seconds_per_group",
             )
         for span in item.spans:
             _check_span(span, token_ids, placeholder, f"{param}.spans")

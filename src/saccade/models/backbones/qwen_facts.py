@@ -1,6 +1,6 @@
 """The facts of Qwen's models for the engine's core. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -10,7 +10,8 @@ from saccade.models.backbones.model_config import integer
 from saccade.models.backbones.qwen_config import TextConfig, TowerConfig
 from saccade.models.backbones.shared_facts import MergedPatchFacts
 from saccade.models.facts import IMAGE, VIDEO, Grid, Size
-from saccade.models.positions import MultimodalPositions
+from saccade.models.positions import GridSpan, MultimodalPositions
+from saccade.protocol.media import MediaItem
 
 Tower = TypeVar("Tower", bound=TowerConfig)
 
@@ -53,7 +54,21 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
         """Return the number of values: for each token, one vector of the last block and of each deepstack block."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size * self.vision.num_features
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> MultimodalPositions:
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
+        """Return that an item's placeholders are one run."""
+        return (self.item_tokens(grid),)
+
+    def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
         """Return positions in which the tokens of a picture or video lie on the merged grid."""
+        return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
+
+    def time_step(self, item: MediaItem) -> float:
+        """Return how far the positions of successive groups of a video's frames are apart."""
+        return 1.0
+
+    def _grid_spans(self, item: MediaItem) -> Iterator[GridSpan]:
         merge = self.vision.merge_size
-        return MultimodalPositions([(start, (t, h // merge, w // merge)) for start, (t, h, w) in spans])
+        frames, rows, columns = item.grid
+        grid = frames // len(item.spans), rows // merge, columns // merge
+        for span in item.spans:
+            yield GridSpan(span.start, grid, self.time_step(item))

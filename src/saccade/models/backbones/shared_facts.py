@@ -48,6 +48,10 @@ class TextFacts:
         """Number of rows of the embedding."""
         return self.text.vocab_size
 
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
+        """Return None: positions do not depend on where an item's placeholders are."""
+        return None
+
     @property
     def max_position_embeddings(self) -> int:
         """The model's longest sequence, in tokens."""

@@ -14,6 +14,7 @@ from saccade.models.facts import Grid, Size
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.protocol.media import MediaItem
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,6 @@ class Facts(MergedPatchFacts):
         """Return the number of values: one vector of the text's width for each token."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
         """Return positions that count all tokens."""
         return PlainPositions()

@@ -16,6 +16,7 @@ from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.protocol.media import MediaItem
 
 MISTRAL: Mapping[str, Any] = MappingProxyType(
     {
@@ -140,7 +141,7 @@ class Facts(TextFacts):
     def padding_grid(self, num_patches: int) -> None:
         """Return None: a picture consists of whole views."""
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
         """Return positions that are the tokens' indices."""
         return PlainPositions()
 

@@ -13,6 +13,7 @@ from saccade.models.backbones.shared_facts import TextFacts
 from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
 from saccade.models.positions import PlainPositions
+from saccade.protocol.media import MediaItem
 
 CROP_PATCHES = CROP // PATCH
 
@@ -82,7 +83,7 @@ class Facts(TextFacts):
         side = max(1, isqrt(max(0, max_patches // CROP_PATCHES**2 - 1))) * CROP_PATCHES
         return 1, side, side
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
         """Return positions that do not depend on pictures."""
         return PlainPositions()
 

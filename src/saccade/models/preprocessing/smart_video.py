@@ -87,6 +87,7 @@ class SmartVideoLayout:
             num_tokens=num_patches // merge**2,
             pixel_shape=(num_patches, CHANNELS * group * patch * patch),
             frames=frames,
+            seconds_per_group=group / (len(frames) / header.num_frames * header.fps),
         )
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm import FAMILY
 from saccade.models.smolvlm.layout import num_views
 from saccade.models.smolvlm.settings import scale, tower
+from saccade.protocol.media import MediaItem
 
 DEFAULT_IMAGE_TOKEN_ID = 128257
 
@@ -80,7 +81,7 @@ class Facts(TextFacts):
     def padding_grid(self, num_patches: int) -> None:
         """Return None: a picture consists of whole views."""
 
-    def positions(self, spans: Sequence[tuple[int, Grid]]) -> PlainPositions:
+    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
         """Return positions that do not depend on pictures."""
         return PlainPositions()
 
