@@ -359,7 +359,7 @@ def test_loopback_is_the_default() -> None:
 def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
     document = gateway.ask("GET", "/openapi.json").json
     assert set(document["paths"]) == {
-        "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/live", "/ready", "/health",
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/live", "/ready", "/health",
         "/ping", "/load", "/metrics", "/version", "/openapi.json", "/v1/messages", "/v1/messages/count_tokens",
         "/v1/responses", "/v1/responses/{response_id}",
     }  # fmt: skip

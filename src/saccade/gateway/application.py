@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.chat import ChatCompletions
+from saccade.gateway.api.completions import Completions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.messages import Messages
 from saccade.gateway.api.responses import Responses
@@ -112,6 +113,7 @@ class Application:
         responses = Responses(config.strict_parameters, _response_store(config))
         apis: dict[str, Api] = {
             "/v1/chat/completions": self._chat,
+            "/v1/completions": Completions(config.strict_parameters),
             "/v1/messages": Messages(config.strict_parameters),
             "/v1/responses": responses,
         }

@@ -1,12 +1,13 @@
 """The way of a request of any API: read the body, generate, and send the answer, whole or as server-sent events.
 
-Each API that answers chats reads its own bodies into a ChatRequest and writes its own answers; all else is here once.
+Each API reads its own bodies into a ChatRequest and writes its own answers; all else is here once. A request with
+several prompts is as many requests to workers, whose answers are written side by side.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -23,6 +24,7 @@ from saccade.gateway.http.middleware import WARNINGS, send_json
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -31,6 +33,8 @@ from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.protocol.output import TokenDelta
+
+T = TypeVar("T")
 
 
 class AnswerWriter(Protocol):
@@ -52,10 +56,22 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True)
 class ReadBody:
-    """A body as a chat, the *warning* for its client, and the *writer* of its answer."""
+    """A body as a chat, the *warning* for its client, and the *writer* of its answer.
+
+    A body without a chat has *prompts* instead, each with the writer of its answer. What these write whole is joined.
+    """
 
     request: ChatRequest
     warning: str
+    writer: AnswerWriter
+    prompts: Sequence[tuple[PlainPrompt, AnswerWriter]] = ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One prompt of a request, and the *writer* of its answer."""
+
+    asked: Asked
     writer: AnswerWriter
 
 
@@ -87,11 +103,11 @@ class Answering:
         self.admission.check(tenant)
         account.begin_request()
         with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
-            asked, writer = await self._read(api, scope, receive, memory, account)
-            if asked.request.stream:
-                await self._stream(asked, writer, scope, receive, send)
+            parts = await self._read(api, scope, receive, memory, account)
+            if parts[0].asked.request.stream:
+                await self._stream(parts, scope, receive, send)
             else:
-                await unless_disconnected(receive, self._answer_whole(asked, writer, send))
+                await unless_disconnected(receive, self._answer_whole(parts, send))
 
     async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
@@ -101,12 +117,12 @@ class Answering:
         tenant = account.tenant.id
         self.admission.check(tenant)
         with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
-            asked, _ = await self._read(api, scope, receive, memory, account)
-            return await self.generation.preview(asked)
+            part, *_ = await self._read(api, scope, receive, memory, account)
+            return await self.generation.preview(part.asked)
 
     async def _read(
         self, api: Api, scope: Scope, receive: Receive, memory: Reservation, account: Account
-    ) -> tuple[Asked, AnswerWriter]:
+    ) -> list[_Part]:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
             read = api.read(body, account.tenant.id)
@@ -115,40 +131,57 @@ class Answering:
                 constraint = read_constraint(read.request)
                 request = without_constraint(read.request)
                 served = self.model_registry.get(request.model)
-                chat = None if is_long(request) else self.prompts.read(served, request)
+                chat = None if read.prompts or is_long(request) else self.prompts.read(served, request)
         with read.writer.names.in_errors():
-            if chat is None:
-                chat = await self.prompts.read_long(served, request)
-            constraint = with_held_calls(constraint, request, chat.tools, served.tool_calls)
+            if chat is not None:
+                chats = [(chat, read.writer)]
+            elif read.prompts:
+                chats = [(await self.prompts.read_plain(served, request, one), writer) for one, writer in read.prompts]
+            else:
+                chats = [(await self.prompts.read_long(served, request), read.writer)]
+            constraint = with_held_calls(constraint, request, chats[0][0].tools, served.tool_calls)
             # From here on only the chat is kept, which is as long as the body at most.
             memory.keep(memory.num_bytes // COPIES)
             request = msgspec.structs.replace(request, messages=[])
             held = None if constraint is None else await self.grammars.of(constraint)
         if held is not None and held.warning:
             scope[WARNINGS] = "; ".join(filter(None, (read.warning, held.warning)))
-        return Asked(request, chat, served, account, memory, held), read.writer
+        return [_Part(Asked(request, chat, served, account, memory, held), writer) for chat, writer in chats]
 
-    async def _stream(self, asked: Asked, writer: AnswerWriter, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, parts: Sequence[_Part], scope: Scope, receive: Receive, send: Send) -> None:
         connection = scope.get(CONNECTION)
         is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
-        with self.memory.reservation(asked.memory.client) as unread:
+        with self.memory.reservation(parts[0].asked.memory.client) as unread:
             async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
-                await unless_disconnected(receive, self._answer_in_events(asked, writer, stream), stream.keep_alive())
+                await unless_disconnected(receive, self._answer_in_events(parts, stream), stream.keep_alive())
 
-    async def _answer_in_events(self, asked: Asked, writer: AnswerWriter, stream: EventStream) -> None:
-        async def generate() -> None:
-            with writer.names.in_errors():
-                async with self.generation.answer(asked) as (answer, deltas):
-                    await writer.stream(stream, answer, deltas)
+    async def _answer_in_events(self, parts: Sequence[_Part], stream: EventStream) -> None:
+        async def generate(part: _Part) -> None:
+            with part.writer.names.in_errors():
+                async with self.generation.answer(part.asked) as (answer, deltas):
+                    await part.writer.stream(stream, answer, deltas)
 
-        await report_errors(stream, generate(), writer.failure)
+        await report_errors(stream, side_by_side(map(generate, parts)), parts[0].writer.failure)
         await stream.flush()
 
-    async def _answer_whole(self, asked: Asked, writer: AnswerWriter, send: Send) -> None:
-        with writer.names.in_errors():
-            async with self.generation.answer(asked) as (answer, deltas):
-                body = await writer.whole(answer, deltas)
-        await send_json(send, 200, body)
+    async def _answer_whole(self, parts: Sequence[_Part], send: Send) -> None:
+        async def generate(part: _Part) -> bytes:
+            with part.writer.names.in_errors():
+                async with self.generation.answer(part.asked) as (answer, deltas):
+                    return await part.writer.whole(answer, deltas)
+
+        await send_json(send, 200, b"".join(await side_by_side(map(generate, parts))))
+
+
+async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run *works* and return their results. The first error ends all."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def unless_disconnected(

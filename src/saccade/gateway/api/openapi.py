@@ -16,12 +16,14 @@ from saccade.gateway.openai.answers import (
     ModelList,
     TokenizeAnswer,
 )
+from saccade.gateway.openai.completions import Completion, CompletionRequest
 from saccade.gateway.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
 from saccade.gateway.responses.answers import DeletedResponse, Response
 from saccade.gateway.responses.requests import ResponseRequest
 
 BODIES = (
-    ChatRequest, ChatCompletion, TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
+    ChatRequest, ChatCompletion, CompletionRequest, Completion,
+    TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
     ModelList, ModelCard, ErrorAnswer, MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
     ResponseRequest, Response, DeletedResponse,
 )  # fmt: skip
@@ -69,6 +71,7 @@ def describe(models: Sequence[str] = ()) -> dict[str, Any]:
 def _paths(models: Sequence[str]) -> dict[str, Any]:
     chat = _answered("Answer a chat", ChatRequest, ChatCompletion)
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
+    completion = _answered("Answer prompts that are no chats", CompletionRequest, Completion)
     messages = _answered("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
     kept = {
         "get": _get("A response that is kept", _json(Response), 400, 404),
@@ -78,6 +81,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
     count = _post("Count the tokens of a chat", CountRequest, CountAnswer, MessagesError)
     return {
         "/v1/chat/completions": {"post": chat},
+        "/v1/completions": {"post": completion},
         "/v1/messages": {"post": messages},
         "/v1/messages/count_tokens": {"post": count},
         "/v1/responses": {"post": _answered("Answer a chat, or continue one", ResponseRequest, Response)},

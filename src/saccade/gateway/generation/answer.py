@@ -10,30 +10,30 @@ from saccade.gateway.fleet.worker import Answering
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.http.access_log import line_of_request
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import Account
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
-from saccade.tokenization.chat_template import Tool
 
 
 class Answer:
-    """The answer to *request*, which may call *tools*; *account* pays for it. Its clock starts when it is made, before
-    the prompt is prepared.
+    """The answer to *chat*, by the parameters of *request*; *account* pays for it. Its clock starts when it is made,
+    before the prompt is prepared.
 
     A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
     before chunks().
     """
 
     def __init__(
-        self, request: ChatRequest, served: ServedModel, metrics: Metrics, tools: Sequence[Tool], account: Account
+        self, request: ChatRequest, chat: Chat, served: ServedModel, metrics: Metrics, account: Account
     ) -> None:
         self.request = request
         self.served = served
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.choices = choices_of(request, served, tools)
+        self.choices = choices_of(request, chat, served)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self._worker: Answering | None = None
@@ -156,8 +156,10 @@ class Answer:
         line.id = self.id
         line.model = self.served.name
         line.worker = worker
-        line.prompt_tokens = len(self.prompt_token_ids)
-        line.cached_tokens = self._num_cached_tokens
-        line.completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        line.finish_reasons = reasons
+        # A request may have several prompts, each with an answer.
+        line.prompt_tokens = (line.prompt_tokens or 0) + len(self.prompt_token_ids)
+        line.cached_tokens = (line.cached_tokens or 0) + self._num_cached_tokens
+        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        line.completion_tokens = (line.completion_tokens or 0) + num_tokens
+        line.finish_reasons = [*(line.finish_reasons or ()), *reasons]
         line.ttft_seconds = None if self._ttft_seconds is None else round(self._ttft_seconds, 4)

@@ -11,6 +11,7 @@ from saccade.gateway.generation.reasoning import Reasoning
 from saccade.gateway.generation.sampling import text_rules
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall, Piece, Separator, ToolCallReader
 from saccade.gateway.openai.answers import ChoiceLogprobs
+from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
@@ -180,8 +181,11 @@ class GeneratedChoice:
         return num_others
 
 
-def choices_of(request: ChatRequest, served: ServedModel, tools: Sequence[Tool] = ()) -> list[GeneratedChoice]:
-    """Return the choices that *request* asks for, before their first tokens; *tools* are those that they may call."""
+def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[GeneratedChoice]:
+    """Return the choices that *request* asks for, before their first tokens.
+
+    They may call the tools of *chat*. The answer to a plain prompt is text all through, reasoning or not.
+    """
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:
         hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
@@ -189,11 +193,11 @@ def choices_of(request: ChatRequest, served: ServedModel, tools: Sequence[Tool] 
     return [
         GeneratedChoice(
             index,
-            Detokenizer(served.tokenizer, rules, continues=bool(request.continue_final_message)),
+            Detokenizer(served.tokenizer, rules, continues=chat.continues),
             hidden_ids,
-            _reasoning(request, served, rules),
+            _reasoning(request, served, rules) if chat.plain is None else None,
             _record(request, served),
-            _tool_calls(request, served, tools),
+            _tool_calls(request, served, chat.tools),
         )
         for index in range(request.n or 1)
     ]

@@ -60,7 +60,7 @@ class Generation:
         served = asked.served
         async with contextlib.AsyncExitStack() as held:
             # The answer's clock starts here, so that its ttft includes the preparation.
-            answer = Answer(asked.request, served, self.metrics, asked.chat.tools, asked.account)
+            answer = Answer(asked.request, asked.chat, served, self.metrics, asked.account)
             held.enter_context(answer)
             with self.metrics.stage("prepare"):
                 salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)

@@ -104,7 +104,7 @@ class EventStream:
 
 
 async def report_errors(
-    stream: EventStream, work: Coroutine[Any, Any, None], event: Callable[[SaccadeError], bytes]
+    stream: EventStream, work: Coroutine[Any, Any, object], event: Callable[[SaccadeError], bytes]
 ) -> None:
     """Run *work*; an error after the stream began becomes its last *event*. An earlier one is raised."""
     try:

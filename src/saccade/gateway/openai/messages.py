@@ -60,8 +60,17 @@ class PictureSource:
 
 
 @dataclass(frozen=True)
+class PlainPrompt:
+    """A prompt that no template renders, in *field* of a request: text, all of which stays text, or token ids."""
+
+    content: str | list[int]
+    field: str
+
+
+@dataclass(frozen=True)
 class Chat:
-    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image".
+    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image". Or the token ids
+    of a *plain* prompt, which no template renders.
 
     *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
     *continues*, its prompt ends behind the text of the last message. *template* renders it instead of the model's own.
@@ -75,6 +84,12 @@ class Chat:
     tools: tuple[Tool, ...] = ()
     continues: bool = False
     template: ChatTemplate | None = None
+    plain: list[int] | None = None
+
+    @classmethod
+    def of_plain(cls, token_ids: list[int]) -> "Chat":
+        """Return the ids of a plain prompt in place of messages; the answer goes on with its text."""
+        return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
 
     @property
     def uses_tools(self) -> bool:

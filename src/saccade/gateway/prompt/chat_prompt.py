@@ -26,6 +26,8 @@ def why_not_as_chat(
     """
     if chat.uses_tools:
         return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
+    if chat.plain is not None:
+        return UnsupportedParameter("This model's workers take chats only.", "prompt")
     if chat.template is not None:
         return UnsupportedParameter("`chat_template` is not served by this model's workers.", "chat_template")
     if chat.continues or not chat.add_generation_prompt:

@@ -6,10 +6,11 @@ picture's tokens are counted by its header alone, so a refusal costs little: no 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from saccade.errors import ContextLengthExceeded, RequestError, TooManyImages, UnsupportedParameter
+from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.limits.work_threads import WorkThreads
-from saccade.gateway.openai.messages import Chat, num_characters, read_chat
+from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
 from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
@@ -69,6 +70,20 @@ class PromptDrafter:
         """Do what read() does in a thread, for a request that `is_long`."""
         return await self.threads.run(True, 0, lambda: self.read(served, request))
 
+    async def read_plain(self, served: ServedModel, request: ChatRequest, prompt: PlainPrompt) -> Chat:
+        """Return the ids of *prompt* in place of a chat. Raises RequestError, among others for one that is too long."""
+        long = len(prompt.content) > THREAD_FROM_CHARACTERS
+        with self.metrics.stage("tokenize"):
+            encode = partial(_plain_token_ids, served, request, prompt)
+            token_ids = await self._encode(long, 0, encode, prompt.field)
+        if not token_ids:
+            raise InvalidValue(f"`{prompt.field}` has no tokens; this model needs one at least.", prompt.field)
+        # Of several prompts, one that does not fit is refused before the others are answered.
+        if len(token_ids) + _num_completion(request) > served.max_model_len:
+            field = "max_tokens" if len(token_ids) < served.max_model_len else prompt.field
+            raise ContextLengthExceeded.of(served.max_model_len, len(token_ids), _num_completion(request), field)
+        return Chat.of_plain(token_ids)
+
     async def draft(
         self,
         served: ServedModel,
@@ -84,6 +99,8 @@ class PromptDrafter:
         The encoded pictures have *num_picture_bytes* together. With *as_vllm_chat* the ids are those that vLLM makes of
         the chat. Raises RequestError, naming the field.
         """
+        if chat.plain is not None:
+            return Draft(chat.plain)
         encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
@@ -157,6 +174,27 @@ def render(served: ServedModel, chat: Chat) -> list[Segment]:
 def template_of(served: ServedModel, chat: Chat) -> ChatTemplate:
     """Return the template that renders *chat*."""
     return chat.template or served.template
+
+
+def _plain_token_ids(served: ServedModel, request: ChatRequest, prompt: PlainPrompt) -> list[int]:
+    """Return the token ids of *prompt*. Raises ContextLengthExceeded for a text that cannot fit, and InvalidValue."""
+    content, field = prompt.content, prompt.field
+    if isinstance(content, str):
+        least = served.tokenizer.text_bound.least_tokens(content)
+        if least > served.max_model_len:
+            raise ContextLengthExceeded.of(served.max_model_len, least, _num_completion(request), field, at_least=True)
+        return served.tokenizer.encode_text(content)
+    if (largest := max(content, default=0)) >= served.tokenizer.num_tokens:
+        raise InvalidValue(
+            f"`{field}` has the token {largest}; this model's tokens end at {served.tokenizer.num_tokens - 1}.", field
+        )
+    if served.placeholder_token_id in content:
+        raise InvalidValue(
+            f"`{field}` has the token {served.placeholder_token_id}, which stands for pictures; send pictures to "
+            "/v1/chat/completions.",
+            field,
+        )
+    return content
 
 
 def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest, served: ServedModel) -> None:

@@ -1,0 +1,278 @@
+"""POST /v1/completions: how its bodies are read and its answers written."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from operator import add
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from saccade.errors import SaccadeError
+from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.generation.answer import Answer
+from saccade.gateway.generation.choice import GeneratedChoice
+from saccade.gateway.generation.choice_logprobs import choice_logprobs, prompt_logprobs
+from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.middleware import encode_error
+from saccade.gateway.openai.answers import (
+    CompletionTokensDetails,
+    PromptLogprob,
+    PromptTokensDetails,
+    TokenLogprobs,
+    Usage,
+)
+from saccade.gateway.openai.completions import (
+    AskedCompletion,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    parse_completion,
+)
+from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.openai.messages import PlainPrompt
+from saccade.protocol.output import TokenDelta
+from saccade.tokenization.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Completions:
+    """OpenAI's completions."""
+
+    strict_parameters: bool
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the prompts in *body*. Raises RequestError that names the field."""
+        asked, warning = parse_completion(body, self.strict_parameters)
+        joined = _JoinedAnswers(asked)
+        writers = [CompletionWriter(joined, index, prompt) for index, prompt in enumerate(asked.prompts)]
+        return ReadBody(asked.request, warning, writers[0], list(zip(asked.prompts, writers, strict=True)))
+
+
+class _JoinedAnswers:
+    """The answers to all prompts of one request, which are one object or one stream."""
+
+    def __init__(self, asked: AskedCompletion) -> None:
+        self.asked = asked
+        self._num_open = len(asked.prompts)
+        self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
+        self._choices: list[CompletionChoice] = []
+        self._template: Completion | None = None
+        options = asked.request.stream_options
+        self._ends_with_usage = options is not None and bool(options.include_usage)
+
+    def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
+        """Take one *answer*; return the object of all with the last one, nothing before."""
+        self._choices += choices
+        if not self._end(answer):
+            return b""
+        ordered = sorted(self._choices, key=lambda choice: choice.index)
+        template = self._begun(answer)
+        return msgspec.json.encode(msgspec.structs.replace(template, choices=ordered, usage=self._usage))
+
+    def event(self, answer: Answer, choice: CompletionChoice) -> bytes:
+        """Return the event for a piece of *answer*."""
+        template = self._begun(answer)
+        if self._ends_with_usage:
+            template = msgspec.structs.replace(template, usage=None)
+        return _event(msgspec.structs.replace(template, choices=[choice]))
+
+    def end(self, answer: Answer) -> bytes:
+        """End one *answer*; return the last events with the last one, nothing before."""
+        if not self._end(answer):
+            return b""
+        usage = msgspec.structs.replace(self._begun(answer), usage=self._usage)
+        return (_event(usage) if self._ends_with_usage else b"") + DONE
+
+    def _begun(self, answer: Answer) -> Completion:
+        """Return what all pieces have, which the answer that comes first decides."""
+        if self._template is None:
+            completion_id = answer.id.replace("chatcmpl-", "cmpl-")
+            self._template = Completion(id=completion_id, created=answer.created, model=answer.served.name, choices=[])
+        return self._template
+
+    def _end(self, answer: Answer) -> bool:
+        self._usage = _sum(self._usage, answer.usage)
+        self._num_open -= 1
+        return not self._num_open
+
+
+class CompletionWriter:
+    """Writes the answer to the prompt of that *index*."""
+
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt) -> None:
+        self._joined = joined
+        self._asked = joined.asked
+        self._first_index = index * (joined.asked.request.n or 1)
+        self._prompt = prompt
+        self.names = FieldNames(
+            {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+        )
+
+    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
+        """Return one text_completion object of all prompts, in JSON, or nothing where another prompt's comes later."""
+        texts = [""] * len(answer.choices)
+        async for chunk in answer.chunks(deltas):
+            texts[chunk.choice.index] += chunk.content
+        # The entries of a long prompt take too long for the event loop.
+        prompt = await asyncio.to_thread(self._echoed, answer)
+        choices = [self._whole_choice(answer, choice, texts[choice.index], prompt) for choice in answer.choices]
+        return self._joined.whole(answer, choices)
+
+    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
+        """Send *answer* in events; behind the last prompt's come the usage, if asked for, and [DONE]."""
+        places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
+        pending = self._beginnings(answer) if self._asked.echo or self._asked.token_ids else b""
+        async for chunk in answer.chunks(deltas):
+            choice = chunk.choice
+            if chunk.content or choice.record is not None or choice.finish_reason is not None:
+                logprobs, token_ids = self._record(choice, places[choice.index])
+                piece = CompletionChoice(
+                    chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
+                )
+                await stream.write(pending + self._joined.event(answer, piece))
+                pending = b""
+        if end := self._joined.end(answer):
+            await stream.write(end, more=False)
+
+    def failure(self, error: SaccadeError) -> bytes:
+        """Return the event for *error*, after which no [DONE] comes."""
+        return b"data: " + encode_error(error) + b"\n\n"
+
+    def _whole_choice(self, answer: Answer, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
+        places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
+        logprobs, token_ids = self._record(choice, places)
+        return CompletionChoice(
+            prompt.text + text,
+            self._first_index + choice.index,
+            logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
+            choice.finish_reason,
+            token_ids,
+            answer.prompt_token_ids if self._asked.token_ids else UNSET,
+            UNSET if prompt.ranked is None else prompt.ranked,
+        )
+
+    def _beginnings(self, answer: Answer) -> bytes:
+        """Return the events that begin each choice: with its prompt, as text, ids, or both."""
+        text = self._echoed_text(answer)
+        token_ids = answer.prompt_token_ids if self._asked.token_ids else UNSET
+        pieces = (
+            CompletionChoice(text, self._first_index + choice.index, prompt_token_ids=token_ids)
+            for choice in answer.choices
+        )
+        return b"".join(self._joined.event(answer, piece) for piece in pieces)
+
+    def _record(
+        self, choice: GeneratedChoice, places: "TextPlaces"
+    ) -> tuple[CompletionLogprobs | None, list[int] | UnsetType]:
+        """Return log probabilities and ids of the tokens since the last call, each where the client wants it."""
+        if choice.record is None:
+            return None, UNSET
+        logprobs, token_ids = choice.record.flush()
+        ids = token_ids if isinstance(token_ids, list) else []
+        entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
+        return entries, ids if self._asked.token_ids else UNSET
+
+    def _echoed(self, answer: Answer) -> "_Echoed":
+        tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
+        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._asked.prompt_logprobs else None
+        text = self._echoed_text(answer)
+        if not (self._asked.echo and self._asked.request.logprobs):
+            return _Echoed(text, None, ranked)
+        # The tokenizer's own first token is no part of a text; ids are shown as they came.
+        as_ids = isinstance(self._prompt.content, list)
+        places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
+        entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
+        first = CompletionLogprobs(
+            places[:1], [None], [tokenizer.token_bytes(token_ids[0]).decode(errors="replace")], [None]
+        )
+        return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
+
+    def _echoed_text(self, answer: Answer) -> str:
+        if not self._asked.echo:
+            return ""
+        content = self._prompt.content
+        return content if isinstance(content, str) else answer.served.tokenizer.decode(content)
+
+    @property
+    def _num_top(self) -> int:
+        return self._asked.request.top_logprobs or 0
+
+    @property
+    def _shows_special(self) -> bool:
+        return self._asked.request.skip_special_tokens is False
+
+
+@dataclass(frozen=True)
+class _Echoed:
+    """What whole answers show of their prompt: *ranked* is vLLM's form of its log probabilities."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    ranked: list[dict[str, PromptLogprob] | None] | None
+
+
+class TextPlaces:
+    """Where the tokens of a text begin in it, in characters; the first of them is *num_characters*.
+
+    A token that is not shown, or ends within a character, adds nothing.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, shows_special: bool, num_characters: int = 0, *, continues: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._shows_special = shows_special
+        self._num_characters = num_characters
+        self._stream = tokenizer.stream(continues=continues)
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the places of the next tokens."""
+        places = []
+        for token_id in token_ids:
+            places.append(self._num_characters)
+            if self._shows_special or not self._tokenizer.is_special(token_id):
+                self._num_characters += len(self._stream.push(token_id))
+        return places
+
+
+def _in_text(entries: Sequence[TokenLogprobs], places: list[int], num_top: int) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        places,
+        [entry.logprob for entry in entries],
+        [entry.token for entry in entries],
+        [_likeliest(entry, num_top) for entry in entries],
+    )
+
+
+def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
+    """Return the log probabilities of the likeliest tokens and of the one that stands there, by their text.
+
+    Of tokens with the same text the likeliest counts.
+    """
+    likeliest: dict[str, float] = {}
+    for token in (*entry.top_logprobs[:num_top], entry):
+        likeliest.setdefault(token.token, token.logprob)
+    return likeliest
+
+
+def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(*map(add, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))
+
+
+def _sum(first: Usage, second: Usage) -> Usage:
+    num_cached = first.prompt_tokens_details.cached_tokens + second.prompt_tokens_details.cached_tokens
+    reasoning = first.completion_tokens_details.reasoning_tokens + second.completion_tokens_details.reasoning_tokens
+    return Usage(
+        first.prompt_tokens + second.prompt_tokens,
+        first.completion_tokens + second.completion_tokens,
+        first.total_tokens + second.total_tokens,
+        PromptTokensDetails(num_cached),
+        CompletionTokensDetails(reasoning),
+    )
+
+
+def _event(completion: Completion) -> bytes:
+    return b"data: " + msgspec.json.encode(completion) + b"\n\n"
