@@ -236,7 +236,10 @@ def test_parameters_about_reasoning_set_the_templates_switch(switch: str) -> Non
     refused(InvalidValue, "enable_thinking", "contradict", family=family, reasoning_effort="none", **given)
     kwargs = {"chat_template_kwargs": {switch: False}}
     refused(InvalidValue, "enable_thinking", "contradict", family=family, **given, **kwargs)
-    refused(UnsupportedParameter, "reasoning_effort", family=family, reasoning_effort="low")
+    for effort in ("minimal", "low", "medium", "high", "xhigh"):
+        assert switches(reasoning_effort=effort) == {switch: True}
+    refused(InvalidValue, "enable_thinking", family=family, reasoning_effort="low", enable_thinking=False)
+    refused(InvalidValue, "reasoning_effort", family=family, reasoning_effort="some")
 
 
 MEDIA = [

@@ -160,7 +160,7 @@ def test_wrong_items_are_refused(error: type[RequestError], param: str, given: l
         (UnsupportedParameter, "truncation", {"truncation": "auto"}),
         (UnsupportedParameter, "include", {"include": ["message.output_text.logprobs"]}),
         (UnsupportedParameter, "top_logprobs", {"top_logprobs": 3}),
-        (UnsupportedParameter, "reasoning.effort", {"reasoning": {"effort": "high"}}),
+        (InvalidValue, "reasoning.effort", {"reasoning": {"effort": "some"}}),
         (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search", "name": "w"}]}),
         (InvalidValue, "tools[0].parameters", {"tools": [{**TOOL, "parameters": {"type": "array"}}]}),
         (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
 from saccade.gateway.openai.json_body import parse
 from saccade.gateway.openai.requests import (
+    EFFORTS,
     PICTURE_PART,
     ChatMessage,
     ChatRequest,
@@ -299,17 +300,22 @@ def _unknown_key(key: str, known: str) -> UnsupportedParameter:
 def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
     """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
 
-    With a template that has no such switch, `enable_thinking` and "none" change nothing. Raises UnsupportedParameter
-    for another effort, and InvalidValue where the request contradicts itself.
+    Templates know on and off only, so every effort but "none" is on. With a template that has no such switch,
+    `enable_thinking` and "none" change nothing. Raises UnsupportedParameter for another effort there, and InvalidValue
+    where the request contradicts itself.
     """
     effort = request.reasoning_effort
     switch = next((name for name in THINKING_SWITCHES if name in known), None)
-    if effort is not None and effort != "none":
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidValue(f"`reasoning_effort` must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
+    if effort not in (None, "none") and switch is None:
         raise UnsupportedParameter(
-            '`reasoning_effort`: only "none" is served; leave it out, and the model reasons as it is used to.',
+            '`reasoning_effort`: this model\'s chat template does not turn reasoning on and off; send "none", or leave '
+            "it out.",
             "reasoning_effort",
         )
-    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": None if effort is None else False}
+    wanted_by_effort = None if effort is None else effort != "none"
+    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": wanted_by_effort}
     if switch is None or set(given.values()) == {None}:
         return {}
     given[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)

@@ -37,7 +37,8 @@ PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base
 # Some fields are checked by code, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
-Effort = Annotated[str, Meta(extra_json_schema={"enum": ["none"]})]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
 Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
 PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
