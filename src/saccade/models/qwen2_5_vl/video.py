@@ -22,4 +22,4 @@ class VideoLayout(SmartVideoLayout):
         "max_frames": 768,
         "max_video_tokens": 128_000,
     }
-    """Defaults of the reference processor, Qwen2VLVideoProcessor of transformers 5.23; its `fps` is the release's."""
+    """Defaults of the reference processor for videos (transformers 5.23), but `fps`, which is the release's."""
