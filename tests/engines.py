@@ -20,7 +20,7 @@ from saccade.engine.startup import start
 from saccade.models.family import VideoOptions
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, video_processor
 from saccade.nn.context import RecurrentState
-from saccade.protocol.media import MediaItem, Span, VideoHeader
+from saccade.protocol.media import MediaItem, PictureLayout, Span, VideoHeader
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -99,11 +99,18 @@ def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start
         modality="video",
         content_hash=blake2b(pixels, digest_size=32).digest(),
         grid=shape.grid,
-        spans=(Span(start, shape.num_tokens),),
+        spans=tuple(divided(start, shape)),
         pixel_shape=shape.pixel_shape,
         seconds_per_group=shape.seconds_per_group,
         inline=pixels,
     )
+
+
+def divided(start: int, shape: PictureLayout) -> Iterator[Span]:
+    """The runs of placeholders of an item from *start* on, with room between them for text of two tokens."""
+    for length in [piece for piece in shape.prompt if isinstance(piece, int)] or [shape.num_tokens]:
+        yield Span(start, length)
+        start += length + 2
 
 
 def placeholder_ids(folder: Path) -> Mapping[str, int]:
@@ -139,7 +146,9 @@ def request(
             make = picture if len(part[0]) == 3 else partial(photo if len(part) == 2 else video, folder)
             item = make(*part, start=len(token_ids))
             media.append(item)
-            token_ids += [placeholders[item.modality]] * item.spans[0].length
+            for span in item.spans:
+                token_ids += draw.integers(0, min(500, first), span.start - len(token_ids)).tolist()
+                token_ids += [placeholders[item.modality]] * span.length
     params = SamplingParams(**{"max_tokens": 8, "temperature": 0, **sampling})
     return EngineRequest(request_id=request_id, token_ids=token_ids, sampling=params, media=tuple(media))
 

@@ -1,8 +1,10 @@
 """Frames, layout and patches of videos against the families' reference processors: the same frames, bit for bit."""
 
+import json
 import warnings
 from collections.abc import Mapping
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import clips
@@ -23,42 +25,52 @@ CLIP = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 SIZES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
-FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "qwen2_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}),
-    "qwen2_5_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}),
-}
-"""The reference's class, and the picture processor's settings that hold for videos too."""
-
+HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SAMPLED = {"do_sample_frames": True, "fps": 2.0, "cap_pixels_per_frame": True}
+TOGETHER = {"size": {"shortest_edge": 4096, "longest_edge": 25_165_824}, "cap_pixels_per_frame": False}
+FAMILIES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}, SAMPLED),
+    "qwen2_5_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}, SAMPLED),
+    "qwen3_vl": ("Qwen3VLVideoProcessor", {**SIZES, "patch_size": 16, **HALVES}, TOGETHER),
+}
+"""The reference's class, the picture processor's settings that hold for videos too, and the videos' own."""
+
+TIMED = ("qwen3_vl",)
+"""Families that write times between a video's groups of frames."""
+
 SERVED = clips.served()
 LIMITS = VideoLimits()
 SHAPES = [(64, 48), (65, 49), (1, 90), (320, 240), (640, 481), (1280, 720), (2300, 11)]
 
 
 def layout_of(family: str, **video: Any) -> VideoLayout:
-    _, preprocessor = FAMILIES[family]
+    _, preprocessor, _ = FAMILIES[family]
     return models.load_video_layout(family)({}, preprocessor, video)
 
 
+def reference(family: str, **changed: Any) -> Any:
+    name, preprocessor, videos = FAMILIES[family]
+    return processor(name, json.dumps({**preprocessor, **videos, **changed}))
+
+
 @cache
-def reference(family: str) -> Any:
+def processor(name: str, settings: str) -> Any:
     import_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns about its own deprecations
         import transformers
 
-        name, preprocessor = FAMILIES[family]
-        return getattr(transformers, name)(**preprocessor, **SAMPLED)
+        return getattr(transformers, name)(**json.loads(settings))
 
 
-def expected(family: str, frames: np.ndarray, fps: float, **options: Any) -> Any:
+def expected(family: str, frames: np.ndarray, fps: float, **changed: Any) -> Any:
     """Return what the reference makes of all *frames* of a video."""
     from transformers.video_utils import VideoMetadata
 
     metadata = VideoMetadata(total_num_frames=len(frames), fps=fps)
     video = torch.from_numpy(frames).permute(0, 3, 1, 2)
-    return reference(family)(
-        videos=[video], video_metadata=[metadata], return_metadata=True, return_tensors="pt", **options
+    return reference(family, **changed)(
+        videos=[video], video_metadata=[metadata], return_metadata=True, return_tensors="pt"
     )
 
 
@@ -73,15 +85,32 @@ def normalised(ours: np.ndarray, settings: Mapping[str, Any]) -> torch.Tensor:
     return torch.from_numpy(ours).view(len(ours), 3, -1).float().sub(mean).div(std).flatten(1)
 
 
-def check(family: str, frames: np.ndarray, header: VideoHeader) -> None:
-    subject = layout_of(family)
+def check(family: str, frames: np.ndarray, header: VideoHeader, **changed: Any) -> None:
+    subject = layout_of(family, **changed)
     layout = subject.video(header, subject.settings)
-    made = expected(family, frames, header.fps)
+    made = expected(family, frames, header.fps, **changed)
     assert list(layout.frames) == list(made["video_metadata"][0]["frames_indices"])
     assert list(layout.grid) == made["video_grid_thw"][0].tolist()
     assert layout.num_tokens == int(np.prod(layout.grid)) // 4
     ours = patches(family, frames, layout, subject.settings)
     assert torch.equal(normalised(ours, subject.settings), made["pixel_values_videos"])
+    if family in TIMED:
+        assert written(layout, subject) == reference_text(made)
+
+
+def written(layout: PictureLayout, subject: VideoLayout) -> str:
+    pad = subject.template_tokens[1]
+    return "".join(piece if isinstance(piece, str) else pad * piece for piece in layout.prompt)
+
+
+def reference_text(made: Any) -> str:
+    """What the reference writes for a video; its tokenizer only names the tokens."""
+    from transformers import Qwen3VLProcessor
+
+    itself = Qwen3VLProcessor.__new__(Qwen3VLProcessor)
+    itself.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    itself.vision_start_token, itself.video_token, itself.vision_end_token = layout_of("qwen3_vl").template_tokens
+    return str(itself.replace_video_token(made, 0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,6 +127,18 @@ def test_clips_equal_the_reference(family: str, name: str) -> None:
 def test_drawn_frames_equal_the_reference(family: str, size: tuple[int, int], num_frames: int) -> None:
     frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, *size[::-1], 3), np.uint8)
     check(family, frames, VideoHeader(num_frames, 6.0, *size))
+
+
+@pytest.mark.parametrize("family", TIMED)
+@pytest.mark.parametrize("size", [(64, 48), (31, 20), (1, 90), (1000, 700)], ids=str)
+@pytest.mark.parametrize("num_frames", [2, 5, 30])
+@pytest.mark.parametrize("is_capped", [False, True])
+def test_pixels_of_all_frames_are_limited_together(
+    family: str, size: tuple[int, int], num_frames: int, is_capped: bool
+) -> None:
+    frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, *size[::-1], 3), np.uint8)
+    limits = {"size": {"shortest_edge": 60_000, "longest_edge": 900_000}, "max_video_tokens": 40}
+    check(family, frames, VideoHeader(num_frames, 7.3, *size), **limits, cap_pixels_per_frame=is_capped)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,7 +179,7 @@ def test_options_choose_frames_and_pixels(family: str) -> None:
     with pytest.raises(InvalidValue):
         subject.settings_for(VideoOptions(max_pixels=10))
     every = subject.video(VideoHeader(5, 30.0, 640, 480), subject.settings_for(VideoOptions(num_frames=64)))
-    assert every.frames == (0, 1, 2, 3)[: len(every.frames)]
+    assert every.frames == tuple(range(5 if family in TIMED else 4))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -173,6 +214,12 @@ def test_sides_too_unequal_are_refused(family: str) -> None:
 def test_wrong_settings_name_the_file(wrong: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=r"video_preprocessor_config\.json.*" + next(iter(wrong))):
         layout_of("qwen2_vl", **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"cap_pixels_per_frame": 1}, {"num_frames": 16}, {"patch_size": 14}], ids=str)
+def test_wrong_settings_of_timed_videos_name_the_file(wrong: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=r"video_preprocessor_config\.json.*" + next(iter(wrong))):
+        layout_of("qwen3_vl", **wrong)
 
 
 def test_another_number_of_frames_is_an_error() -> None:

@@ -28,6 +28,13 @@ def reference(name: str, folder: Path) -> Any:
         return AutoModelForImageTextToText.from_config(config).model
 
 
+def divided(one: MediaItem) -> MediaItem:
+    """The same video with three tokens of text before each group but the first."""
+    groups, length = one.grid[0], one.spans[0].length // one.grid[0]
+    starts = range(one.spans[0].start, one.spans[0].start + groups * (length + 3), length + 3)
+    return msgspec.structs.replace(one, spans=tuple(Span(start, length) for start in starts))
+
+
 def item(modality: str, grid: tuple[int, int, int], start: int, seconds: float | None = None) -> MediaItem:
     drawn = engines.picture((1, *grid[1:]), 0, start)
     spans = (Span(start, prod(grid) // 4),)
@@ -76,3 +83,33 @@ def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[
     positions = facts.positions(media)
     assert np.array_equal(positions.slice(0, 243), places)
     assert positions.delta == delta
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl"])
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_between_times(name: str, seed: int, network_folder: Callable[[str], Path]) -> None:
+    """Each group has the positions of a picture, however many there are; the text between them goes on behind it."""
+    folder, draw = network_folder(name), np.random.default_rng(seed)
+    facts = models.load_facts(models.family_of(config_of(folder)), config_of(folder))
+    kinds, media = [TEXT], []
+    for kind in (VIDEO, PICTURE, VIDEO):
+        groups = int(draw.integers(1, 12)) if kind == VIDEO else 1
+        grid = (groups, 2 * int(draw.integers(1, 9)), 2 * int(draw.integers(1, 9)))
+        kinds += [TEXT] * int(draw.integers(0, 5))
+        one = item("video" if kind == VIDEO else "image", grid, len(kinds), 1.0 if kind == VIDEO else None)
+        media.append(divided(one))
+        for span in media[-1].spans:
+            kinds += [TEXT] * (span.start - len(kinds)) + [kind] * span.length
+        kinds.append(TEXT)
+    places, delta = expected(reference(name, folder), kinds, media)
+    positions = facts.positions(media)
+    assert np.array_equal(positions.slice(0, len(kinds)), places)
+    assert positions.delta == delta
+
+
+def test_runs_of_placeholders_are_known(network_folder: Callable[[str], Path]) -> None:
+    config = {name: config_of(network_folder(name)) for name in ("qwen2_5_vl", "qwen3_vl")}
+    facts = {name: models.load_facts(name, one) for name, one in config.items()}
+    assert facts["qwen2_5_vl"].span_lengths((3, 4, 6), "video") == (18,)
+    assert facts["qwen3_vl"].span_lengths((3, 4, 6), "video") == (6, 6, 6)
+    assert facts["qwen3_vl"].span_lengths((1, 4, 6), "image") == (6,)

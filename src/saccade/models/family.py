@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,10 @@ class VideoLayout(Protocol):
 
     settings: Mapping[str, Any]
     """Resolved processor settings as JSON values: part of every video's identity, and the only input of VideoPixels."""
+
+    template_tokens: ClassVar[tuple[str, ...]]
+    """The special tokens that a template writes for a video, one after the other; its placeholders, or the `prompt` of
+    its layout, take the place of all of them."""
 
     def __init__(
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]

@@ -23,6 +23,9 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
     takes_videos: ClassVar[bool] = False
     """Whether the family's videos are served."""
 
+    divides_videos: ClassVar[bool] = False
+    """Whether text stands between the groups of a video's frames, so that each has the positions of a picture."""
+
     text: TextConfig
     vision: Tower
     placeholder_of: Mapping[str, int]
@@ -55,8 +58,9 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size * self.vision.num_features
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
-        """Return that an item's placeholders are one run."""
-        return (self.item_tokens(grid),)
+        """Return the lengths of an item's runs of placeholders: one run, or one for each group of a video's frames."""
+        num_runs = grid[0] if modality == VIDEO and self.divides_videos else 1
+        return (self.item_tokens(grid) // num_runs,) * num_runs
 
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
         """Return positions in which the tokens of a picture or video lie on the merged grid."""

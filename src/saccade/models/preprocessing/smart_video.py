@@ -39,7 +39,9 @@ class SmartVideoLayout:
     patches, where those of videos have none; its limits of pixels do not.
     """
 
+    template_tokens: ClassVar[tuple[str, ...]]
     defaults: ClassVar[Mapping[str, Any]]
+    fixed: ClassVar[Mapping[str, Any]] = FIXED
 
     def __init__(
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
@@ -86,6 +88,7 @@ class SmartVideoLayout:
             grid=(num_groups, rows, columns),
             num_tokens=num_patches // merge**2,
             pixel_shape=(num_patches, CHANNELS * group * patch * patch),
+            prompt=self.prompt(frames, header, settings, rows * columns // merge**2),
             frames=frames,
             seconds_per_group=group / (len(frames) / header.num_frames * header.fps),
         )
@@ -116,8 +119,14 @@ class SmartVideoLayout:
         most = max(share, int(settings["min_pixels"] * FLOOR))
         return smart_resize.resized(header.width, header.height, {**settings, "max_pixels": most})
 
+    def prompt(
+        self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
+    ) -> tuple[str | int, ...]:
+        """Return what stands for the video in the prompt; by default nothing beside its placeholders."""
+        return ()
+
     def _check(self, given: Mapping[str, Any], of_pictures: Mapping[str, Any]) -> None:
-        for key, value in FIXED.items():
+        for key, value in self.fixed.items():
             if given.get(key, value) != value:
                 raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {given[key]!r}.")
         for key in WHOLE:

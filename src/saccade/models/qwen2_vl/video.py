@@ -9,6 +9,7 @@ from saccade.models.preprocessing.smart_video import SmartVideoLayout
 class VideoLayout(SmartVideoLayout):
     """Patches of two frames of 14 x 14, merged 2 x 2 into one token; two frames a second, of 128 to 768 tokens each."""
 
+    template_tokens = ("<|video_pad|>",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 14,
         "temporal_patch_size": 2,

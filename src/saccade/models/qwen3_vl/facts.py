@@ -11,6 +11,9 @@ from saccade.models.backbones.qwen_facts import QwenFacts
 class Facts(QwenFacts[VisionConfig]):
     """models.facts.ModelFacts of a dense model, or of one with experts."""
 
+    takes_videos = True
+    divides_videos = True
+
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Facts":
         """Read config.json. Raises StartupError, naming the key."""

@@ -1,7 +1,12 @@
-"""Convert a decoded picture to the patches of the wire. Runs in a decode process."""
+"""Convert a decoded picture or video to the patches of the wire. Runs in a decode process."""
 
 from saccade.models.preprocessing.merge_pixels import PatchifyPixels
+from saccade.models.preprocessing.video_patches import MergedVideoPixels
 
 
 class Pixels(PatchifyPixels):
     """Patches in merged blocks: uint8 of one frame on Saccade's wire; normalised with two frames on external wires."""
+
+
+class VideoPixels(MergedVideoPixels):
+    """Patches in merged blocks: uint8 of two frames each."""

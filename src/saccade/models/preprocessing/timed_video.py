@@ -1,0 +1,86 @@
+"""Frames, resize rule and prompt of videos whose groups of frames stand in the prompt behind their times. No torch.
+
+Source of the rules: transformers 5.23, video_processing_qwen3_vl.py and processing_qwen3_vl.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from saccade.errors import StartupError
+from saccade.models.preprocessing.smart_video import FLOOR, SmartVideoLayout
+from saccade.protocol.media import VideoHeader
+from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
+
+CAP = "cap_pixels_per_frame"
+
+
+class TimedVideoLayout(SmartVideoLayout):
+    """Layout of a video from its header. Limits of pixels are those of all its frames together.
+
+    *around* are the special tokens before and behind the placeholders of each group.
+    """
+
+    around: ClassVar[tuple[str, str]]
+    fixed: ClassVar[Mapping[str, Any]] = {"num_frames": None}
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None:
+        super().__init__(config, preprocessor, video_preprocessor)
+        if type(self.settings[CAP]) is not bool:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {CAP} must be true or false, not {self.settings[CAP]!r}.")
+
+    def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
+        total = header.num_frames
+        if (wanted := settings.get("num_frames")) is not None:
+            count = min(wanted, total)
+        else:
+            by_rate = int(total / header.fps * settings["fps"])
+            count = min(max(by_rate, settings["min_frames"]), settings["max_frames"], total)
+        # The reference's arithmetic, since its rounding decides where a place lies between two frames.
+        return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
+
+    def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:
+        """Return (height, width) of the resized frames. Python's round half to even is part of the rule."""
+        factor, group = settings["patch_size"] * settings["merge_size"], settings["temporal_patch_size"]
+        count = max(num_frames, group)
+        height, width = header.height, header.width
+        if (side := min(height, width)) < factor:
+            scale = factor / side
+            height, width = int(height * scale), int(width * scale)
+        least, most = settings["min_pixels"], _most(settings, count, factor)
+        rows, columns = round(height / factor), round(width / factor)
+        pixels = round(count / group) * group * rows * columns * factor * factor
+        if pixels > most:
+            shrink = math.sqrt(count * height * width / most)
+            rows = max(1, math.floor(height / shrink / factor))
+            columns = max(1, math.floor(width / shrink / factor))
+        elif pixels < least:
+            grow = math.sqrt(least / (count * height * width))
+            rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
+        return rows * factor, columns * factor
+
+    def prompt(
+        self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
+    ) -> tuple[str | int, ...]:
+        """Return for each group its time, the mean of its first and its last frame's, and its placeholders."""
+        group, (before, behind) = settings["temporal_patch_size"], self.around
+        written: list[str | int] = []
+        for start in range(0, len(frames), group):
+            first, last = frames[start], frames[min(start + group, len(frames)) - 1]
+            seconds = (first / header.fps + last / header.fps) / 2
+            written += [f"<{seconds:.1f} seconds>", before, group_tokens, behind]
+        return tuple(written)
+
+
+def _most(settings: Mapping[str, Any], num_frames: int, factor: int) -> int:
+    """Return the most pixels of all frames together; a cap gives a frame no more than its tokens, or its share."""
+    most = int(settings["max_pixels"])
+    if not settings[CAP]:
+        return most
+    share: int = min(settings["max_video_tokens"] * factor * factor, most // num_frames)
+    return max(share, int(settings["min_pixels"] * FLOOR)) * num_frames
