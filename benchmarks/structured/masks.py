@@ -84,7 +84,8 @@ def _vocabulary() -> Vocabulary:
     tokens = [as_bytes(token) for token, _ in sorted(trained.get_vocab().items(), key=lambda entry: entry[1])]
     special = range(len(tokens), len(tokens) + 26)
     tokens += [b"<special %d>" % token_id for token_id in special]
-    return Vocabulary([*tokens, *[b""] * (NUM_LOGITS - len(tokens))], special, [END_ID])
+    padded = [*tokens, *[b""] * (NUM_LOGITS - len(tokens))]
+    return Vocabulary(padded, special, [END_ID], lambda text: trained.encode(text).ids)
 
 
 def _texts() -> Iterator[str]:

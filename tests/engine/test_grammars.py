@@ -1,6 +1,7 @@
 """Answers that are held to a grammar, whatever else the request asks for. F13"""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 import recordings
+from tokenizers import Tokenizer
 
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
@@ -214,8 +216,22 @@ def test_a_text_never_has_the_token_of_a_tag(subject: Engine, tiny_qwen3_vl: Pat
     added = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())["added_tokens"]
     tag = next(token["id"] for token in added if token["content"] == "<tool_call>")
     bias = {tag: 100.0}
-    text = engines.drain(subject, held(tiny_qwen3_vl, {"const": "<tool_call>"}, logit_bias=bias)).answers["a"]
-    assert tag not in text.token_ids
-    assert json.loads(text_of(text, vocabulary)) == "<tool_call>"
+    for schema in ({"const": "<tool_call>"}, {"type": "string", "maxLength": 40}):
+        text = engines.drain(subject, held(tiny_qwen3_vl, schema, logit_bias=bias)).answers["a"]
+        assert tag not in text.token_ids
+        assert_valid(text, vocabulary, schema)
     itself = engines.drain(subject, held(tiny_qwen3_vl, Grammar("lark", f'start: <[{tag}]> "!"'))).answers["a"]
     assert itself.token_ids[0] == tag
+
+
+def test_text_that_must_come_has_the_models_own_tokens(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary
+) -> None:
+    """Where a grammar leaves no choice, as in a property's name, the answer is divided as the tokenizer divides it."""
+    text = "What is in this image? The description"
+    answer = engines.drain(subject, held(tiny_qwen3_vl, Grammar("regex", re.escape(text)))).answers["a"]
+    tokenizer = Tokenizer.from_file(str(tiny_qwen3_vl / "tokenizer.json"))
+    ids = tokenizer.encode(text).ids
+    assert answer.token_ids[: len(ids)] == ids
+    assert len(ids) < len(text)
+    assert text_of(answer, vocabulary) == text

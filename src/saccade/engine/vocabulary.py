@@ -1,13 +1,17 @@
 """Read the bytes of a model's tokens from its files, for masks of grammars."""
 
+from collections.abc import Sequence
+from functools import partial
+
 from saccade import models
-from saccade.errors import StartupError
+from saccade.errors import InvalidValue, StartupError
 from saccade.grammars.compiler import Vocabulary
 from saccade.models import files
 from saccade.models.generation_defaults import generation_defaults
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from saccade.tokenization.loading import TIKTOKEN, TOKENIZER, TokenizerNeeds, load_tokenizer
+from saccade.tokenization.tokenizer import Tokenizer
 
 
 def has_vocabulary(given: ModelFiles) -> bool:
@@ -23,8 +27,10 @@ def read_vocabulary(given: ModelFiles, vocab_size: int) -> Vocabulary:
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
     tokenizer = load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), needs)
     defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), config)
-    special = [token_id for token_id in range(vocab_size) if tokenizer.is_special(token_id)]
-    # llguidance knows special tokens, and tags, by their names in <>; ids outside the tokenizer have none.
+    # Tags such as <think> and <tool_call> are shown in answers, and yet are no text.
+    tags = frozenset(tokenizer.special_tokens.values())
+    special = [number for number in range(vocab_size) if number in tags or tokenizer.is_special(number)]
+    # llguidance knows special tokens by their names in <>; ids outside the tokenizer have none.
     tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(vocab_size, tokenizer.num_tokens))]
     tokens += [b""] * (vocab_size - len(tokens))
     for token_id in special:
@@ -32,4 +38,12 @@ def read_vocabulary(given: ModelFiles, vocab_size: int) -> Vocabulary:
     ends = [token_id for token_id in defaults.eos_token_ids if token_id < vocab_size]
     if not ends:
         raise StartupError("No token of the model ends an answer, so no answer can be held to a grammar.")
-    return Vocabulary(tokens, special, ends)
+    return Vocabulary(tokens, special, ends, partial(_encode, tokenizer))
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    """Return the ids of *text*; none where its tokens would be special ones."""
+    try:
+        return tokenizer.encode_text(text)
+    except InvalidValue:
+        return ()

@@ -6,7 +6,7 @@ process (gateway.structured_output).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -50,8 +50,9 @@ class Vocabulary:
     """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
 
     *tokens* has the bytes of each token id, empty where an answer never has the token. *special_token_ids* are never
-    part of a grammar's text. Building the LLTokenizer of 150,000 tokens takes 0.7 seconds and holds the interpreter's
-    lock.
+    part of a grammar's text. *encode* divides a text into tokens as the model does: where a grammar allows one text
+    only, such as a property's name, an answer has these tokens; without it, one for each byte. Building the LLTokenizer
+    of 150,000 tokens takes 0.7 seconds and holds the interpreter's lock.
     """
 
     is_tokenizer_wrapper = True
@@ -59,17 +60,40 @@ class Vocabulary:
 
     bos_token_id: int | None = None
 
-    def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
+        encode: Callable[[str], Sequence[int]] = lambda _: (),
+    ) -> None:
         self.tokens = tokens
         self.special_token_ids = special_token_ids
         self.eos_token_ids = eos_token_ids
         self.eos_token_id = eos_token_ids[0]
+        self._encode = encode
         self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return ids whose bytes are *text*; any division into tokens will do for masks."""
+        """Return ids whose bytes are *text*."""
         content = text.encode() if isinstance(text, str) else text
+        # A tokenizer may begin a text with a token of its own, or with a space; it adds none behind a line break.
+        for before in ("", "\n"):
+            found = self._last(self._encode(before + content.decode(errors="replace")), content)
+            if found:
+                return found
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
+
+    def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
+        """Return the last of *token_ids* whose bytes are *content*, none where there are no such."""
+        found, left = list[int](), len(content)
+        for token_id in reversed(token_ids):
+            if left <= 0:
+                break
+            found.append(token_id)
+            left -= len(self.tokens[token_id])
+        found.reverse()
+        return found if b"".join(self.tokens[token_id] for token_id in found) == content else []
 
     def build(self) -> LLTokenizer:
         """Return llguidance's tokenizer."""
