@@ -31,7 +31,7 @@ CASES = [
     for name in PROMPTS
     for chunk in CHUNKS
 ]
-VIDEO_NETWORKS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+VIDEO_NETWORKS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.fixture(scope="module", params=VIDEO_NETWORKS)

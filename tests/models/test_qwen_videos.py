@@ -32,10 +32,11 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}, SAMPLED),
     "qwen2_5_vl": ("Qwen2VLVideoProcessor", {**SIZES, **CLIP}, SAMPLED),
     "qwen3_vl": ("Qwen3VLVideoProcessor", {**SIZES, "patch_size": 16, **HALVES}, TOGETHER),
+    "qwen3_5": ("Qwen3VLVideoProcessor", {**SIZES, "patch_size": 16, **HALVES}, TOGETHER),
 }
 """The reference's class, the picture processor's settings that hold for videos too, and the videos' own."""
 
-TIMED = ("qwen3_vl",)
+TIMED = ("qwen3_vl", "qwen3_5")
 """Families that write times between a video's groups of frames."""
 
 SERVED = clips.served()

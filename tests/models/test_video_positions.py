@@ -85,7 +85,7 @@ def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[
     assert positions.delta == delta
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl"])
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_between_times(name: str, seed: int, network_folder: Callable[[str], Path]) -> None:
     """Each group has the positions of a picture, however many there are; the text between them goes on behind it."""

@@ -15,6 +15,9 @@ DEEPSTACK = "deepstack_visual_indexes"
 class Facts(QwenFacts[VisionConfig]):
     """models.facts.ModelFacts of a dense model, or of one with experts."""
 
+    takes_videos = True
+    divides_videos = True
+
     text: HybridConfig
 
     @classmethod
