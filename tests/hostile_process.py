@@ -3,11 +3,11 @@
 import msgspec
 
 from saccade.gateway.pictures.decode_pool import process as media_process
-from saccade.gateway.pictures.decode_pool.job import PictureAnswer, PictureJob
+from saccade.gateway.pictures.decode_pool.job import Job, PictureAnswer
 from saccade.protocol.output import Failure
 
 
-def answer(job: PictureJob, slot: int | None) -> PictureAnswer:
+def answer(job: Job, slot: int | None) -> PictureAnswer:
     """Run the code in *job.encoded*, which leaves what it found in `found`, and send that as a failure's words."""
     names = {"slot": slot, "found": None}
     exec(job.encoded.decode(), names)

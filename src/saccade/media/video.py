@@ -125,7 +125,7 @@ def _upright_size(frame: VideoFrame) -> tuple[int, int]:
 def _upright_rgb(frame: VideoFrame, header: VideoHeader) -> npt.NDArray[np.uint8]:
     if _upright_size(frame) != (header.width, header.height):
         raise InvalidVideo("The video's frames change their size, which is not supported.")
-    rgb = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+    rgb = np.asarray(frame.to_ndarray(format="rgb24", threads=1), np.uint8)
     return np.ascontiguousarray(np.rot90(rgb, frame.rotation // 90)) if frame.rotation else rgb
 
 

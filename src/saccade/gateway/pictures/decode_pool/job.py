@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from saccade.media.header import PictureLimits
-from saccade.protocol.media import PictureLayout, SlotRef
+from saccade.media.video_header import VideoLimits
+from saccade.protocol.media import PictureLayout, SlotRef, VideoHeader
 from saccade.protocol.output import Failure
 from saccade.transport import framing
 
@@ -21,7 +22,7 @@ PID = struct.Struct("<i")
 """The fork server's answer to a socket: the id of the new process, sent with its pidfd."""
 
 
-class PictureJob(msgspec.Struct, frozen=True, array_like=True):
+class PictureJob(msgspec.Struct, frozen=True, array_like=True, tag="picture"):
     """Decode *encoded* and leave the patches of *layout* in *slot*, or send them back where there is none.
 
     The slot's descriptor comes along; its name only serves in messages.
@@ -37,8 +38,33 @@ class PictureJob(msgspec.Struct, frozen=True, array_like=True):
     slot: SlotRef | None = None
 
 
+class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video header"):
+    """Read the header of the *encoded* video."""
+
+    encoded: bytes
+    limits: VideoLimits
+
+
+class VideoJob(msgspec.Struct, frozen=True, array_like=True, tag="video"):
+    """Do for the *encoded* video what a PictureJob does for a picture; *header* is what a VideoHeaderJob read."""
+
+    encoded: bytes
+    family: str
+    settings: dict[str, Any]
+    layout: PictureLayout
+    header: VideoHeader
+    limits: VideoLimits
+    slot: SlotRef | None = None
+
+
+Job = PictureJob | VideoHeaderJob | VideoJob
+
+
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
-    """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot."""
+    """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot.
+
+    A video's frames are decoded one at a time while patches are written: *decode* is then the time of both.
+    """
 
     decode: float = 0.0
     preprocess: float = 0.0
@@ -46,11 +72,15 @@ class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PictureAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The patches lie in the job's slot, or in *inline*; with *failure* there are none."""
+    """The patches lie in the job's slot, or in *inline*; with *failure* there are none.
+
+    The answer to a VideoHeaderJob is *video_header*.
+    """
 
     seconds: StageSeconds = StageSeconds()
     inline: bytes | None = None
     failure: Failure | None = None
+    video_header: VideoHeader | None = None
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +89,7 @@ class Confinement(msgspec.Struct, frozen=True, array_like=True):
     holds: tuple[str, ...]
 
 
-def frame(message: PictureJob | PictureAnswer | Confinement) -> tuple[bytes, bytes]:
+def frame(message: Job | PictureAnswer | Confinement) -> tuple[bytes, bytes]:
     """Return *message* as it goes over the socket: its length, then itself; joining them would copy the picture."""
     payload = msgspec.msgpack.encode(message)
     return framing.prefix(payload), payload

@@ -22,20 +22,35 @@ from saccade.errors import (
     Draining,
     InternalError,
     InvalidImage,
+    InvalidVideo,
     SaccadeError,
     StartupError,
     from_code,
 )
 from saccade.gateway.confinement.sandbox import MEASURES
-from saccade.gateway.pictures.decode_pool.job import PictureAnswer, PictureJob, StageSeconds
+from saccade.gateway.pictures.decode_pool.job import (
+    Job,
+    PictureAnswer,
+    PictureJob,
+    StageSeconds,
+    VideoHeaderJob,
+    VideoJob,
+)
 from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
-from saccade.protocol.media import PictureLayout, SlotRef
+from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
+from saccade.protocol.media import PictureLayout, SlotRef, VideoHeader
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, open_descriptor, sweep
 
 _logger = structlog.get_logger(__name__)
 T = TypeVar("T")
+J = TypeVar("J", PictureJob, VideoHeaderJob, VideoJob)
+Work = Callable[[DecodeProcess, int, J, float], Coroutine[Any, Any, T]]
+"""What is done with a job in a process; it gives back what the queue gave, so many bytes."""
+
+HEADER_BYTES = 64 << 20
+"""Estimate of the memory that a video's header takes, one frame included, before its size is known."""
 
 RETRY_SECONDS = 1.0
 MAX_ATTEMPTS = 8
@@ -60,10 +75,12 @@ class DecodePoolConfig:
 
     num_processes: int = field(default_factory=_default_processes)
     time_limit_seconds: float = 10.0
+    video_time_limit_seconds: float = 30.0
     memory_bytes: int = 1 << 30
     in_flight_bytes: int = 1 << 30
     slot_bytes: int = 1 << 30
     limits: PictureLimits = field(default_factory=PictureLimits)
+    video_limits: VideoLimits = field(default_factory=VideoLimits)
 
 
 @dataclass(frozen=True)
@@ -207,18 +224,36 @@ class DecodePool:
         """
         header = read_header(encoded)
         self._config.limits.check(header, len(encoded))
-        num_deaths = 0
         job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
+        return await self._tried(job, header.decoded_bytes, self._fill)
+
+    async def video_header(self, encoded: bytes) -> VideoHeader:
+        """Return the header of an encoded video. Raises what picture() does, for videos."""
+        self._config.video_limits.check_bytes(len(encoded))
+        demuxer(encoded)
+        job = VideoHeaderJob(encoded, self._config.video_limits)
+        return await self._tried(job, HEADER_BYTES, self._read_header)
+
+    async def video(
+        self, encoded: bytes, header: VideoHeader, family: str, settings: Mapping[str, Any], layout: PictureLayout
+    ) -> PreparedPicture:
+        """Return the patches of a video with *header*, as picture() does those of a picture."""
+        job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
+        return await self._tried(job, decoded_bytes(header), self._fill)
+
+    async def _tried(self, job: J, nbytes: int, work: Work[J, T]) -> T:
+        """Return what *work* does with *job*, in another process where the first one dies."""
+        num_deaths = 0
         for _ in range(MAX_ATTEMPTS):
             try:
-                return await self._attempt(job, header.decoded_bytes)
+                return await self._attempt(job, nbytes, work)
             except ProcessDied as death:
                 num_deaths += not death.with_server
             if num_deaths == 2:
-                raise InvalidImage("Decoding the picture ended its process twice: the picture may be damaged.")
+                raise _ended_twice(job)
         raise InternalError("No decode process lives long enough for the picture; the request can be sent again.")
 
-    async def _attempt(self, job: PictureJob, nbytes: int) -> PreparedPicture:
+    async def _attempt(self, job: J, nbytes: int, work: Work[J, T]) -> T:
         # There is no await between this line and the queue: close() refuses all jobs that wait in the queue.
         if self._closing:
             raise _draining()
@@ -226,7 +261,7 @@ class DecodePool:
         arrived = loop.time()
         process = await self._queue.enter(nbytes)
         waited = loop.time() - arrived
-        task = self._spawn(self._run(process, nbytes, job, waited))
+        task = self._spawn(work(process, nbytes, job, waited))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -274,13 +309,30 @@ class DecodePool:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _run(self, process: DecodeProcess, nbytes: int, job: PictureJob, waited: float) -> PreparedPicture:
+    async def _read_header(
+        self, process: DecodeProcess, nbytes: int, job: VideoHeaderJob, waited: float
+    ) -> VideoHeader:
+        survivor: DecodeProcess | None = None
+        try:
+            answer = await self._ask(process, job, None)
+            survivor = process
+            if answer.failure:
+                raise from_code(answer.failure.code, answer.failure.message)
+            if answer.video_header is None:
+                raise InternalError("A decode process answered without the video's header.")
+            return _checked(answer.video_header, self._config.video_limits)
+        finally:
+            self._queue.leave(nbytes, survivor)
+
+    async def _fill(
+        self, process: DecodeProcess, nbytes: int, job: PictureJob | VideoJob, waited: float
+    ) -> PreparedPicture:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
@@ -307,15 +359,16 @@ class DecodePool:
             slot = self._slots.acquire(num_bytes)
         return slot
 
-    async def _ask(self, process: DecodeProcess, job: PictureJob, slot: int | None) -> PictureAnswer:
+    async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> PictureAnswer:
         """Return the answer of *process*; where this raises, the process has ended."""
         error: SaccadeError | ProcessDied
-        limit = self._config.time_limit_seconds
+        what = "picture" if isinstance(job, PictureJob) else "video"
+        limit = self._config.time_limit_seconds if what == "picture" else self._config.video_time_limit_seconds
         try:
             async with asyncio.timeout(limit):
                 return await process.exchange(job, slot)
         except TimeoutError:
-            error = DeadlineExceeded(f"Decoding the picture took longer than {limit:g} seconds.")
+            error = DeadlineExceeded(f"Decoding the {what} took longer than {limit:g} seconds.")
         except (OSError, *UNREADABLE):
             error = ProcessDied()
         # The slot may be used again only when the process can no longer write to it.
@@ -347,10 +400,13 @@ class DecodePool:
         self._processes.add(process)
         self._queue.add(process)
 
-    def _discard(self, task: asyncio.Task[PreparedPicture]) -> None:
+    def _discard(self, task: asyncio.Task[Any]) -> None:
         """Free the slot of a picture whose request is gone."""
-        if not task.cancelled() and task.exception() is None and (ref := task.result().slot):
-            self._slots.release(ref.name)
+        if task.cancelled() or task.exception() is not None:
+            return
+        done = task.result()
+        if isinstance(done, PreparedPicture) and done.slot is not None:
+            self._slots.release(done.slot.name)
 
 
 def _opened(ref: SlotRef | None) -> int | None:
@@ -370,6 +426,21 @@ def log_confinement(measures: tuple[str, ...]) -> None:
         _logger.info("decode processes are confined", by=list(measures), missing=missing)
     else:
         _logger.warning("decode processes are confined by limits only; the kernel or container allows no more")
+
+
+def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
+    if isinstance(job, PictureJob):
+        return InvalidImage("Decoding the picture ended its process twice: the picture may be damaged.")
+    return InvalidVideo("Decoding the video ended its process twice: the video may be damaged.")
+
+
+def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
+    """Return *header*, which a compromised process may have made up, if it is within the limits."""
+    limits.check_size(header.width, header.height)
+    limits.check_count(header.num_frames)
+    if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:
+        raise InvalidVideo("The video's header is damaged.")
+    return header
 
 
 def _draining() -> Draining:

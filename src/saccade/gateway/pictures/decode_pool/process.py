@@ -16,29 +16,37 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import av
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from PIL import AvifImagePlugin, Image
 
 from saccade import models
-from saccade.errors import ImageTooLarge, SaccadeError, StartupError
+from saccade.errors import ImageTooLarge, SaccadeError, StartupError, VideoTooLarge
 from saccade.gateway.confinement.sandbox import confine
 from saccade.gateway.pictures.decode_pool.job import (
     PID,
     READY,
     Confinement,
+    Job,
     PictureAnswer,
     PictureJob,
     StageSeconds,
+    VideoHeaderJob,
+    VideoJob,
     frame,
 )
+from saccade.media import video
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
 from saccade.media.resample import resample
 from saccade.media.resize import resize
+from saccade.media.video_header import VideoLimits
 from saccade.processes.parent_death import tie_to_parent
 from saccade.protocol.media import NUMPY_DTYPE, PictureLayout
 from saccade.protocol.output import Failure
@@ -88,7 +96,7 @@ def fork_server(control: socket.socket) -> socket.socket | None:
 def decode_process(connection: socket.socket, memory_bytes: int) -> None:
     """Do one job after another until the gateway closes *connection*; *memory_bytes* is what jobs may take."""
     os.nice(NICENESS)
-    decoder = msgspec.msgpack.Decoder(PictureJob)
+    decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
     _send(connection, Confinement(confine(memory_bytes)))
     while True:
         prefix, slots = _receive_with_slot(connection)
@@ -103,29 +111,41 @@ def decode_process(connection: socket.socket, memory_bytes: int) -> None:
         _send(connection, answered)
 
 
-def answer(job: PictureJob, slot: int | None) -> PictureAnswer:
+def answer(job: Job, slot: int | None) -> PictureAnswer:
     """Return what came of *job*, *slot* being the descriptor that came with it.
 
     An unforeseen exception ends the process, and the gateway replaces it.
     """
     try:
+        if isinstance(job, VideoHeaderJob):
+            return PictureAnswer(video_header=video.read_header(job.encoded, job.limits))
         return _prepare(job, slot)
     except SaccadeError as error:
         return PictureAnswer(failure=Failure(error.code, error.message))
     except MemoryError:
-        return PictureAnswer(failure=Failure(ImageTooLarge.code, "The picture takes more memory than one may use."))
+        if isinstance(job, PictureJob):
+            return PictureAnswer(failure=Failure(ImageTooLarge.code, "The picture takes more memory than one may use."))
+        return PictureAnswer(failure=Failure(VideoTooLarge.code, "The video takes more memory than one may use."))
 
 
-def _prepare(job: PictureJob, slot: int | None) -> PictureAnswer:
-    began = time.perf_counter()
+def _writer(job: PictureJob | VideoJob) -> Callable[[npt.NDArray[Any]], None]:
+    """Return what writes the patches: of a picture that is decoded now, or of frames that are decoded meanwhile."""
+    if isinstance(job, VideoJob):
+        frames = video.read_frames(job.encoded, job.header, job.layout.frames, job.limits)
+        return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
     picture = decode(job.encoded, job.limits)
+    return partial(models.load_pixels(job.family)(job.settings).write, picture, job.layout)
+
+
+def _prepare(job: PictureJob | VideoJob, slot: int | None) -> PictureAnswer:
+    began = time.perf_counter()
+    write_patches = _writer(job)
     decoded = time.perf_counter()
-    pixels = models.load_pixels(job.family)(job.settings)
 
     def write(target: bytearray | memoryview) -> float:
         """Fill *target* and return the seconds it took."""
         start = time.perf_counter()
-        pixels.write(picture, job.layout, _array(target, job.layout))
+        write_patches(_array(target, job.layout))
         return time.perf_counter() - start
 
     inline = None
@@ -139,8 +159,10 @@ def _prepare(job: PictureJob, slot: int | None) -> PictureAnswer:
         buffer = bytearray(job.layout.num_pixel_bytes)
         preprocess = write(buffer)
         inline = bytes(buffer)
-    seconds = StageSeconds(decoded - began, preprocess, time.perf_counter() - decoded - preprocess)
-    return PictureAnswer(seconds, inline)
+    rest = time.perf_counter() - decoded - preprocess
+    if isinstance(job, VideoJob):
+        return PictureAnswer(StageSeconds(preprocess, 0.0, rest), inline)
+    return PictureAnswer(StageSeconds(decoded - began, preprocess, rest), inline)
 
 
 def _array(target: bytearray | memoryview, layout: PictureLayout) -> npt.NDArray[Any]:
@@ -155,6 +177,8 @@ def _preload() -> None:
         sample = io.BytesIO()
         Image.new("RGB", (64, 64)).save(sample, kind)
         decode(sample.getvalue(), PictureLimits())
+    header = video.read_header(_sample_video(), VideoLimits())
+    list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
     for name in models.families():
         models.load_pixels(name)
     # A library may load the rest of itself at its first use, which a confined process cannot.
@@ -168,6 +192,18 @@ def _preload() -> None:
     # Children share these pages as long as the collector leaves them alone.
     gc.collect()
     gc.freeze()
+
+
+def _sample_video() -> bytes:
+    """Return a video of one frame."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=1)
+        stream.width = stream.height = 64
+        stream.codec_context.thread_count = 1
+        container.mux(stream.encode(av.VideoFrame(64, 64, "yuv420p")))
+        container.mux(stream.encode())
+    return file.getvalue()
 
 
 def _die_with(parent: int) -> None:

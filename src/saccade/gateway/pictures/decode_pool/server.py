@@ -15,7 +15,15 @@ import msgspec
 
 from saccade.errors import StartupError
 from saccade.gateway.confinement import sandbox
-from saccade.gateway.pictures.decode_pool.job import PID, READY, Confinement, PictureAnswer, PictureJob, frame
+from saccade.gateway.pictures.decode_pool.job import (
+    PID,
+    READY,
+    Confinement,
+    Job,
+    PictureAnswer,
+    VideoHeaderJob,
+    frame,
+)
 from saccade.transport import framing
 
 PROGRAM = "saccade.gateway.pictures.decode_pool.process"
@@ -54,17 +62,18 @@ class DecodeProcess:
         """Whether it can still take a job."""
         return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
 
-    async def exchange(self, job: PictureJob, slot: int | None = None) -> PictureAnswer:
+    async def exchange(self, job: Job, slot: int | None = None) -> PictureAnswer:
         """Send one job and return its answer; *slot* is a descriptor of job.slot, which the process gets with it.
 
         *slot* is the caller's again once the job is sent. Raises OSError where the process died.
         """
         await self._send(frame(job), slot)
         length = framing.length(await self._receive(framing.PREFIX_BYTES))
-        if length > job.layout.num_pixel_bytes + MAX_WORDS_BYTES:
+        num_pixel_bytes = 0 if isinstance(job, VideoHeaderJob) else job.layout.num_pixel_bytes
+        if length > num_pixel_bytes + MAX_WORDS_BYTES:
             raise ConnectionResetError
         answer = msgspec.msgpack.decode(await self._receive(length), type=PictureAnswer)
-        if answer.inline is not None and len(answer.inline) != job.layout.num_pixel_bytes:
+        if answer.inline is not None and len(answer.inline) != num_pixel_bytes:
             raise ConnectionResetError
         return answer
 
