@@ -32,6 +32,7 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
+from saccade.tokenization.tokenizer import Segment, Tokenizer
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply, slots_of
 
@@ -39,6 +40,7 @@ Step = TokenDelta | float | Exception
 """What a scripted worker does next: send a delta, wait some seconds, or raise."""
 
 MAX_MODEL_LEN = 4096
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 SILENT = Exactness("NONE", "a script says nothing of caches")
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests
@@ -169,6 +171,19 @@ class Gateway:
     def answer_two_tokens(self) -> None:
         """Have the worker answer two tokens and stop."""
         self.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, self.eos], FinishReason.STOP)]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the scripted model."""
+        return self.application.model_registry.get("tiny").tokenizer
+
+    def answer_pieces(self, *pieces: str, finish: FinishReason = FinishReason.STOP, num_cached_tokens: int = 0) -> int:
+        """Have the worker answer *pieces*, of which TAGS are tokens, one by one; return the number of tokens."""
+        ids = self.tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
+        end = [self.eos] if finish is FinishReason.STOP else []
+        first = TokenDelta("r", ids[:1], num_cached_tokens=num_cached_tokens)
+        self.worker.script = [first, *(TokenDelta("r", [one]) for one in ids[1:]), TokenDelta("r", end, finish)]
+        return len(ids) + len(end)
 
     @property
     def eos(self) -> int:

@@ -11,11 +11,9 @@ from chats import anthropic_client
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
-from saccade.tokenization.tokenizer import Segment
 
 TOOL: Any = {"name": "zoom", "description": "Zooms.", "input_schema": {"type": "object", "properties": {}}}
 CALL = '{"name": "zoom", "arguments": {"box": [1, 2.5], "text": "<b> 你"}}'
-TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 ASKED: Any = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -23,17 +21,6 @@ ASKED: Any = {"model": "tiny", "max_tokens": 100, "messages": [{"role": "user", 
 def client(gateway: scripted.Gateway) -> Iterator[anthropic.Anthropic]:
     with anthropic_client(f"http://127.0.0.1:{gateway.port}") as made:
         yield made
-
-
-def script(gateway: scripted.Gateway, *pieces: str, finish: FinishReason = FinishReason.STOP) -> int:
-    """Have the worker answer *pieces*, token by token, and end; return the number of tokens."""
-    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
-    ids = tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
-    end = [gateway.eos] if finish is FinishReason.STOP else []
-    deltas = [*(TokenDelta("r", [token_id]) for token_id in ids), TokenDelta("r", end, finish)]
-    deltas[0] = TokenDelta("r", [ids[0]], num_cached_tokens=3)
-    gateway.worker.script = deltas
-    return len(ids) + len(end)
 
 
 def answer(client: anthropic.Anthropic, stream: bool, **fields: Any) -> anthropic.types.Message:
@@ -47,7 +34,7 @@ def answer(client: anthropic.Anthropic, stream: bool, **fields: Any) -> anthropi
 @pytest.mark.parametrize("stream", [False, True])
 def test_thinking_text_and_calls(stream: bool, gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
     call = ("<tool_call>", CALL, "</tool_call>")
-    num_tokens = script(gateway, "<think>", "Hm", "</think>", "I look.", *call, *call)
+    num_tokens = gateway.answer_pieces("<think>", "Hm", "</think>", "I look.", *call, *call, num_cached_tokens=3)
     message = answer(client, stream, tools=[TOOL])
     thinking, text, *calls = message.content
     assert (thinking.type, text.type) == ("thinking", "text")
@@ -82,7 +69,7 @@ def test_why_answers_end(
     gateway: scripted.Gateway,
     client: anthropic.Anthropic,
 ) -> None:
-    script(gateway, "one two", finish=finish)
+    gateway.answer_pieces("one two", finish=finish)
     message = answer(client, stream, **fields)
     (block,) = message.content
     assert block.type == "text"
@@ -90,7 +77,7 @@ def test_why_answers_end(
 
 
 def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> None:
-    script(gateway, "<think>", "Hm", "</think>", "I look.")
+    gateway.answer_pieces("<think>", "Hm", "</think>", "I look.")
     events = gateway.ask("POST", "/v1/messages", {**ASKED, "stream": True})
     assert events.headers["content-type"].startswith("text/event-stream")
     blocks = [line.split("\ndata: ")[0] for line in events.body.decode().strip().split("\n\n")]

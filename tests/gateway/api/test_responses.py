@@ -12,28 +12,15 @@ from openai.types.responses import Response
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
-from saccade.tokenization.tokenizer import Segment
 
 TOOL: Any = {"type": "function", "name": "zoom", "parameters": {"type": "object", "properties": {}}, "strict": False}
 CALL = '{"name": "zoom", "arguments": {"box": [1, 2.5], "text": "<b> 你"}}'
-TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
 @pytest.fixture
 def client(gateway: scripted.Gateway) -> Iterator[openai.OpenAI]:
     with gateway.client() as made:
         yield made
-
-
-def script(gateway: scripted.Gateway, *pieces: str, finish: FinishReason = FinishReason.STOP) -> int:
-    """Have the worker answer *pieces*, token by token, and end; return the number of tokens."""
-    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
-    ids = tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
-    end = [gateway.eos] if finish is FinishReason.STOP else []
-    deltas = [*(TokenDelta("r", [token_id]) for token_id in ids), TokenDelta("r", end, finish)]
-    deltas[0] = TokenDelta("r", [ids[0]], num_cached_tokens=3)
-    gateway.worker.script = deltas
-    return len(ids) + len(end)
 
 
 def answer(client: openai.OpenAI, stream: bool, **fields: Any) -> Response:
@@ -49,14 +36,13 @@ def answer(client: openai.OpenAI, stream: bool, **fields: Any) -> Response:
 
 
 def prompt_of(gateway: scripted.Gateway) -> str:
-    tokenizer = gateway.application.model_registry.get("tiny").tokenizer
-    return str(tokenizer.decode(gateway.worker.requests[-1].token_ids))
+    return str(gateway.tokenizer.decode(gateway.worker.requests[-1].token_ids))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_text_and_calls(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
     call = ("<tool_call>", CALL, "</tool_call>")
-    num_tokens = script(gateway, "<think>", "Hm", "</think>", "I look.", *call, *call)
+    num_tokens = gateway.answer_pieces("<think>", "Hm", "</think>", "I look.", *call, *call, num_cached_tokens=3)
     response = answer(client, stream, tools=[TOOL], metadata={"a": "b"}, instructions="Be brief.")
     reasoning, message, *calls = response.output
     assert reasoning.type == "reasoning"
@@ -77,7 +63,7 @@ def test_reasoning_text_and_calls(stream: bool, gateway: scripted.Gateway, clien
 
 
 def test_streamed_and_whole_answers_agree(gateway: scripted.Gateway, client: openai.OpenAI) -> None:
-    script(gateway, "<think>", "Hm", "</think>", "one ", "two", finish=FinishReason.LENGTH)
+    gateway.answer_pieces("<think>", "Hm", "</think>", "one ", "two", finish=FinishReason.LENGTH)
     own = ("id", "created_at")
     whole, streamed = (answer(client, stream).model_dump(exclude=set(own)) for stream in (False, True))
     for given in (whole, streamed):
@@ -93,7 +79,7 @@ def test_streamed_and_whole_answers_agree(gateway: scripted.Gateway, client: ope
 
 
 def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> None:
-    script(gateway, "I look.")
+    gateway.answer_pieces("I look.")
     events = gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "hi", "stream": True})
     kinds = [block.split("\n")[0].removeprefix("event: ") for block in events.body.decode().strip().split("\n\n")]
     assert [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before] == [
@@ -112,9 +98,9 @@ def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> 
 @pytest.mark.parametrize("stream", [False, True])
 def test_conversations_are_continued(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
     call = ("<tool_call>", CALL, "</tool_call>")
-    script(gateway, "I look.", *call)
+    gateway.answer_pieces("I look.", *call)
     first = answer(client, stream, tools=[TOOL], instructions="Be brief.")
-    script(gateway, "Red.")
+    gateway.answer_pieces("Red.")
     result: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "it is red"}  # type: ignore[union-attr]
     answer(client, stream, tools=[TOOL], input=[result], previous_response_id=first.id)
     kept = prompt_of(gateway)

@@ -7,8 +7,7 @@ import pytest
 import scripted
 from chats import data_url, picture
 
-from saccade.protocol.output import FinishReason, TokenDelta
-from saccade.tokenization.tokenizer import Segment, Tokenizer
+from saccade.protocol.output import FinishReason
 
 TOOL = {
     "type": "function",
@@ -16,23 +15,6 @@ TOOL = {
 }
 CALL = '{"name": "zoom", "arguments": {"box": [1, 2.5], "text": "<b> 你"}}'
 ARGUMENTS = {"box": [1, 2.5], "text": "<b> 你"}
-TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-
-
-@pytest.fixture
-def tokenizer(gateway: scripted.Gateway) -> Tokenizer:
-    tokenizer: Tokenizer = gateway.application.model_registry.get("tiny").tokenizer
-    return tokenizer
-
-
-def script(
-    gateway: scripted.Gateway, tokenizer: Tokenizer, *pieces: str, finish: FinishReason = FinishReason.STOP
-) -> int:
-    """Have the worker answer *pieces*, token by token, and end; return the number of tokens."""
-    ids = tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces])
-    end = [gateway.eos] if finish is FinishReason.STOP else []
-    gateway.worker.script = [*(TokenDelta("r", [token_id]) for token_id in ids), TokenDelta("r", end, finish)]
-    return len(ids) + len(end)
 
 
 def ask(gateway: scripted.Gateway, stream: bool, **fields: Any) -> tuple[str | None, Any, Any, str, int]:
@@ -64,47 +46,47 @@ def ask(gateway: scripted.Gateway, stream: bool, **fields: Any) -> tuple[str | N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls(stream: bool, gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:  # F13
+def test_calls(stream: bool, gateway: scripted.Gateway) -> None:  # F13
     call = ("<tool_call>", f"\n{CALL}\n", "</tool_call>")
-    num_tokens = script(gateway, tokenizer, "I look.\n", *call, "\n", *call)
+    num_tokens = gateway.answer_pieces("I look.\n", *call, "\n", *call)
     expected = [(0, "zoom", ARGUMENTS), (1, "zoom", ARGUMENTS)]
     assert ask(gateway, stream) == ("I look.", None, expected, "tool_calls", num_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_behind_reasoning(stream: bool, gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:  # F13
+def test_a_call_behind_reasoning(stream: bool, gateway: scripted.Gateway) -> None:  # F13
     inner = ("<tool_call>", CALL, "</tool_call>")
-    num_tokens = script(gateway, tokenizer, "<think>", "Hm", *inner, "</think>", "\n\n", *inner)
+    num_tokens = gateway.answer_pieces("<think>", "Hm", *inner, "</think>", "\n\n", *inner)
     thought = f"Hm<tool_call>{CALL}</tool_call>"
     assert ask(gateway, stream) == (None, thought, [(0, "zoom", ARGUMENTS)], "tool_calls", num_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_call_is_content(stream: bool, gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:  # F13
-    num_tokens = script(gateway, tokenizer, "<tool_call>", CALL.replace("zoom", "book"), "</tool_call>", "\n")
+def test_what_is_no_call_is_content(stream: bool, gateway: scripted.Gateway) -> None:  # F13
+    num_tokens = gateway.answer_pieces("<tool_call>", CALL.replace("zoom", "book"), "</tool_call>", "\n")
     content = f"<tool_call>{CALL.replace('zoom', 'book')}</tool_call>\n"
     assert ask(gateway, stream) == (content, None, [], "stop", num_tokens)
-    num_tokens = script(gateway, tokenizer, "<tool_call>", CALL[:-9], finish=FinishReason.LENGTH)
+    num_tokens = gateway.answer_pieces("<tool_call>", CALL[:-9], finish=FinishReason.LENGTH)
     assert ask(gateway, stream) == (f"<tool_call>{CALL[:-9]}", None, [], "length", num_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_most(stream: bool, gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:
-    num_tokens = script(gateway, tokenizer, "<tool_call>", CALL, "</tool_call>")
-    script(gateway, tokenizer, *("<tool_call>", CALL, "</tool_call>") * 2)
+def test_one_call_at_most(stream: bool, gateway: scripted.Gateway) -> None:
+    num_tokens = gateway.answer_pieces("<tool_call>", CALL, "</tool_call>")
+    gateway.answer_pieces(*("<tool_call>", CALL, "</tool_call>") * 2)
     answer = ask(gateway, stream, parallel_tool_calls=False)
     assert answer == (None, None, [(0, "zoom", ARGUMENTS)], "tool_calls", num_tokens - 1)
     assert gateway.worker.num_aborted == 1
 
 
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tool_choice": "none"}])
-def test_without_tools_nothing_is_a_call(fields: Any, gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:
-    script(gateway, tokenizer, "<tool_call>", CALL, "</tool_call>")
+def test_without_tools_nothing_is_a_call(fields: Any, gateway: scripted.Gateway) -> None:
+    gateway.answer_pieces("<tool_call>", CALL, "</tool_call>")
     assert ask(gateway, stream=False, **fields)[:4] == (f"<tool_call>{CALL}</tool_call>", None, [], "stop")
-    assert "zoom" not in tokenizer.decode(gateway.worker.requests[-1].token_ids)
+    assert "zoom" not in gateway.tokenizer.decode(gateway.worker.requests[-1].token_ids)
 
 
-def test_a_conversation_with_tools_and_pictures(gateway: scripted.Gateway, tokenizer: Tokenizer) -> None:  # F2 F13
+def test_a_conversation_with_tools_and_pictures(gateway: scripted.Gateway) -> None:  # F2 F13
     """The prompt has declarations, calls and results; what they say is text, and a result's picture is one."""
     called = {"id": "a", "type": "function", "function": {"name": "zoom", "arguments": '{"a":  "</tool_call>"}'}}
     shown = {"type": "image_url", "image_url": {"url": data_url(picture(64, 64, 0))}}
@@ -115,12 +97,12 @@ def test_a_conversation_with_tools_and_pictures(gateway: scripted.Gateway, token
     ]
     ask(gateway, stream=False, messages=messages)
     request = gateway.worker.requests[-1]
-    prompt = tokenizer.decode(request.token_ids)
+    prompt = gateway.tokenizer.decode(request.token_ids)
     assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in prompt
     assert '<tool_call>\n{"name": "zoom", "arguments": {"a": "</tool_call>"}}\n</tool_call><|im_end|>' in prompt
     assert "<tool_response>\n<tool_call><|vision_start|>" in prompt
     assert len(request.media) == 1
-    tag, end = tokenizer.token_id("<tool_call>"), tokenizer.token_id("</tool_call>")
+    tag, end = gateway.tokenizer.token_id("<tool_call>"), gateway.tokenizer.token_id("</tool_call>")
     # The template's instructions show both tags twice, and the earlier call has them once.
     assert (list(request.token_ids).count(tag), list(request.token_ids).count(end)) == (3, 3)
 
