@@ -38,11 +38,17 @@ SPECIAL = (
 PLAIN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- for tool in tools -%}{{- tool | tojson + '\\n' -}}{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
 {%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
+{{- '<|im_start|>' + ('user' if message.role == 'tool' else message.role) + '\\n' -}}
+{%- if message.role == 'tool' -%}{{- '<tool_response>\\n' -}}{%- endif -%}
 {%- if message.content is string -%}
 {{- message.content -}}
-{%- else -%}
+{%- elif message.content -%}
 {%- for part in message.content -%}
 {%- if part.type in ('image', 'image_url') or 'image' in part or 'image_url' in part -%}
 {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
@@ -53,6 +59,12 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- endfor -%}
 {%- endif -%}
+{%- if message.role == 'tool' -%}{{- '\\n</tool_response>' -}}{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n{"name": ' + call.function.name | tojson + ', "arguments": ' -}}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

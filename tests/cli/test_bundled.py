@@ -1,5 +1,8 @@
 """What ships inside the package. # F8"""
 
+import importlib.util
+from pathlib import Path
+
 from saccade.cli.bundled import bundled
 from saccade.cli.demo import QUESTIONS
 
@@ -23,3 +26,13 @@ def test_model_is_small_and_whole() -> None:
 
 def test_there_are_pictures_to_ask_about() -> None:
     assert all(list(bundled("pictures").glob(f"{kind}/*.png")) for kind in QUESTIONS)
+
+
+def test_chat_template_is_the_one_that_training_writes() -> None:
+    path = Path(__file__).parents[2] / "scripts/train_demo/tokenizer.py"
+    spec = importlib.util.spec_from_file_location("train_demo_tokenizer", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (bundled("model") / "chat_template.jinja").read_text() == module.CHAT_TEMPLATE

@@ -129,3 +129,20 @@ def test_demo_answers_about_every_bundled_picture(demo: str, kind: str, question
     for picture in pictures:
         for question, answer in zip(questions, expected(picture), strict=True):
             assert f"{question} {answer} " in demo.partition(picture.name)[2].partition(".png")[0]
+
+
+def test_demo_shows_a_structured_answer_and_a_tool_call(demo: str) -> None:
+    *_, picture = sorted(PICTURES.glob("shapes/*.png"))
+    shape, _ = expected(picture)
+    held = demo.partition(f"{picture.name}, answers that a grammar holds")[2]
+    assert f"triangle, star, cross: {shape}\n" in held
+    assert f'A tool call: file_picture({{"shape": "{shape}"}})\n' in held
+    assert "the grammar spelled out the call" in held
+
+
+def test_template_of_the_bundled_model_takes_a_tools_result(reader: Server) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "file_picture", "arguments": "{}"}}
+    before = [{"role": "user", "content": "File it."}, {"role": "assistant", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": "1", "content": "done"}
+    answer = reader.client().chat.completions.create(model=reader.model, messages=[*before, result], max_tokens=1)
+    assert answer.choices[0].finish_reason in ("length", "stop")

@@ -1,18 +1,23 @@
-"""`saccade demo`: start the bundled model, ask it about the bundled pictures through the openai SDK, stop."""
+"""`saccade demo`: start the bundled model, ask it about the bundled pictures through the openai SDK, stop.
+
+The bundled model was trained neither on lists of answers nor on tools, so grammars hold those two: one of a list, which
+the model chooses itself, and a call whose arguments the grammar spells out.
+"""
 
 import base64
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 from rich.color import Color
@@ -37,6 +42,9 @@ QUESTIONS = {
     "shapes": ("What shape is it?", "What colour is the shape?"),
 }
 """The questions about the pictures of each folder."""
+
+SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
+TOOL_NAME = "file_picture"
 
 
 @dataclass(frozen=True)
@@ -92,23 +100,28 @@ def serving() -> Iterator[str]:
             server.wait()
 
 
-def ask(client: "openai.OpenAI", model: str, picture: Path, question: str, console: Console) -> Answer:
-    """Ask *question* about *picture* and print the answer as it streams."""
+def _messages(picture: Path, question: str) -> list[Any]:
     url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+    return [{"role": "user", "content": content}]
+
+
+def ask(
+    client: "openai.OpenAI",
+    model: str,
+    picture: Path,
+    question: str,
+    console: Console,
+    choices: Sequence[str] = (),
+) -> Answer:
+    """Ask *question* about *picture* and print the answer as it streams. With *choices* it is one of these."""
     start = time.perf_counter()
     stream = client.chat.completions.create(
         model=model,
-        messages=[
-            {
-                "role": "user",
-                "content": [
-                    {"type": "image_url", "image_url": {"url": url}},
-                    {"type": "text", "text": question},
-                ],
-            }
-        ],
+        messages=_messages(picture, question),
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"structured_outputs": {"choice": list(choices)}} if choices else {},
     )
     text, first, last, num_tokens = "", 0.0, 0.0, 0
     for chunk in stream:
@@ -122,6 +135,25 @@ def ask(client: "openai.OpenAI", model: str, picture: Path, question: str, conso
             num_tokens = chunk.usage.completion_tokens
     rate = (num_tokens - 1) / (last - first) if last > first else 0.0
     return Answer(text, (first - start) * 1000, rate)
+
+
+def call_tool(client: "openai.OpenAI", model: str, picture: Path, known: Mapping[str, str]) -> str:
+    """Have the model call a tool with what is *known* of the picture; return the call as it arrived."""
+    parameters = {
+        "type": "object",
+        "properties": {name: {"const": value} for name, value in known.items()},
+        "required": list(known),
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model,
+        messages=_messages(picture, "File it."),
+        tools=[{"type": "function", "function": {"name": TOOL_NAME, "strict": True, "parameters": parameters}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    (call,) = answer.model_dump()["choices"][0]["message"]["tool_calls"]
+    return f"{call['function']['name']}({json.dumps(json.loads(call['function']['arguments']))})"
 
 
 def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
@@ -142,6 +174,17 @@ def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
     return Segments(segments)
 
 
+def show_held_answers(client: "openai.OpenAI", model: str, picture: Path, console: Console) -> None:
+    """Print a structured answer and a tool call about a picture of a shape, and what a grammar did for them."""
+    console.print(f"\n{picture.name}, answers that a grammar holds", style="dim", highlight=False)
+    console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold", highlight=False)
+    shape = ask(client, model, picture, QUESTIONS["shapes"][0], console, choices=SHAPES).text
+    console.print("\nA tool call: ", end="", style="bold")
+    call = call_tool(client, model, picture, {"shape": shape})
+    console.print(call, style="bold green", markup=False, highlight=False)
+    console.print("The model chose from the list; it was not trained on tools, and the grammar spelled out the call.")
+
+
 def demo() -> None:
     """Start the bundled model, ask it about the pictures that ship with Saccade, and stop."""
     import openai
@@ -160,5 +203,6 @@ def demo() -> None:
                 answer = ask(client, model, picture, question, console)
                 rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
                 console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
+        show_held_answers(client, model, pictures[-1], console)
     console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
     console.print("Run `saccade serve` to serve it, or `saccade serve MODEL` for another model.")
