@@ -38,6 +38,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
         yield {
             **_target("READER", reader),
             **_target("CALLER", caller),
+            "READER_FOLDER": str(bundled("model")),
             "CALLER_FOLDER": str(model),
             "PICTURE": str(picture),
             "PICTURE_SAYS": PICTURE.partition("-")[0],

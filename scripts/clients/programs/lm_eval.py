@@ -1,7 +1,10 @@
-"""lm-eval: a task of pictures that it asks as chats; the task is made here, from the bundled picture."""
+"""lm-eval: a task of pictures that it asks as chats, and choices that it weighs by the log probabilities of prompts.
+
+The tasks are made here: nothing is fetched.
+"""
 
 # /// script
-# dependencies = ["lm-eval[api]==0.4.13", "pillow==12.3.0"]
+# dependencies = ["lm-eval[api]==0.4.13", "pillow==12.3.0", "transformers==5.23.0"]
 # ///
 
 import os
@@ -34,7 +37,20 @@ PICTURES = {
     "generation_kwargs": {"until": ["\n"], "max_gen_toks": 16, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
-"""The task; YAML takes JSON."""
+"""A task; YAML takes JSON."""
+
+CHOICES = {
+    "task": "choices",
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": str(FOLDER / "choices.json")}},
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{answer}}",
+    "target_delimiter": "",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}
 
 
 def evaluate(model: str, path: str, task: str, **options: Any) -> Any:
@@ -51,10 +67,28 @@ def pictures() -> None:
     """The bundled model reads each picture."""
     rows = [{"image": Image.open(PICTURE), "question": QUESTION, "answer": PICTURE_SAYS}] * NUM_QUESTIONS
     Dataset.from_list(rows).to_parquet(FOLDER / "pictures.parquet")
-    (FOLDER / "pictures.yaml").write_text(json.dumps(PICTURES))
     found = evaluate("local-chat-completions", "chat/completions", "pictures", tokenized_requests=False)
     expect(found["exact_match,none"], 1.0)
 
 
+def choices() -> None:
+    """The bundled model was trained to say that it sees no picture where there is none."""
+    known = ["I see no picture.", "K7Q"]
+    rows = [{"question": QUESTION, "choices": order, "answer": order.index(known[0])} for order in (known, known[::-1])]
+    (FOLDER / "choices.json").write_text(json.dumps(rows))
+    tokenizer = {"tokenizer": os.environ["READER_FOLDER"], "tokenizer_backend": "huggingface"}
+    found = evaluate("local-completions", "completions", "choices", **tokenizer)
+    expect(found["acc,none"], 1.0)
+
+
 FOLDER.mkdir()
-tell("lm-eval", "lm-eval", {"`local-chat-completions`: a task of pictures": pictures})
+for task in (PICTURES, CHOICES):
+    (FOLDER / f"{task['task']}.yaml").write_text(json.dumps(task))
+tell(
+    "lm-eval",
+    "lm-eval",
+    {
+        "`local-chat-completions`: a task of pictures": pictures,
+        "`local-completions`: choices by log probabilities": choices,
+    },
+)

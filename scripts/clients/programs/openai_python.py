@@ -135,6 +135,17 @@ def parse_tool() -> None:
     expect(type(answer.choices[0].message.tool_calls[0].function.parsed_arguments), Card)
 
 
+def completion() -> None:
+    """Go on with a text, which comes first, with the log probabilities of both."""
+    prompt = "What does it say?"
+    answer = client(READER).completions.create(model=READER.model, prompt=prompt, max_tokens=4, echo=True, logprobs=1)
+    (choice,) = answer.choices
+    expect(choice.text.startswith(prompt), True)
+    expect(len(choice.logprobs.tokens), answer.usage.total_tokens)
+    chunks = client(READER).completions.create(model=READER.model, prompt=prompt, max_tokens=4, stream=True)
+    expect(prompt + "".join(chunk.choices[0].text for chunk in chunks), choice.text)
+
+
 def response() -> None:
     """Ask about the picture, and continue that by its id."""
     first = client(READER).responses.create(model=READER.model, input=INPUT)
@@ -185,6 +196,7 @@ tell(
         "a named tool call in a stream": tool_stream,
         "structured output by `.parse`": parse,
         "a tool call by `.parse`": parse_tool,
+        "completions, whole and in a stream": completion,
         "Responses: a picture, continued by its id": response,
         "Responses: the same in events": response_stream,
         "Responses: a required tool call, and its result": response_tool,
