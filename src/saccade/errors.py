@@ -193,6 +193,13 @@ class ResponseNotFound(RequestError):
     code = "response_not_found"
 
 
+class FileNotFound(RequestError):
+    """A file that the tenant has not uploaded, or that is not kept any longer."""
+
+    status = 404
+    code = "file_not_found"
+
+
 class RouteNotFound(RequestError):
     """No such path."""
 

@@ -106,6 +106,10 @@ class ServerFlags:
     "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
     response_store_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.response_store_bytes
     "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
+    file_store_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.file_store_bytes
+    "Pictures uploaded to /v1/files to keep in memory; 0 keeps none."
+    file_store_seconds: Count = DEFAULTS.file_store_seconds
+    "Seconds that an uploaded picture is kept at most."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -315,6 +319,8 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         trusted_proxies=server.trusted_proxies,
         strict_parameters=server.strict_parameters,
         response_store_bytes=server.response_store_bytes,
+        file_store_bytes=server.file_store_bytes,
+        file_store_seconds=server.file_store_seconds,
         trusts_request_templates=server.trust_request_chat_template,
         parsers=Parsers(server.tool_call_parser, server.reasoning_parser),
         shutdown_timeout_seconds=server.shutdown_timeout,

@@ -12,7 +12,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.pictures.collect import Picture
+from saccade.gateway.pictures.collect import Asker, Picture
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.draft import Draft
@@ -48,7 +48,7 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     request = ChatRequest(model=served.name, messages=[asked])
     chat = preparation.prompts.read(served, request)
     with memory.reservation() as reserved:
-        pictures = await preparation.pictures.collect(served, chat.pictures, b"", reserved)
+        pictures = await preparation.pictures.collect(served, chat.pictures, Asker(b"", b""), reserved)
     layouts = [picture.layout for picture in pictures]
     return pictures, await preparation.prompts.draft(served, request, chat, layouts)
 

@@ -15,6 +15,7 @@ from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.chat import ChatCompletions
 from saccade.gateway.api.completions import Completions
 from saccade.gateway.api.endpoints import Endpoints
+from saccade.gateway.api.files import Files
 from saccade.gateway.api.messages import Messages
 from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
@@ -136,7 +137,10 @@ class Application:
             ping_interval_seconds=config.ping_interval_seconds,
         )
         guarded: ASGIApp = GuardMiddleware(
-            Router(routes(self._answering, apis, endpoints, responses), redirect_slashes=False),
+            Router(
+                routes(self._answering, apis, endpoints, responses, self._files(config, endpoints)),
+                redirect_slashes=False,
+            ),
             Keys(self._directory, config.metrics_without_key),
             WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._directory.is_open),
         )
@@ -195,6 +199,10 @@ class Application:
         of_engines = CollectorRegistry()
         of_engines.register(FleetCollector(self._fleet))
         return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines, self._usages)
+
+    def _files(self, config: GatewayConfig, endpoints: Endpoints) -> Files:
+        preparation = self.preparation
+        return Files(preparation.files, endpoints.begin, endpoints.bodies, config.picture_limits, preparation.threads)
 
     def _work(self) -> Work:
         """Return what this process is doing."""

@@ -38,7 +38,8 @@ class GatewayConfig:
     *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
     get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning; if it
     *trusts_request_templates*, requests may bring chat templates. *parsers* choose what is read out of answers of
-    every model. *response_store_bytes* of conversations are kept for requests that continue them, 0 for none.
+    every model. *response_store_bytes* of conversations are kept for requests that continue them, 0 for none,
+    and *file_store_bytes* of uploaded files, each for *file_store_seconds* at most.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
     *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
@@ -75,6 +76,8 @@ class GatewayConfig:
     strict_parameters: bool = False
     trusts_request_templates: bool = False
     response_store_bytes: int = 64 << 20
+    file_store_bytes: int = 256 << 20
+    file_store_seconds: int = 24 * 3600
     parsers: Parsers = DECLARED
     shutdown_timeout_seconds: float = 30.0
     ping_interval_seconds: float = 15.0

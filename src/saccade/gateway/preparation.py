@@ -6,6 +6,7 @@ from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.pictures.collect import PictureCollector
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.pictures.file_store import FileStore
 from saccade.gateway.pictures.media_loader import MediaLoader
 from saccade.gateway.pictures.metrics import CacheCollector, FetchCollector
 from saccade.gateway.pictures.pixels import PixelPreparer
@@ -19,6 +20,8 @@ from saccade.telemetry import Metrics
 class Preparation:
     """*prompts* drafts prompts, *pictures* collects pictures, *pixels* has them decoded; this holds what they share.
 
+    *files* are pictures that clients uploaded, *threads* where long work runs.
+
     Raises StartupError where a setting is wrong.
     """
 
@@ -28,20 +31,24 @@ class Preparation:
         self._fetcher = Fetcher(config.fetch)
         self._cache = ProcessorCache(pool, config.picture_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
-        self._threads = WorkThreads(admission)
+        self.threads = WorkThreads(admission)
+        # Several processes that share a port share no memory.
+        file_bytes = config.file_store_bytes if config.member is None else 0
+        self.files = FileStore(file_bytes, config.file_store_seconds)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
         metrics.registry.register(CacheCollector("picture", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))
         metrics.registry.register(FetchCollector(self._fetcher))
         self.prompts = PromptDrafter(
-            config.limit_images, metrics, self._threads, takes_templates=config.trusts_request_templates
+            config.limit_images, metrics, self.threads, takes_templates=config.trusts_request_templates
         )
         self.pictures = PictureCollector(
             loader=MediaLoader(self._fetcher, self._urls, memory, metrics),
+            files=self.files,
             limits=config.picture_limits,
             max_encoded_bytes=config.max_body_bytes,
             metrics=metrics,
-            threads=self._threads,
+            threads=self.threads,
         )
         self.pixels = PixelPreparer(pool, self._cache, metrics, config.pixels_timeout_seconds)
 
@@ -58,4 +65,4 @@ class Preparation:
         """Close connections and drop cached pictures."""
         await self._fetcher.close()
         self._cache.close()
-        self._threads.close()
+        self.threads.close()

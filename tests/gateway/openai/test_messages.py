@@ -322,7 +322,7 @@ def test_only_assistants_reason(name: str) -> None:
     assert read([{**message, name: ""}]).messages == [message]
 
 
-@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "image_embeds", "file"])
+@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "image_embeds"])
 def test_parts_that_come_later_are_refused_by_name(kind: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [TEXT, {"type": kind, kind: {}}]}]
     refused(UnsupportedParameter, "messages[1].content[1].type", f"`{kind}`", messages=messages)

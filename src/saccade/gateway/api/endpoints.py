@@ -19,7 +19,7 @@ from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
 from saccade.gateway.openai.parameters import parse_detokenize, parse_tokenize
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.gateway.pictures.collect import PictureCollector
+from saccade.gateway.pictures.collect import Asker, PictureCollector
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
@@ -53,7 +53,7 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
-        with self._reservation(request) as memory:
+        with self.begin(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
                 asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
@@ -69,7 +69,7 @@ class Endpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, pictures expanded."""
-        with self._reservation(request) as memory:
+        with self.begin(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
                 asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
@@ -79,7 +79,7 @@ class Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, special tokens as they are written."""
-        with self._reservation(request) as memory:
+        with self.begin(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
                 asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
@@ -124,14 +124,15 @@ class Endpoints:
         chat = await self.prompts.read_long(served, asked)
         memory.keep(memory.num_bytes // COPIES)
         account.begin_pictures(len(chat.pictures))
-        pictures = await self.pictures.collect(served, chat.pictures, account.tenant.salt, memory)
+        asker = Asker(account.tenant.id, account.tenant.salt)
+        pictures = await self.pictures.collect(served, chat.pictures, asker, memory)
         num_bytes = sum(len(picture.encoded) for picture in pictures)
         account.use_pictures(num_bytes)
         with self.admission.admit(account.tenant.id):
             layouts = [picture.layout for picture in pictures]
             return (await self.prompts.draft(served, asked, chat, layouts, num_bytes)).token_ids
 
-    def _reservation(self, request: Request) -> Reservation:
+    def begin(self, request: Request) -> Reservation:
         """Count a request, and return what counts its bytes.
 
         Raises Draining, QueueFull and RateLimitExceeded where it would not be served.

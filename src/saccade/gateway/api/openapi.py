@@ -17,6 +17,7 @@ from saccade.gateway.openai.answers import (
     TokenizeAnswer,
 )
 from saccade.gateway.openai.completions import Completion, CompletionRequest
+from saccade.gateway.openai.files import MAX_LISTED, PURPOSES, DeletedFile, FileList, FileObject
 from saccade.gateway.openai.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
 from saccade.gateway.responses.answers import DeletedResponse, Response
 from saccade.gateway.responses.requests import ResponseRequest
@@ -25,7 +26,7 @@ BODIES = (
     ChatRequest, ChatCompletion, CompletionRequest, Completion,
     TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
     ModelList, ModelCard, ErrorAnswer, MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
-    ResponseRequest, Response, DeletedResponse,
+    ResponseRequest, Response, DeletedResponse, FileObject, FileList, DeletedFile,
 )  # fmt: skip
 POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -39,6 +40,24 @@ POST_ERRORS = {
 }
 MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+FILE_ID = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+FORM = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": list(PURPOSES)},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 1},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+LISTING = [
+    {"name": "purpose", "in": "query", "schema": {"type": "string"}},
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}},
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}},
+]
 ANYTHING = {"type": "object"}
 LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
 TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
@@ -86,6 +105,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/v1/messages/count_tokens": {"post": count},
         "/v1/responses": {"post": _answered("Answer a chat, or continue one", ResponseRequest, Response)},
         "/v1/responses/{response_id}": kept,
+        **_files(),
         "/v1/models": {"get": _get("List the models", _json(ModelList))},
         "/v1/models/{model}": {
             "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
@@ -103,6 +123,26 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         "/version": {"get": _get("The server's version", _schema(ANYTHING))},
         "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
+    }
+
+
+def _files() -> dict[str, Any]:
+    upload = _get("Keep a picture, to be named in requests", _json(FileObject), *POST_ERRORS)
+    upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "/v1/files": {
+            "post": upload,
+            "get": _get("List the files that are kept", _json(FileList), 400) | {"parameters": LISTING},
+        },
+        "/v1/files/{file_id}": {
+            "get": _get("Describe a file", _json(FileObject), 400, 404),
+            "delete": _get("Forget a file", _json(DeletedFile), 400, 404),
+            "parameters": [FILE_ID],
+        },
+        "/v1/files/{file_id}/content": {
+            "get": _get("Return a file", content, 400, 404) | {"parameters": [FILE_ID]},
+        },
     }
 
 

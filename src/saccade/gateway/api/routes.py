@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.endpoints import Endpoints
+from saccade.gateway.api.files import Files
 from saccade.gateway.api.responses import Responses
 from saccade.gateway.http.connection import CONNECTION
 from saccade.gateway.http.middleware import ROUTE
@@ -37,12 +38,19 @@ class _Named:
         await self._app(scope, receive, send)
 
 
-def routes(answering: Answering, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses) -> list[Route]:
+def routes(
+    answering: Answering, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
+) -> list[Route]:
     """Return all routes; *apis* are those that answer chats, by path."""
     return [
         *(_answered(path, answering, api) for path, api in apis.items()),
         route("GET", "/v1/responses/{response_id}", responses.get),
         route("DELETE", "/v1/responses/{response_id}", responses.delete),
+        route("POST", "/v1/files", files.create),
+        route("GET", "/v1/files", files.list_all),
+        route("GET", "/v1/files/{file_id}", files.get),
+        route("DELETE", "/v1/files/{file_id}", files.delete),
+        route("GET", "/v1/files/{file_id}/content", files.content),
         route("POST", "/v1/messages/count_tokens", endpoints.count_tokens, takes_json=True),
         route("GET", "/v1/models", endpoints.models),
         route("GET", "/v1/models/{model:path}", endpoints.model),

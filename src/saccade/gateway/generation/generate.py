@@ -15,7 +15,7 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.pictures.collect import Picture, PictureCollector
+from saccade.gateway.pictures.collect import Asker, Picture, PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
@@ -66,7 +66,7 @@ class Generation:
                 salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
                 asked.account.begin_pictures(len(asked.chat.pictures))
                 # While the request waits for other servers it holds no place.
-                pictures = await self.pictures.collect(served, asked.chat.pictures, salt, asked.memory)
+                pictures = await self.pictures.collect(served, asked.chat.pictures, _asker(asked, salt), asked.memory)
                 asked.account.use_pictures(sum(len(picture.encoded) for picture in pictures))
                 held.enter_context(self.admission.admit(asked.account.tenant.id))
                 drafted = await self._draft(asked, pictures, salt)
@@ -88,7 +88,7 @@ class Generation:
         Nothing is booked, and no pixel is decoded.
         """
         salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
-        pictures = await self.pictures.collect(asked.served, asked.chat.pictures, salt, asked.memory)
+        pictures = await self.pictures.collect(asked.served, asked.chat.pictures, _asker(asked, salt), asked.memory)
         with self.admission.admit(asked.account.tenant.id):
             drafted = await self._draft(asked, pictures, salt)
             return await self.dispatcher.preview(asked.served.name, drafted.prompt)
@@ -118,6 +118,10 @@ class Generation:
             tenant=asked.account.tenant,
         )
         return Drafted(draft, sampling, prompt, asked.chat)
+
+
+def _asker(asked: Asked, salt: bytes) -> Asker:
+    return Asker(asked.account.tenant.id, salt)
 
 
 def _not_held(param: str) -> UnsupportedParameter:

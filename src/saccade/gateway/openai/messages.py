@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.json_body import parse
+from saccade.gateway.openai.files import is_file_id
+from saccade.gateway.openai.json_body import decode, parse
 from saccade.gateway.openai.requests import (
     EFFORTS,
     PICTURE_PART,
     ChatMessage,
     ChatRequest,
     ContentPart,
+    FileSource,
     OtherMedia,
     Refused,
     TokenizeRequest,
@@ -25,10 +28,10 @@ from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
 
-PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds", "file")
+PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds")
 
-MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "image_url")
-MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "inline_data", "source")
+MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url")
+MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "source")
 """Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
@@ -41,6 +44,10 @@ MAX_EMPTY_BYTES = 16
 MAX_PIXELS = 2**31
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
+PICTURE_DATA = "data:image/"
+NO_FILE = f"file-{32 * '0'}"
+"""The id of no file."""
+
 MAX_SHOWN_CHARACTERS = 64
 """Of a name from a request, in an error."""
 
@@ -48,9 +55,12 @@ _SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"
 """The reference processors' names of these limits, which are numbers of pixels all the same (smart_resize)."""
 
 
+_FILE: Final = msgspec.json.Decoder(FileSource)
+
+
 @dataclass(frozen=True)
 class PictureSource:
-    """Where a picture of a request comes from, and its options.
+    """Where a picture of a request comes from, and its options. The *url* may be the id of an uploaded file.
 
     *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
     """
@@ -219,6 +229,9 @@ def _read_part(
         case ContentPart(type="image_url"):
             pictures.append(_picture_source(part, f"{field}.image_url", limits))
             return {"type": "image"}
+        case ContentPart(type="file"):
+            pictures.append(_file_source(part, f"{field}.file", limits))
+            return {"type": "image"}
         case _:
             named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
             raise UnsupportedParameter(
@@ -257,6 +270,26 @@ def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) ->
     if not url:
         raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
     return PictureSource(field, url, PictureOptions(detail or "auto", **limits))
+
+
+def _file_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
+    if part.file is UNSET:
+        raise InvalidValue(f"`{field}` is missing.", field)
+    file = decode(part.file, _FILE, field)
+    if (file.file_id is None) == (file.file_data is None):
+        raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
+    options = PictureOptions("auto", **limits)
+    if file.file_id is not None:
+        # An id in another form could be taken for a URL.
+        return PictureSource(f"{field}.file_id", file.file_id if is_file_id(file.file_id) else NO_FILE, options)
+    url = file.file_data or ""
+    if not url[: len(PICTURE_DATA)].lower() == PICTURE_DATA:
+        raise UnsupportedParameter(
+            f"`{field}.file_data`: files other than pictures are not served; send a data: URL that begins with "
+            f"`{PICTURE_DATA}`.",
+            f"{field}.file_data",
+        )
+    return PictureSource(f"{field}.file_data", url, options)
 
 
 def _read_processor_kwargs(given: Mapping[str, Any] | None) -> dict[str, int]:

@@ -36,7 +36,11 @@ PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base
 
 # Some fields are checked by code, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
-PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "file"]})]
+FileSchema = {
+    "type": ["object", "null"],
+    "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
+}
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
@@ -104,7 +108,6 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
     attachments: Refused = UNSET
     audio: Refused = UNSET
     audio_url: Refused = UNSET
-    file: Refused = UNSET
     files: Refused = UNSET
     image: Refused = UNSET
     image_base64: Refused = UNSET
@@ -121,7 +124,7 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
 
 
 class ContentPart(OtherMedia, frozen=True):
-    """A piece of a message: `text`, or `image_url` as an object or a plain string.
+    """A piece of a message: `text`, `image_url` as an object or a plain string, or a picture as a `file`.
 
     *uuid* is accepted and has no effect: a picture is identified by its bytes.
     """
@@ -132,6 +135,16 @@ class ContentPart(OtherMedia, frozen=True):
     uuid: str | None = None
     inline_data: Refused = UNSET
     source: Refused = UNSET
+    # Read where the part is of the type `file`.
+    file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema)] = UNSET
+
+
+class FileSource(Struct, frozen=True):
+    """A picture as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
 
 
 class CalledFunction(Struct, frozen=True):
@@ -163,6 +176,7 @@ class ChatMessage(OtherMedia, frozen=True):
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = None
     image_url: Refused = UNSET
+    file: Refused = UNSET
     function_call: Refused = UNSET
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from saccade.errors import ImageTooLarge, RequestError
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.openai.files import is_file_id
 from saccade.gateway.openai.messages import PictureSource
 from saccade.gateway.pictures.concurrency import all_or_none
+from saccade.gateway.pictures.file_store import FileStore
 from saccade.gateway.pictures.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.content import content_hash
@@ -35,17 +37,26 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Asker:
+    """Whose pictures are collected: *tenant* is the id by which files are kept, *salt* separates the caches."""
+
+    tenant: bytes
+    salt: bytes
+
+
+@dataclass(frozen=True)
 class PictureCollector:
     """Collects the pictures of one request at a time: each within *limits*, all within *max_encoded_bytes*."""
 
     loader: MediaLoader
+    files: FileStore
     limits: PictureLimits
     max_encoded_bytes: int
     metrics: Metrics
     threads: WorkThreads
 
     async def collect(
-        self, served: ServedModel, sources: list[PictureSource], salt: bytes, memory: Reservation
+        self, served: ServedModel, sources: list[PictureSource], asker: Asker, memory: Reservation
     ) -> tuple[Picture, ...]:
         """Return the pictures of *sources*, whose bytes *memory* counts; a URL that is there twice is fetched once.
 
@@ -59,7 +70,7 @@ class PictureCollector:
         async def read(position: int) -> None:
             source = pending[position]
             try:
-                found[position] = await self._open(served, source, salt, memory)
+                found[position] = await self._open(served, source, asker, memory)
             except RequestError as error:
                 raise error.at(source.field) from error
             pending[position] = dataclasses.replace(source, url="")
@@ -69,7 +80,7 @@ class PictureCollector:
         memory.keep(sum(len(picture.encoded) for picture in found.values()))
         return tuple(found[position] for position in range(len(pending)))
 
-    async def _open(self, served: ServedModel, source: PictureSource, salt: bytes, memory: Reservation) -> Picture:
+    async def _open(self, served: ServedModel, source: PictureSource, asker: Asker, memory: Reservation) -> Picture:
 
         def read(content: bytes) -> Picture:
             header = read_header(content)
@@ -84,7 +95,11 @@ class PictureCollector:
             num_bytes = len(source.url)
             is_long = num_bytes > THREAD_FROM_BYTES
             return await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
-        content = await self.loader.fetch(source.url, salt, memory)
+        if is_file_id(source.url):
+            content = self.files.get(asker.tenant, source.url, source.field).content
+            memory.take(len(content))
+        else:
+            content = await self.loader.fetch(source.url, asker.salt, memory)
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
 
     def _check_together(self, found: Iterable[Picture]) -> None:

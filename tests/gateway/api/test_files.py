@@ -1,0 +1,160 @@
+"""Files over HTTP as an openai client sees them, and chats that name them."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import scripted
+from chats import data_url, picture
+
+from saccade.gateway.config import GatewayConfig
+
+CONFIG = GatewayConfig(api_keys=("one", "two"), file_store_seconds=1000)
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    with scripted.running(tiny_qwen3_vl, CONFIG) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(shared: scripted.Gateway) -> Iterator[openai.OpenAI]:
+    shared.worker.requests.clear()
+    shared.answer_two_tokens()
+    with shared.client(api_key="one") as made:
+        yield made
+        for file in made.files.list():
+            made.files.delete(file.id)
+
+
+def png(seed: int = 1) -> bytes:
+    buffer = io.BytesIO()
+    picture(70, 50, seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def upload(client: openai.OpenAI, seed: int = 1, purpose: Any = "vision", **fields: Any) -> Any:
+    return client.files.create(file=(f"{seed}.png", png(seed)), purpose=purpose, **fields)
+
+
+def ask(client: openai.OpenAI, part: Any) -> Any:
+    return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}], max_tokens=5)
+
+
+def test_a_file_lives(client: openai.OpenAI) -> None:
+    made = upload(client)
+    assert (made.object, made.purpose, made.filename, made.status) == ("file", "vision", "1.png", "processed")
+    assert made.bytes == len(png())
+    assert made.expires_at == made.created_at + 1000
+    assert client.files.retrieve(made.id) == made
+    assert client.files.content(made.id).read() == png()
+    assert [file.id for file in client.files.list()] == [made.id]
+    assert client.files.delete(made.id).deleted
+    for gone in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError, match="file_id"):
+            gone(made.id)
+
+
+def test_the_same_picture_is_one_file(client: openai.OpenAI) -> None:
+    assert upload(client).id == upload(client, purpose="user_data").id != upload(client, 2).id
+    assert len(list(client.files.list())) == 2
+
+
+def test_lists_have_pages(client: openai.OpenAI) -> None:
+    made = [upload(client, seed, purpose).id for seed, purpose in enumerate(("vision", "user_data", "vision"))]
+    everything = [file.id for file in client.files.list(order="asc")]
+    assert sorted(everything) == sorted(made)
+    assert [file.id for file in client.files.list(order="desc")] == everything[::-1]
+    # The client asks for page after page.
+    assert [file.id for file in client.files.list(order="asc", limit=1)] == everything
+    assert [file.id for file in client.files.list(purpose="user_data")] == [made[1]]
+
+
+def test_expiry(client: openai.OpenAI) -> None:
+    made = upload(client, expires_after={"anchor": "created_at", "seconds": 60})
+    assert made.expires_at == made.created_at + 60
+    with pytest.raises(openai.BadRequestError, match="1000"):
+        upload(client, expires_after={"anchor": "created_at", "seconds": 1001})
+
+
+@pytest.mark.parametrize("as_url", [False, True])
+def test_a_chat_names_a_file(as_url: bool, client: openai.OpenAI, shared: scripted.Gateway) -> None:
+    made = upload(client)
+    ask(client, {"type": "image_url", "image_url": {"url": data_url(picture(70, 50, 1))}})
+    ask(
+        client,
+        {"type": "image_url", "image_url": {"url": made.id}}
+        if as_url
+        else {"type": "file", "file": {"file_id": made.id}},
+    )
+    ask(client, {"type": "file", "file": {"file_data": data_url(picture(70, 50, 1)), "filename": "a.png"}})
+    sent, named, inline = shared.worker.requests
+    assert sent.token_ids == named.token_ids == inline.token_ids
+    # A picture is the same however it came, so its caches are too.
+    assert sent.media[0].content_hash == named.media[0].content_hash == inline.media[0].content_hash
+
+
+def test_token_counts_know_files(client: openai.OpenAI, shared: scripted.Gateway) -> None:
+    part = {"type": "file", "file": {"file_id": upload(client).id}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    counted = shared.ask("POST", "/tokenize", body, Authorization="Bearer one").json
+    ask(client, part)
+    assert counted["tokens"] == shared.worker.requests[0].token_ids
+
+
+def test_another_tenants_file_is_not_found(client: openai.OpenAI, shared: scripted.Gateway) -> None:
+    made = upload(client)
+    with shared.client(api_key="two") as other:
+        assert list(other.files.list()) == []
+        for method in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                method(made.id)
+        with pytest.raises(openai.NotFoundError) as refused:
+            ask(other, {"type": "file", "file": {"file_id": made.id}})
+        assert refused.value.param == "messages[0].content[0].file.file_id"
+    assert not shared.worker.requests
+    assert client.files.retrieve(made.id) == made
+
+
+@pytest.mark.parametrize(
+    ("file", "purpose", "param"),
+    [
+        (("a.png", b"no picture"), "vision", "file"),
+        (("a.pdf", b"%PDF-1.7 "), "user_data", "file"),
+        (("a.png", png()[:20]), "vision", "file"),
+        (("a.png", png()), "fine-tune", "purpose"),
+    ],
+)
+def test_what_is_not_kept(file: Any, purpose: Any, param: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.files.create(file=file, purpose=purpose)
+    assert refused.value.param == param
+    assert list(client.files.list()) == []
+
+
+def test_only_forms_are_uploads(shared: scripted.Gateway) -> None:
+    assert shared.ask("POST", "/v1/files", {"file": "a"}, Authorization="Bearer one").status == 415
+    headers = {"Authorization": "Bearer one", "Content_Type": "multipart/form-data; boundary=xyz"}
+    answer = shared.ask("POST", "/v1/files", b"--xyz--\r\n", **headers)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "file")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=a", "limit=10001", "order=up", "after=file-1"])
+def test_listing_is_checked(query: str, shared: scripted.Gateway) -> None:
+    answer = shared.ask("GET", f"/v1/files?{query}", Authorization="Bearer one")
+    assert (answer.status, answer.json["error"]["param"]) == (400, query.split("=")[0])
+
+
+def test_a_gateway_without_a_store(tiny_qwen3_vl: Path) -> None:
+    config = replace(CONFIG, api_keys=(), file_store_bytes=0)
+    with scripted.running(tiny_qwen3_vl, config) as gateway, gateway.client() as client:
+        for refused in (lambda: upload(client), client.files.list, lambda: client.files.retrieve("file-1")):
+            with pytest.raises(openai.BadRequestError, match="--file-store-bytes"):
+                refused()
+        with pytest.raises(openai.BadRequestError, match="--file-store-bytes"):
+            ask(client, {"type": "file", "file": {"file_id": f"file-{32 * '1'}"}})
