@@ -10,7 +10,6 @@ import pytest_asyncio
 from clips import clip
 
 from saccade.errors import DeadlineExceeded, InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
-from saccade.gateway.confinement.sandbox import MEASURES
 from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedPicture
 from saccade.media.video import read_frames, read_header
 from saccade.media.video_header import VideoLimits
@@ -59,17 +58,6 @@ async def test_patches_are_the_same_where_nothing_else_may_be_done(pool: DecodeP
     assert made.seconds.decode > 0
     pool.release([made.slot.name])
     assert (pool.pids, pool.num_slots, pool.in_flight_bytes) == (before, 0, 0)
-
-
-async def test_the_processes_are_confined_as_for_pictures(caplog: pytest.LogCaptureFixture) -> None:
-    pool = DecodePool(DecodePoolConfig(num_processes=1))
-    await pool.start()
-    try:
-        (process,) = pool._processes
-        assert set(process.measures) <= set(MEASURES)
-        assert process.measures
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize("name", BROKEN)
