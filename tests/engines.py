@@ -17,7 +17,6 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
-from saccade.models.family import VideoOptions
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, video_processor
 from saccade.nn.context import RecurrentState
 from saccade.protocol.media import MediaItem, PictureLayout, Span, VideoHeader
@@ -88,7 +87,7 @@ def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start
     family = models.family_of(config)
     processor = image_processor(files, models.families()[family])
     layout = models.load_video_layout(family)(config, processor, video_processor(files))
-    settings = layout.settings_for(VideoOptions(min_pixels=56 * 56, max_pixels=1 << 20))
+    settings = {**layout.settings, "min_pixels": 56 * 56, "max_pixels": 1 << 20}
     shape = layout.video(VideoHeader(num_frames, 4.0, *size), settings)
     draw = np.random.default_rng(seed)
     frames = [draw.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8) for _ in shape.frames]

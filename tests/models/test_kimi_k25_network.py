@@ -65,6 +65,37 @@ def test_vision_tower_equals_the_reference(network: Any, oracle: KimiOracle) -> 
     assert counts == COUNTS
 
 
+CLIPS = [(4, 6, 10), (1, 4, 6), (3, 18, 22), (2, 2, 2), (7, 4, 4)]
+"""The last is a video of two clips."""
+
+
+@torch.inference_mode()
+def test_clips_equal_the_reference(network: Any, oracle: KimiOracle) -> None:  # A10
+    given = torch.randint(0, 256, (sum(t * h * w for t, h, w in CLIPS) * 588,), dtype=torch.uint8)
+    metadata, counts = network.prepare([MediaShape(grid, modality="video") for grid in CLIPS], VisionAttentionBackend())
+    features = network.encode(given, metadata)
+    normalised = (given.view(-1, 3, 14, 14).float() / 255 - 0.5) / 0.5
+    expected, start = [], 0
+    for grid in [*CLIPS[:-1], (4, 4, 4), (3, 4, 4)]:
+        stop = start + grid[0] * grid[1] * grid[2]
+        tower = oracle.model.model.vision_tower(normalised[start:stop], grid_thw=torch.tensor([grid]))
+        expected.append(oracle.model.model.mm_projector(tower.pooler_output).squeeze(1))
+        start = stop
+    torch.testing.assert_close(features, torch.cat(expected), atol=1e-4, rtol=0)
+    assert counts == [15, 6, 99, 1, 8]
+
+
+@torch.inference_mode()
+def test_a_video_of_one_frame_is_a_picture(network: Any) -> None:
+    grid, backend = (1, 6, 10), VisionAttentionBackend()
+    features = []
+    for grids in ([grid], [grid, (2, 4, 4)]):
+        metadata, _ = network.prepare([MediaShape(one, modality="video") for one in grids], backend)
+        given = torch.cat([pixels([grid]), torch.zeros(588 * 32 * (len(grids) - 1), dtype=torch.uint8)])
+        features.append(network.encode(given, metadata)[:15])
+    torch.testing.assert_close(*features, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 def test_pictures_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) -> None:
     alone, together = ([MediaShape(one) for one in grids] for grids in ([grid], [(1, 4, 4), grid]))
@@ -107,6 +138,8 @@ def test_encode_does_not_sync(network: Any) -> None:  # C3, [eng] 35
     patches = pixels()
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
         network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend())[0])
+        clip = network.prepare([MediaShape((4, 6, 10), modality="video")], VisionAttentionBackend())[0]
+        network.encode(pixels([(1, 24, 10)]), clip)
         with pytest.raises(AssertionError):  # the check itself works
             patches[0].item()
 
@@ -286,7 +319,9 @@ def test_a_grid_that_cannot_be_merged_is_refused() -> None:
     assert facts.item_tokens((1, 6, 10)) == 15
     assert facts.pixel_shape((1, 6, 10)) == (60, 3, 14, 14)
     assert facts.encoding_values((1, 6, 10)) == 15 * 96
-    for grid in ((1, 3, 4), (1, 4, 3), (2, 4, 4), (1, 0, 4)):
+    assert facts.item_tokens((4, 6, 10)) == 15
+    assert facts.item_tokens((9, 6, 10)) == 45
+    for grid in ((1, 3, 4), (1, 4, 3), (0, 4, 4), (1, 0, 4)):
         with pytest.raises(InvalidValue, match="grid"):
             facts.item_tokens(grid)
 

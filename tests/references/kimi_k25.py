@@ -5,8 +5,9 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tiktoken
@@ -20,6 +21,15 @@ from references import Chat, Seen, render_template
 PLACEHOLDER = "<|media_pad|>"
 LONGEST_TEXT = 400_000
 LONGEST_RUN = 25_000
+
+
+class Watched(NamedTuple):
+    """A video: the indices of its frames, the grid of each chunk, the text for it, and its uint8 patches."""
+
+    frames: list[int]
+    grids: list[tuple[int, int, int]]
+    text: str
+    pixels: np.ndarray
 
 
 class KimiK25:
@@ -47,6 +57,27 @@ class KimiK25:
         values *= 1.0 / np.array(self.media["image_std"])[:, None, None]
         num_tokens = (height // (patch * merge)) * (width // (patch * merge))
         return Seen(num_tokens, torch.from_numpy(values), (1, height // patch, width // patch), pixels)
+
+    def watch(self, frames: Sequence[Image.Image], fps: float) -> Watched:
+        """What the release's processor makes of all *frames* of a video: chunks of four, each behind its time."""
+        patch, merge = self.media["patch_size"], self.media["merge_kernel_size"]
+        count = max(round(len(frames) * min(self.media["sample_fps"], fps) / fps), 1)
+        chosen = np.linspace(0, len(frames) - 1, count).round().astype(int).tolist()
+        limits = {**self.media, "in_patch_limit": self.media["in_patch_limit_each_frame"]}
+        pixels, grids, text = [], [], ""
+        for start in range(0, count, 4):
+            chunk = [_shrink(frames[index].convert("RGB"), limits) for index in chosen[start : start + 4]]
+            width, height = (-(-side // (patch * merge)) * patch * merge for side in chunk[0].size)
+            for small in chunk:
+                canvas = np.zeros((height, width, 3), np.uint8)
+                canvas[: small.height, : small.width] = np.asarray(small)
+                pixels.append(_patches(canvas, patch))
+            grids.append((len(chunk), height // patch, width // patch))
+            begun = datetime.fromtimestamp(chosen[start] / fps, tz=UTC)
+            time = begun.strftime("%H:%M:%S") + f".{int(chosen[start] / fps % 1 * 1000):03d}"
+            pads = PLACEHOLDER * ((height // (patch * merge)) * (width // (patch * merge)))
+            text += f"{time}<|media_begin|>video<|media_content|>{pads}<|media_end|>"
+        return Watched(chosen, grids, text, np.concatenate(pixels))
 
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         return render_template(self.template, chat, add_generation_prompt, switches)

@@ -104,11 +104,33 @@ class KimiOracle:
     @torch.inference_mode()
     def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([asked.token_ids + token_ids[:-1]])}
-        if asked.media:
+        if any(item.modality == "video" for item in asked.media):
+            inputs = {"inputs_embeds": self._embedded(inputs["input_ids"], asked.media)}
+        elif asked.media:
             pixel_values = torch.cat([self.pixel_values(item) for item in asked.media])
             inputs["pixel_values"] = pixel_values.to(self.model.dtype)  # transformers does not
             inputs["image_grid_thw"] = torch.tensor([item.grid for item in asked.media])
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def _embedded(self, ids: torch.Tensor, media: Sequence[MediaItem]) -> torch.Tensor:
+        """Return the embeddings of *ids* with the features of *media*."""
+        embedded = self.model.get_input_embeddings()(ids)
+        for item in media:
+            places = [place for span in item.spans for place in range(span.start, span.start + span.length)]
+            embedded[0, places] = self.features(item)
+        return embedded
+
+    def features(self, item: MediaItem) -> torch.Tensor:
+        """Return the features of a picture or video, clip after clip.
+
+        transformers 5.23 encodes no two clips at once of which one has more frames, and counts the tokens of each frame.
+        """
+        parts, (_, rows, columns) = [], item.grid
+        for clip in self.pixel_values(item).split(4 * rows * columns):
+            grid = torch.tensor([[len(clip) // (rows * columns), rows, columns]])
+            pooled = self.model.model.vision_tower(clip.to(self.model.dtype), grid_thw=grid).pooler_output
+            parts.append(self.model.model.mm_projector(pooled).squeeze(1))
+        return torch.cat(parts)
 
     @staticmethod
     def pixel_values(item: MediaItem) -> torch.Tensor:

@@ -1,16 +1,18 @@
-"""MoonViT, a tower for pictures of any size, and the projector behind it.
+"""MoonViT, a tower for pictures of any size and clips of a few frames, and the projector behind it.
 
-Every picture attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. One
-frame only: what the tower does with the frames of a video (positions in time, their mean) leaves a picture as it is.
-Patches come in raster order and are put into merge-block order at once, while they are bytes.
+Every picture attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
+frames of a clip attend to each other, have positions in time as well, and become one by their mean; a video is clips
+of `clip_frames`, the last one of what remains. Patches come in raster order, frame after frame, and are put into
+merge-block order at once, while they are bytes.
 
 Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Encoder contract: `prepare` does all
 that depends on grids, on the host; `encode` then runs without a device sync. Shapes: P patches, I values of a patch,
-E hidden size, D head size, U merged patches, X text width.
+E hidden size, D head size, F frames of a clip, U merged patches, X text width.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import GELU, GELU_TANH
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
-from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_layout, patch_coordinates
+from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_sequences, patch_coordinates
 
 NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
@@ -35,12 +37,26 @@ KEYS_A = np.float32(-0.75)
 
 
 @dataclass(frozen=True, slots=True)
+class ClipMetadata:
+    """What clips of several frames need beside. M is the number of patches when all frames of a clip are one.
+
+    *times* int64 [P] are rows of the table of times, 0 in clips of one frame. *frames* int64 [M, F] are the patches
+    whose weighted sum is one patch, with the weights *shares* [M, F, 1]; where a clip has fewer frames, they are 0.
+    """
+
+    times: torch.Tensor
+    frames: torch.Tensor
+    shares: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderMetadata:
     """What depends on grids alone: `prepare` computes it, and every block reads it.
 
     *order* int64 [P] is the place in the raster of each patch in merge-block order. *taps* int64 [P, 16] and
     *tap_weights* [P, 16] resample the learned positions; *cos_sin* complex64 [P, 1, D / 2] is the argument of
-    `ops.rotary_pairs`. Raises ValueError for a layout that lacks what the backend needs.
+    `ops.rotary_pairs`. *clips* is None where all clips have one frame. Raises ValueError for a layout that lacks what
+    the backend needs.
     """
 
     layout: PackedLayout
@@ -49,6 +65,7 @@ class EncoderMetadata:
     tap_weights: torch.Tensor
     cos_sin: torch.Tensor
     backend: VisionAttentionBackend
+    clips: ClipMetadata | None = None
 
     def __post_init__(self) -> None:
         """Check what the host knows, once a call."""
@@ -56,9 +73,9 @@ class EncoderMetadata:
 
 
 class Places(NamedTuple):
-    """Where the patches of one picture are, in merge-block order.
+    """Where the patches of one frame are, in merge-block order.
 
-    *places* float32 [P, 2] are column and row; the other fields are those of EncoderMetadata for this picture.
+    *places* float32 [P, 2] are column and row; the other fields are those of EncoderMetadata for this frame.
     """
 
     order: npt.NDArray[np.int64]
@@ -67,8 +84,8 @@ class Places(NamedTuple):
     tap_weights: npt.NDArray[np.float32]
 
 
-def picture_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
-    """Return the places of a picture, for a *table* of (rows, columns)."""
+def frame_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
+    """Return the places of one frame, for a *table* of (rows, columns)."""
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = bicubic_taps(row, grid[1], table[0])
     columns, column_weights = bicubic_taps(column, grid[2], table[1])
@@ -76,6 +93,37 @@ def picture_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
     weights = row_weights[:, :, None] * column_weights[:, None, :]
     places = np.stack((column, row), 1).astype(np.float32)
     return Places(row * grid[2] + column, places, taps.reshape(-1, 16), weights.reshape(-1, 16))
+
+
+def clips_of(grid: Grid, most: int) -> list[Grid]:
+    """Return the grids of the clips of a video or picture, each of *most* frames but the last."""
+    frames, rows, columns = grid
+    return [(min(most, frames - first), rows, columns) for first in range(0, frames, most)]
+
+
+def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata | None:
+    """Return what *clips* of several frames need; None if there are none."""
+    most = max(frames for frames, _, _ in clips)
+    if most == 1:
+        return None
+    times, gathered, shares = [], [], []
+    start = 0
+    for frames, rows, columns in clips:
+        size = rows * columns
+        times.append(np.repeat(np.arange(frames) + (frames > 1), size))
+        offsets = np.where(np.arange(most) < frames, np.arange(most) * size, 0)
+        gathered.append(start + np.arange(size)[:, None] + offsets)
+        shares.append(np.tile(np.where(np.arange(most) < frames, 1 / frames, 0), (size, 1)))
+        start += frames * size
+    host = (np.concatenate(times), np.concatenate(gathered), np.concatenate(shares).astype(np.float32)[:, :, None])
+    return ClipMetadata(*(torch.from_numpy(array).to(device, non_blocking=True) for array in host))
+
+
+def times_table(num_times: int, width: int) -> torch.Tensor:
+    """Return the positions in time [1 + num_times, E] behind a row of zeros: half of a row sines, half cosines."""
+    frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, width, 2).float() / width))
+    angles = torch.outer(torch.arange(num_times).float(), frequencies)
+    return torch.cat((torch.zeros(1, width), torch.cat((angles.sin(), angles.cos()), 1)))
 
 
 def bicubic_taps(
@@ -93,6 +141,12 @@ def bicubic_taps(
     near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance * distance + 1
     far = ((KEYS_A * distance - 5 * KEYS_A) * distance + 8 * KEYS_A) * distance - 4 * KEYS_A
     return entries.clip(0, side - 1), np.where(distance <= 1, near, far).astype(np.float32)
+
+
+def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
+    """Return the mean [M, E] over the frames of each clip, computed in float32."""
+    frames_MFE = x_PE.index_select(0, clips.frames.flatten()).view(*clips.frames.shape, -1)
+    return (frames_MFE.float() * clips.shares).sum(1).to(x_PE.dtype)
 
 
 class VisionMlp(nn.Module):
@@ -144,7 +198,7 @@ class Projector(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Maps patches in merge-block order to as many normalised vectors."""
+    """Maps patches in merge-block order to normalised vectors, as many for a clip as for one of its frames."""
 
     def __init__(self, config: VisionConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -156,37 +210,46 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(VisionBlock(config, ranks) for _ in range(config.depth))
         self.final_layernorm = LayerNorm(config.hidden_size, NORM_EPS)
         self.table_TE = torch.empty(0)
+        self.times_FE = torch.empty(0)
 
     def finish(self) -> None:
         """Compute what depends on the loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
         # Resampling computes weighted sums of sixteen entries in float32.
         self.table_TE = self.patch_embed["pos_emb"].weight.data.float().flatten(0, 1)  # type: ignore[operator]
+        self.times_FE = times_table(self.config.clip_frames, self.config.hidden_size).to(self.table_TE.device)
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> EncoderMetadata:
         """Return all that depends on *grids*, computed on the host and copied without a device sync."""
         device, config = self.table_TE.device, self.config
         table = config.table_rows, config.table_columns
-        pictures = [picture_places(grid, config.merge_size, table) for grid in grids]
-        starts = np.cumsum([0, *(len(picture.order) for picture in pictures)])
-        order = np.concatenate([start + picture.order for start, picture in zip(starts, pictures, strict=False)])
-        _, *rest = (np.concatenate(arrays) for arrays in zip(*pictures, strict=True))
+        clips = [clip for grid in grids for clip in clips_of(grid, config.clip_frames)]
+        frames: list[Places] = []
+        for grid in grids:
+            frames += [frame_places(grid, config.merge_size, table)] * grid[0]
+        starts = np.cumsum([0, *(len(frame.order) for frame in frames)])
+        order = np.concatenate([start + frame.order for start, frame in zip(starts, frames, strict=False)])
+        _, *rest = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
         order_P, place_P2, taps_P, weights_P = (
             torch.from_numpy(array).to(device, non_blocking=True) for array in (order, *rest)
         )
         frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
         # Pairs of channels turn with the column and with the row in turns.
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
-        layout = packed_layout(grids, device)
-        return EncoderMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend)
+        layout = packed_sequences(tuple(map(prod, clips)), device)
+        of_clips = clip_metadata(clips, device)
+        return EncoderMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend, of_clips)
 
     def forward(self, patches_PI: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
-        """Map normalised patches [P, I], in merge-block order, to [P, E]."""
+        """Map normalised patches [P, I], in merge-block order, to [P, E], or with clips of several frames to [M, E]."""
         learned_PE = functional.embedding_bag(
             metadata.taps, self.table_TE, per_sample_weights=metadata.tap_weights, mode="sum"
         )
+        if metadata.clips is not None:
+            learned_PE = learned_PE + self.times_FE.index_select(0, metadata.clips.times)
         x_PE = self.patch_embed["proj"](patches_PI)
         x_PE = x_PE + learned_PE.to(x_PE.dtype)
         for block in self.blocks:
             x_PE = block(x_PE, metadata)
-        return self.final_layernorm(x_PE)  # type: ignore[no-any-return]
+        x_PE = self.final_layernorm(x_PE)
+        return x_PE if metadata.clips is None else mean_of_frames(x_PE, metadata.clips)

@@ -16,9 +16,13 @@ RELEASE: Mapping[str, str] = MappingProxyType(
         "num_attention_heads": "vt_num_attention_heads",
         "pos_emb_height": "init_pos_emb_height",
         "pos_emb_width": "init_pos_emb_width",
+        "pos_emb_time": "init_pos_emb_time",
     }
 )
 """The releases' keys by those of transformers. The releases' win: transformers reads its own only, or defaults."""
+
+CLIP_FRAMES = 4
+"""The releases' number, where config.json has none."""
 
 FIXED: Mapping[str, Any] = MappingProxyType(
     {
@@ -35,7 +39,10 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The vision part of config.json, checked. *table_rows* and *table_columns* are those of the learned positions."""
+    """The vision part of config.json, checked.
+
+    *table_rows* and *table_columns* are those of the learned positions. A clip has at most *clip_frames* frames.
+    """
 
     depth: int
     hidden_size: int
@@ -43,6 +50,7 @@ class VisionConfig:
     num_heads: int
     table_rows: int
     table_columns: int
+    clip_frames: int
     patch_size: int
     merge_size: int
     projector_eps: float
@@ -61,6 +69,7 @@ class VisionConfig:
             num_heads=_either(vision, "num_attention_heads"),
             table_rows=_either(vision, "pos_emb_height"),
             table_columns=_either(vision, "pos_emb_width"),
+            clip_frames=_either({"pos_emb_time": CLIP_FRAMES, **vision}, "pos_emb_time"),
             patch_size=integer(vision, "patch_size"),
             merge_size=_merge_size(vision),
             projector_eps=_projector_eps(config, vision),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from saccade.errors import StartupError
@@ -10,7 +10,7 @@ from saccade.models.backbones.deepseek_config import TextConfig
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.moonvit_config import VisionConfig
 from saccade.models.backbones.shared_facts import MergedPatchFacts
-from saccade.models.facts import Grid, Size
+from saccade.models.facts import IMAGE, VIDEO, Grid, Size
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
@@ -37,11 +37,20 @@ class Facts(MergedPatchFacts):
                 f"config.json: `{FAMILY.placeholder_keys[0]}` must be a token id below `vocab_size` "
                 f"({text.vocab_size}), not {placeholder!r}."
             )
-        return cls(text, vision, {"image": placeholder}, (placeholder,))
+        return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder}, (placeholder,))
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return as many tokens for a clip of frames as for one. Raises InvalidValue as for other families."""
+        of_a_frame = super().item_tokens(grid, original_size) // grid[0]
+        return of_a_frame * ceil(grid[0] / self.vision.clip_frames)
 
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return (patches, channels, height, width)."""
         return prod(grid), CHANNELS, self.vision.patch_size, self.vision.patch_size
+
+    def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+        """Return (patches of all frames, channels, height, width)."""
+        return self.pixel_shape(grid)
 
     def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: one vector of the text's width for each token."""

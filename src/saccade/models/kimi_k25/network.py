@@ -54,7 +54,7 @@ class Network(ImageTextNetwork):
         return self.vision_tower.prepare(grids, backend), [self.facts.item_tokens(grid) for grid in grids]
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
-        """Map uint8 patches in raster order to features [U, E], picture after picture."""
+        """Map uint8 patches in raster order, frame after frame, to features [U, E], item after item."""
         pixels_PI = pixels_B.view(-1, self.patch_values).index_select(0, metadata.order)
         mean, std = self.scaled_mean_std
         patches_PI = self.ops.normalise_pixels(pixels_PI, mean, std, self.dtype)

@@ -1,6 +1,6 @@
-"""A decoded picture to the patches of the wire. Runs in a decode process."""
+"""A decoded picture or video to the patches of the wire. Runs in a decode process."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -68,8 +68,32 @@ class Pixels:
         return values if dtype == "float32" else bfloat16(values)
 
 
+class VideoPixels:
+    """uint8 patches of the frames, one frame after the other, each as a picture's."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+        """Write the patches of *frames* into *out* of layout.pixel_shape, one frame at a time.
+
+        Raises InternalError if there are not as many frames as *layout* says, or if they have another size.
+        """
+        targets = out.reshape(len(layout.frames), -1, *layout.pixel_shape[1:], copy=False)
+        count = 0
+        for frame in frames:
+            height, width, _ = frame.shape
+            if picture_layout(width, height, self._settings).grid[1:] != layout.grid[1:]:
+                raise InternalError("A frame's size differs from the size for which the video's tokens were counted.")
+            small = resample(frame, *resized(width, height, self._settings), Image.Resampling.BICUBIC)
+            write_patches(small, layout, targets[count])
+            count += 1
+        if count != len(layout.frames):
+            raise InternalError(f"A video gave {count} frames instead of {len(layout.frames)}.")
+
+
 def write_patches(picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
-    """Write *picture* [height, width, 3] into *out* of layout.pixel_shape, with zeros as padding, both uint8.
+    """Write *picture* [height, width, 3] into *out*, one frame's patches, with zeros as padding, both uint8.
 
     Whole patches take one strided copy; partial patches at the edges take one for each edge and the corner.
     """

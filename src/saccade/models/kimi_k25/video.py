@@ -1,0 +1,136 @@
+"""Frames, grid, token count and prompt of a video, from its header. Runs in the gateway: no torch.
+
+Source of the rules: the release's kimi_k25_vision_processing.py and media_utils.py; transformers 5.23 samples frames
+by another rule, and has the rest in models/kimi_k25/video_processing_kimi_k25.py and processing_kimi_k25.py.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.backbones.moonvit_config import CLIP_FRAMES
+from saccade.models.family import VideoOptions
+from saccade.models.kimi_k25.layout import picture_layout
+from saccade.models.kimi_k25.settings import NESTED, resolve
+from saccade.models.preprocessing.processor_config import whole_number
+from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
+
+ABSENT = ("in_patch_limit_video", "max_num_frames_each_video", "num_frames")
+"""Settings that the releases leave open, and that are not served."""
+
+TIMES = "hh:mm:ss.fff"
+OF_PATCHES = ("patch_size", "merge_size", "image_mean", "image_std")
+"""Settings that pictures and videos share, because one network reads the patches of both."""
+
+SPELLINGS: Mapping[str, tuple[tuple[str, ...], Any]] = {
+    "in_patch_limit": (("in_patch_limit_each_frame", "max_patches"), 4096),
+    "fps": (("sample_fps", "fps"), 2.0),
+    "clip_frames": (("temporal_merge_kernel_size", "temporal_patch_size"), CLIP_FRAMES),
+}
+"""The release's key and that of transformers for a setting, and the release's value, for missing keys."""
+
+SETTINGS = f"{PREPROCESSOR_CONFIG}, the settings for videos"
+PLACES = ("init_pos_emb_time", "pos_emb_time")
+"""Keys of the vision tower's config.json for the frames of a clip."""
+
+
+class VideoLayout:
+    """Layout of Kimi-K2.5: clips of four frames, each with the tokens of one, behind their times.
+
+    The grid counts frames. A frame's patches are a picture's; its limit of patches is lower.
+    """
+
+    template_tokens: ClassVar[tuple[str, ...]] = ("<|kimi_k25_video_placeholder|>",)
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None:
+        nested = preprocessor.get(NESTED) or {}
+        given = {**nested, **video_preprocessor}
+        of_videos = resolve(config, {**(nested or preprocessor), **video_preprocessor})
+        self.settings: Mapping[str, Any] = {**of_videos, **{key: _given(given, key) for key in SPELLINGS}}
+        self._check(given, resolve(config, preprocessor), config.get("vision_config") or {})
+
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` with what *options* set. Raises InvalidValue."""
+        settings = dict(self.settings)
+        patch_pixels = settings["patch_size"] ** 2
+        if options.min_pixels is not None:
+            raise InvalidValue("min_pixels: this model never enlarges a video; leave it out.", "mm_processor_kwargs")
+        if options.max_pixels is not None:
+            if options.max_pixels < patch_pixels:
+                raise InvalidValue(f"max_pixels must be at least {patch_pixels}, one patch.", "mm_processor_kwargs")
+            settings["in_patch_limit"] = min(settings["in_patch_limit"], options.max_pixels // patch_pixels)
+        if options.num_frames is not None:
+            settings["num_frames"] = options.num_frames
+        elif options.fps is not None:
+            settings["fps"] = options.fps
+        return settings
+
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+        """Return grid (frames, rows, columns), tokens, patch shape, the prompt and the frames."""
+        frames = _sampled(header, settings)
+        one = picture_layout(header.width, header.height, settings)
+        starts = frames[:: settings["clip_frames"]]
+        prompt: list[str | int] = []
+        for start in starts:
+            prompt += [_time(start / header.fps), "<|media_begin|>", "video", "<|media_content|>"]
+            prompt += [one.num_tokens, "<|media_end|>"]
+        return msgspec.structs.replace(
+            one,
+            grid=(len(frames), *one.grid[1:]),
+            num_tokens=len(starts) * one.num_tokens,
+            pixel_shape=(len(frames) * one.pixel_shape[0], *one.pixel_shape[1:]),
+            prompt=tuple(prompt),
+            frames=frames,
+        )
+
+    def _check(self, given: Mapping[str, Any], of_pictures: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+        for key in ("in_patch_limit", "clip_frames"):
+            whole_number(self.settings[key], SPELLINGS[key][0][0])
+        fps = self.settings["fps"]
+        if type(fps) not in (int, float) or not 0 < fps < math.inf:
+            raise StartupError(f"{SETTINGS}: sample_fps must be a number above 0, not {fps!r}.")
+        for key in ABSENT:
+            if given.get(key) is not None:
+                raise StartupError(f"{SETTINGS}: {key} must be null, not {given[key]!r}.")
+        if given.get("timestamp_mode") not in (None, TIMES):
+            raise StartupError(f"{SETTINGS}: timestamp_mode must be {TIMES!r}, not {given['timestamp_mode']!r}.")
+        for key in OF_PATCHES:
+            if self.settings[key] != of_pictures[key]:
+                raise StartupError(
+                    f"{SETTINGS}: {key} is {self.settings[key]!r}, but {of_pictures[key]!r} for pictures; the network "
+                    "reads the patches of both alike."
+                )
+        for key in PLACES:
+            if vision.get(key, self.settings["clip_frames"]) != self.settings["clip_frames"]:
+                raise StartupError(
+                    f"config.json: vision_config.{key} is {vision[key]!r}, but temporal_merge_kernel_size is "
+                    f"{self.settings['clip_frames']!r} in the settings for videos."
+                )
+
+
+def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
+    total = header.num_frames
+    if (wanted := settings.get("num_frames")) is not None:
+        count = min(wanted, total)
+    else:
+        count = max(1, round(total * min(settings["fps"], header.fps) / header.fps))
+    return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
+
+
+def _time(seconds: float) -> str:
+    """Return a time as the release writes it, of the day."""
+    whole = int(seconds)
+    return f"{whole // 3600 % 24:02}:{whole // 60 % 60:02}:{whole % 60:02}.{int(seconds % 1 * 1000):03}"
+
+
+def _given(given: Mapping[str, Any], setting: str) -> Any:
+    keys, default = SPELLINGS[setting]
+    return next((given[key] for key in keys if given.get(key) is not None), default)
