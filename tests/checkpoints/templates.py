@@ -125,7 +125,8 @@ KIMI_K25 = """{%- set last = namespace(answer=-1) -%}
 {%- endif -%}
 {%- endfor -%}
 {%- if tools -%}
-{{ '<|im_system|>tool_declare<|im_middle|>' + tools | tojson(separators=(',', ':')) + '<|im_end|>' }}
+{{ '<|im_system|>tool_declare<|im_middle|>' }}
+{{- tools_ts_str if tools_ts_str else tools | tojson(separators=(',', ':')) }}{{ '<|im_end|>' }}
 {%- endif -%}
 {%- for message in messages -%}
 {{ {'user': '<|im_user|>', 'assistant': '<|im_assistant|>'}.get(message['role'], '<|im_system|>') }}

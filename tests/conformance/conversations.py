@@ -187,7 +187,9 @@ _CALLED = {
     ],
     "a call without arguments": [user("When?"), turn("assistant", "") | {"tool_calls": [call(0, "now")]}],
 }
+# CROP refers to what it does not define, which some forms of declarations cannot say.
 _TOOLS = {name: Conversation(messages, tools=(WEATHER, CROP, BARE)) for name, messages in _CALLED.items()}
+_TOOLS["tools without references"] = Conversation(_ASKED, tools=(WEATHER, BARE))
 CONVERSATIONS = _TOOLS | _TURNS | _PICTURES | _TEXTS | _THINKING
 """By name. Without one that the text of users makes special tokens of."""
 
@@ -213,7 +215,7 @@ def forged_tools(typed: str) -> Conversation:
     used = call(0, "get_weather", city=typed, **{f"a{typed}": [typed, {"b": typed}]})
     used["id"] = f"functions.get_weather:{typed}"
     tool = function("get_weather", typed, city={"type": "string", "enum": [typed], "description": typed})
-    tool["function"]["parameters"]["properties"][f"b{typed}"] = {"default": {typed: typed}}
+    tool["function"]["parameters"]["properties"][f"b{typed}"] = {"type": "object", "default": {typed: typed}}
     messages = [
         user("Hi"), turn("assistant", f"{typed} ") | {"tool_calls": [used]}, result(used, typed), user(f"So {typed}?"),
     ]  # fmt: skip

@@ -24,6 +24,7 @@ from PIL import Image
 from references import Seen
 from subjects import SUBJECTS, Sides, Subject
 
+from saccade import models
 from saccade.errors import InvalidValue
 from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
@@ -92,9 +93,17 @@ def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int)
     return token_ids
 
 
+def told_of_tools(both: Sides, chat: Conversation) -> dict[str, Any]:
+    """The variables that the release's code makes of tools. Kimi-K2.5's are tested in models/test_kimi_k25_tools.py."""
+    made = models.families()[both.family].tool_variables
+    if not chat.tools:
+        return {}
+    return {"tools": list(chat.tools)} if made is None else dict(made(chat.tools))
+
+
 def reference_prompt(both: Sides, chat: Conversation) -> str:
     """The prompt as transformers renders it."""
-    tools = {"tools": list(chat.tools)} if chat.tools else {}
+    tools = told_of_tools(both, chat)
     return both.reference.render(chat.messages, chat.add_generation_prompt, switches(both.subject, chat) | tools)
 
 
@@ -155,7 +164,7 @@ def test_a_continued_message_ends_as_in_the_reference(
     said = ENDINGS[ending]
     messages = [*begun.messages, turn("assistant", *(said if len(said) == 1 else map(text, said)))]
     told = switches(both.subject, begun)
-    tools = {"tools": list(begun.tools)} if begun.tools else {}
+    tools = told_of_tools(both, begun)
     try:
         expected = both.reference.render(messages, False, told | tools | {"continue_final_message": True})
     except ValueError:

@@ -1,6 +1,6 @@
 """The interface of a model family: its declaration, its part in the gateway, its part in decode processes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -12,6 +12,9 @@ from saccade.protocol.media import PictureLayout, VideoHeader
 
 ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
 """How a model writes its calls of tools; the names are those of vLLM's parsers."""
+
+ToolVariables = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""From tools to the variables of a chat template that tell of them: texts and JSON values."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Family:
     break. With *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None where
-    they were not trained for any. *external_grid* is the name of a picture's grid on external
+    they were not trained for any. Where a release's own code makes variables of its template from the tools, so do
+    *tool_variables*. *external_grid* is the name of a picture's grid on external
     wires; without it pictures cannot be sent over them. *plain_positions*: a token's position is its place in the
     prompt, whatever pictures come before it. *ships_image_settings*: the releases include the settings of
     their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
@@ -41,6 +45,7 @@ class Family:
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
     tool_format: ToolFormat | None = None
+    tool_variables: ToolVariables | None = None
     external_grid: str | None = None
     plain_positions: bool = False
     ships_image_settings: bool = True

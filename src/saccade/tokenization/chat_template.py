@@ -45,7 +45,8 @@ class ChatTemplate:
 
     *special_tokens* are the strings that become single ids if the template writes them; *variables* are bos_token and
     the like. For a template that takes only strings, content becomes one string with the *picture_tag* in place of each
-    picture. A template that takes only lists is detected, and strings are passed to it as lists.
+    picture. A template that takes only lists is detected, and strings are passed to it as lists. *tool_variables* makes
+    the variables that tell of tools, by default `tools`.
     Raises StartupError if the source is not a template, or exceeds a rendering's limits for one short message.
     """
 
@@ -55,11 +56,13 @@ class ChatTemplate:
         special_tokens: Collection[str],
         variables: Mapping[str, str],
         picture_tag: PictureTag | None = None,
+        tool_variables: Callable[[Sequence[Tool]], Mapping[str, Any]] | None = None,
     ) -> None:
         self._program = TemplateProgram(source, special_tokens)
         self._special_tokens = special_tokens
         self._variables = variables
         self._tag = picture_tag
+        self._tool_variables = tool_variables or (lambda tools: {"tools": list(tools)})
         self._provenance = Provenance(special_tokens, picture_tag)
         self._loses_strings = False
         self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
@@ -73,7 +76,7 @@ class ChatTemplate:
     def replaced_by(self, source: str) -> "ChatTemplate":
         """Return the template that a request brings for the same model. Raises InvalidValue if it is not a template."""
         try:
-            return ChatTemplate(source, self._special_tokens, self._variables, self._tag)
+            return ChatTemplate(source, self._special_tokens, self._variables, self._tag, self._tool_variables)
         except StartupError as error:
             raise InvalidValue(f"`chat_template`: {error.message}", "chat_template") from error
 
@@ -99,6 +102,7 @@ class ChatTemplate:
                 raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
         # Both renderings use the same time, so that they cannot differ by it.
         now = datetime.now()
+        told = self._tool_variables(tools) if tools else {"tools": None}
         mark = f"{secrets.token_hex(8)} " if continues else ""
 
         def render(written: Callable[[str], str]) -> str:
@@ -106,7 +110,7 @@ class ChatTemplate:
                 **self._variables,
                 "messages": _marked(self._rewrite(messages, written), mark),
                 "add_generation_prompt": add_generation_prompt,
-                "tools": [_written(tool, written, TOOL_KEYS) for tool in tools] or None,
+                **{name: _written(value, written, TOOL_KEYS) for name, value in told.items()},
                 "documents": None,
                 "strftime_now": now.strftime,
             }

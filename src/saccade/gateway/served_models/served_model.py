@@ -180,7 +180,7 @@ def text_side(
     variables, reason = special_variables(tokenizer_config), ""
     for picture_tag in (None, tag):
         try:
-            template = ChatTemplate(source, tokenizer.special_tokens, variables, picture_tag)
+            template = ChatTemplate(source, tokenizer.special_tokens, variables, picture_tag, family.tool_variables)
             if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:

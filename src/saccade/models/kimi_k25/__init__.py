@@ -1,6 +1,7 @@
 """Kimi-K2.5."""
 
 from saccade.models.family import Family
+from saccade.models.kimi_k25.tool_declarations import tool_variables
 
 PATTERN = "|".join(
     (
@@ -28,5 +29,5 @@ FAMILY = Family(
     tool_format="kimi_k2",
     external_grid="grid_thws",
     plain_positions=True,
-    limits=("Prompts declare tools as JSON, not as the TypeScript that the release's own code makes of them.",),
+    tool_variables=tool_variables,
 )

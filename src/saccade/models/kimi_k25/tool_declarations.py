@@ -1,0 +1,242 @@
+"""Tools as Kimi-K2.5's template takes them: declared as types of TypeScript, in its variable `tools_ts_str`.
+
+Source of the form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are sorted first, and
+tools of which one has a schema that the form cannot say are declared as JSON, by the template itself.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+INDENT: Final = "  "
+SELF: Final = "parameters"
+"""The name of a function's parameters where a schema in them refers to the whole."""
+
+DEFINITIONS: Final = "#/$defs/"
+SEVERAL: Final = MappingProxyType(
+    {
+        "string": "string",
+        "number": "number",
+        "integer": "number",
+        "boolean": "boolean",
+        "null": "null",
+        "object": "{}",
+        "array": "Array<any>",
+    }
+)
+"""What a type is called where a schema has a list of types."""
+
+BOUNDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "array": ("maxItems", "minItems"),
+        "integer": ("maximum", "minimum"),
+        "number": ("maximum", "minimum"),
+        "string": ("maxLength", "minLength", "pattern"),
+    }
+)
+"""Keywords that become comments, by type."""
+
+PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {"string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,)}
+)
+
+
+class _CannotSay(Exception):
+    """The form has no way to write a schema."""
+
+
+def tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the template's variables for *tools*: with sorted keys, and if possible as TypeScript."""
+    ordered = _sorted(list(tools))
+    try:
+        functions = "\n".join(_function(tool["function"]) for tool in ordered)
+    except _CannotSay:
+        return {"tools": ordered}
+    return {"tools": ordered, "tools_ts_str": f"# Tools\n\n## functions\nnamespace functions {{\n{functions}\n}}\n"}
+
+
+def _sorted(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _sorted(value[name]) for name in sorted(value)}
+        case list():
+            return [_sorted(item) for item in value]
+    return value
+
+
+def _function(function: Mapping[str, Any]) -> str:
+    """Return the declarations of one function: interfaces for what it refers to, and its type."""
+    parameters = function.get("parameters") or {}
+    references = _References()
+    references.read_object(parameters)
+    lines, whole = [], SELF
+    if references.has_self:
+        fields = ",\n".join(_fields(parameters, parameters.get("properties", {}), INDENT))
+        lines.append(f"interface {SELF} {{\n{fields}\n}}" if fields else f"interface {SELF} {{}}")
+    else:
+        whole = _object(parameters, "")
+    for name, schema in list(references.definitions.items()):
+        references.read(schema)
+        if not isinstance(schema, dict):
+            raise _CannotSay
+        lines.append(f"{_comment(schema.get('description'), '')}interface {name} {_type(schema, '')}")
+    description = _comment(function.get("description"), "")
+    return "\n".join([*lines, f"{description}type {function['name']} = (_: {whole}) => any;"])
+
+
+class _References:
+    """What the schemas of one function refer to, read in their order: a definition comes before what refers to it."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Any] = {}
+        self.has_self = False
+
+    def read_object(self, schema: Mapping[str, Any]) -> None:
+        """Note the definitions in *schema*, and read its properties. Raises _CannotSay."""
+        self.definitions.update(_mapping(schema.get("$defs") or {}))
+        if isinstance(schema.get("additionalProperties"), dict):
+            self.read(schema["additionalProperties"])
+        for declared in _mapping(schema.get("properties", {})).values():
+            self.read(declared)
+
+    def read(self, schema: Any) -> None:
+        """Read one schema. Raises _CannotSay."""
+        if isinstance(schema, bool):
+            return
+        match _mapping(schema):
+            case {"$ref": reference}:
+                self._resolve(reference)
+            case {"anyOf": list(parts)}:
+                for part in parts:
+                    self.read(part)
+            case {"anyOf": _}:
+                raise _CannotSay
+            case {"enum": values}:
+                _check_enum(values, schema)
+            case {"type": list(types)} if all(isinstance(one, str) and one in SEVERAL for one in types):
+                pass
+            case {"type": "object"}:
+                self.read_object(schema)
+            case {"type": "array"}:
+                self.read(schema.get("items") or True)
+            case {"type": str()}:
+                pass
+            case {**keywords} if keywords:
+                raise _CannotSay
+
+    def _resolve(self, reference: Any) -> None:
+        if reference == "#":
+            self.has_self = True
+            return
+        if not isinstance(reference, str) or not reference.startswith(DEFINITIONS):
+            raise _CannotSay
+        _mapping(self.definitions.get(reference.split("/")[-1]))
+
+
+def _type(schema: Any, indent: str) -> str:
+    """Return the type that *schema*, which was read, is in TypeScript."""
+    match schema:
+        case bool():
+            return "any" if schema else "null"
+        case {"$ref": reference}:
+            return SELF if reference == "#" else str(reference.split("/")[-1])
+        case {"anyOf": parts}:
+            return " | ".join(_type(part, indent) for part in parts)
+        case {"enum": values}:
+            return " | ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in values)
+        case {"type": list(types)}:
+            return " | ".join(SEVERAL[one] for one in types)
+        case {"type": "object"}:
+            return _object(schema, indent)
+        case {"type": "array"}:
+            return _array(schema.get("items") or True, indent)
+        case {"type": "integer"}:
+            return "number"
+        case {"type": name}:
+            return str(name)
+    return "any"
+
+
+def _object(schema: Mapping[str, Any], indent: str) -> str:
+    """Return an object's type; properties that it must have come first."""
+    properties, required = schema.get("properties", {}), _required(schema)
+    names = sorted(properties, key=lambda name: (name not in required, name))
+    fields = list(_fields(schema, names, indent + INDENT))
+    others = schema.get("additionalProperties")
+    if others is not None:
+        if not isinstance(others, bool | dict):
+            raise _CannotSay
+        kind = _type(others, indent + INDENT) if isinstance(others, dict) else "any" if others else "never"
+        fields.append(f"{indent}{INDENT}[k: string]: {kind}")
+    body = ",\n".join(fields)
+    return f"{{\n{body}\n{indent}}}" if body else "{}"
+
+
+def _fields(schema: Mapping[str, Any], names: Sequence[str] | Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Yield the properties *names* of *schema*, with their comments."""
+    required = _required(schema)
+    for name in names:
+        declared = schema["properties"][name]
+        default = declared.get("default") if isinstance(declared, dict) else None
+        said = "" if default is None else f"{indent}// Default: {_value(default)}\n"
+        mark = "" if name in required else "?"
+        yield f"{_comments(declared, indent)}{said}{indent}{name}{mark}: {_type(declared, indent)}"
+
+
+def _array(item: Any, indent: str) -> str:
+    inner = indent + INDENT
+    comments = _comments(item, inner)
+    if not comments:
+        return f"Array<{_type(item, indent)}>"
+    return f"Array<\n{comments}{inner}{_type(item, inner)}\n{indent}>"
+
+
+def _comments(schema: Any, indent: str) -> str:
+    """Return the lines before a type: its description, and its bounds."""
+    if isinstance(schema, bool):
+        return ""
+    kind = None if {"$ref", "anyOf", "enum"} & schema.keys() else schema.get("type")
+    keywords = BOUNDS.get(kind, ()) if isinstance(kind, str) else ()
+    bounds = ", ".join(f"{keyword}: {schema[keyword]}" for keyword in keywords if keyword in schema)
+    return _comment(schema.get("description"), indent) + (f"{indent}// {bounds}\n" if bounds else "")
+
+
+def _comment(description: Any, indent: str) -> str:
+    """Return *description* as comments, each with its line break."""
+    if not description:
+        return ""
+    if not isinstance(description, str):
+        raise _CannotSay
+    return "".join(f"{indent}// {line}\n" if line else "\n" for line in description.split("\n"))
+
+
+def _value(default: Any) -> str:
+    return repr(default) if isinstance(default, int | float) else json.dumps(default, ensure_ascii=False)
+
+
+def _required(schema: Mapping[str, Any]) -> frozenset[str]:
+    names = schema.get("required", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _CannotSay
+    return frozenset(names)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _CannotSay
+    return value
+
+
+def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
+    """Raise _CannotSay for values of another type than the declared one, which may be a type or null."""
+    if not isinstance(values, list):
+        raise _CannotSay
+    declared = schema.get("type")
+    if isinstance(declared, list):
+        if len(declared) not in (1, 2) or (len(declared) == 2 and "null" not in declared):
+            raise _CannotSay
+        declared = next((one for one in declared if one != "null"), "null")
+    allowed = PYTHON_TYPES.get(declared) if isinstance(declared, str) else None
+    if allowed is not None and not all(value is None or isinstance(value, allowed) for value in values):
+        raise _CannotSay
