@@ -1,11 +1,16 @@
-"""One server on the tiny checkpoint for all end-to-end tests, and the reference beside it."""
+"""One server on the tiny checkpoint for all end-to-end tests, the reference beside it, and what tests of fleets share."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reference import Reference
 from server import Server, serving
+
+from benchmarks.fleet.load import chats, photos
+from benchmarks.fleet.plan import Plan
+from benchmarks.fleet.running import workers
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +24,28 @@ def tiny_server(tiny_qwen3_vl: Path) -> Iterator[Server]:
 def tiny_reference(tiny_qwen3_vl: Path) -> Reference:
     """transformers on the same checkpoint."""
     return Reference(tiny_qwen3_vl)
+
+
+@pytest.fixture(scope="session")
+def fleet_plan() -> Plan:
+    """What a small fleet is asked."""
+    return Plan(num_pictures=10, num_asks=3, num_clients=4, size=(128, 96))
+
+
+@pytest.fixture(scope="module")
+def fleet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a fleet's logs and pictures go."""
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest.fixture(scope="module")
+def fleet_workers(tiny_qwen3_vl: Path, fleet_folder: Path) -> Iterator[list[str]]:
+    """Two workers of one model, by their URLs."""
+    with workers(tiny_qwen3_vl, 2, fleet_folder, ("--max-model-len", "1024")) as urls:
+        yield urls
+
+
+@pytest.fixture(scope="module")
+def fleet_chats(fleet_folder: Path, fleet_plan: Plan) -> list[dict[str, Any]]:
+    """A chat about each picture of the plan, and one about a picture that the plan does not ask about."""
+    return chats(photos(fleet_folder, fleet_plan))

@@ -21,39 +21,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from server import free_port
 
 from benchmarks.fleet import gate
-from benchmarks.fleet.load import ask_all, chats, photos
+from benchmarks.fleet.load import ask_all
 from benchmarks.fleet.plan import Plan
-from benchmarks.fleet.running import Gateway, NotMeasured, gateway, workers
+from benchmarks.fleet.running import Gateway, NotMeasured, gateway
 from saccade.gateway.group.shared_index import UNREACHABLE
 
-PLAN = Plan(num_pictures=10, num_asks=3, num_clients=4, size=(128, 96))
 WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where logs and pictures go."""
-    return tmp_path_factory.mktemp("processes")
-
-
-@pytest.fixture(scope="module")
-def worker_urls(tiny_qwen3_vl: Path, folder: Path) -> Iterator[list[str]]:
-    """Two workers of one model."""
-    with workers(tiny_qwen3_vl, 2, folder, ("--max-model-len", "1024")) as urls:
-        yield urls
-
-
-@pytest.fixture(scope="module")
-def bodies(folder: Path) -> list[dict[str, Any]]:
-    """A chat about each picture of the plan, and one about a picture that the plan does not ask about."""
-    return chats(photos(folder, PLAN))
-
-
-@pytest.fixture(scope="module")
-def running(worker_urls: list[str], folder: Path) -> Iterator[Gateway]:
+def running(fleet_workers: list[str], fleet_folder: Path) -> Iterator[Gateway]:
     """A gateway of two processes, both ready."""
     flags = ("--gateway-processes", "2", "--shutdown-timeout", "20")
-    with gateway(worker_urls, "auto", folder / "gateway.log", flags) as started:
+    with gateway(fleet_workers, "auto", fleet_folder / "gateway.log", flags) as started:
         wait_until(lambda: processes_on_page(started) == {"0", "1", "indexer"})
         wait_until(lambda: connections_spread(started) == {"0", "1"})
         yield started
@@ -106,11 +86,11 @@ def reasons(running: Gateway) -> set[str]:
 
 
 def test_repeats_land_on_the_holder_as_with_one_process(
-    running: Gateway, bodies: list[dict[str, Any]]
+    running: Gateway, fleet_plan: Plan, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E5, E6, E7
     """The gate is that of a gateway of one process: the best possible hit rate, which the workers' counts confirm."""
     running.reset()
-    outcome = gate.measure(running, PLAN, bodies)
+    outcome = gate.measure(running, fleet_plan, fleet_chats)
     assert gate.failures(outcome) == []
     assert outcome.num_repeats == 20
     placed = samples(running, "saccade_router_kv_hit_rate_count")
@@ -131,28 +111,28 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
 
 @pytest.mark.conformance
 def test_service_goes_on_without_a_process_which_comes_back(
-    running: Gateway, bodies: list[dict[str, Any]]
+    running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E3
     killed = process(running, "1")
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: not killed.is_running())  # it is reaped, so its sockets are closed
     for _ in range(4):
-        assert ask_all(running.url, bodies, [0], 1)[0].cached_tokens > 0
+        assert ask_all(running.url, fleet_chats, [0], 1)[0].cached_tokens > 0
     wait_until(lambda: process(running, "1").pid != killed.pid)
     # The new process opens its port when it can serve: no client is refused meanwhile.
     deadline = time.monotonic() + WAIT_SECONDS
     while connections_spread(running) != {"0", "1"}:
         assert running.is_ready()
         assert time.monotonic() < deadline
-    assert all(one.cached_tokens for one in ask_all(running.url, bodies, [0] * 8, 2))
+    assert all(one.cached_tokens for one in ask_all(running.url, fleet_chats, [0] * 8, 2))
     wait_until(lambda: processes_on_page(running) == {"0", "1", "indexer"})
 
 
 @pytest.mark.conformance
 def test_service_goes_on_without_the_indexer_which_comes_back(
-    running: Gateway, bodies: list[dict[str, Any]]
+    running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E3, E5
-    ask_all(running.url, bodies, [0], 1)
+    ask_all(running.url, fleet_chats, [0], 1)
     running.wait_until_idle()
     held = sum(worker["holdings"]["blocks"] for worker in running.workers())
     assert held > 0
@@ -161,21 +141,21 @@ def test_service_goes_on_without_the_indexer_which_comes_back(
     wait_until(lambda: reasons(running) == {UNREACHABLE})
     # Either process may answer, and each notices by itself.
     wait_until(lambda: {worker["exactness"] for worker in running.workers()} == {"NONE"})
-    assert all(one.prompt_tokens for one in ask_all(running.url, bodies, [1, 2, 3, 4], 2))
+    assert all(one.prompt_tokens for one in ask_all(running.url, fleet_chats, [1, 2, 3, 4], 2))
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: process(running, "indexer").pid != killed.pid)
     running.wait_until_exact()
     assert sum(worker["holdings"]["blocks"] for worker in running.workers()) >= held
     # Both processes ask the new indexer, which knows the caches by their snapshots.
     for _ in range(8):
-        route = running.route(bodies[0])
+        route = running.route(fleet_chats[0])
         assert max(one["overlap_blocks"] for one in route["candidates"]) == (route["prompt_tokens"] - 1) // 16
     running.wait_until_idle()
 
 
-def test_port_in_use_is_one_sentence(running: Gateway, worker_urls: list[str]) -> None:
+def test_port_in_use_is_one_sentence(running: Gateway, fleet_workers: list[str]) -> None:
     """Also where the program that has the port would share it."""
-    command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", worker_urls[0]]
+    command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", fleet_workers[0]]
     flags = ["--gateway-processes", "2", "--port", str(running.port)]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -184,9 +164,9 @@ def test_port_in_use_is_one_sentence(running: Gateway, worker_urls: list[str]) -
 
 
 @pytest.mark.conformance
-def test_signal_ends_all_processes(worker_urls: list[str]) -> None:
+def test_signal_ends_all_processes(fleet_workers: list[str]) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", worker_urls[0]]
+    command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", fleet_workers[0]]
     flags = ["--gateway-processes", "2", "--port", str(port), "--log-level", "WARNING"]
     with subprocess.Popen([*command, *flags]) as started:
         wait_until(lambda: len(psutil.Process(started.pid).children()) == 3 and answers(port))
