@@ -112,6 +112,8 @@ class PictureReader:
         sizes = tensors.read(named[self.grid_name], f"{field}.{self.grid_name}").ravel().tolist()
         if len(sizes) != 3 or not all(type(size) is int and 0 < size < 1 << 20 for size in sizes):
             raise InvalidValue(f"{field}.{self.grid_name} must be the frames, rows and columns of one picture.", field)
+        if sizes[0] != 1:
+            raise InvalidValue(f"{field}.{self.grid_name}: a picture has one frame, not {sizes[0]}.", field)
         if PATCHES_PER_IMAGE in named:
             counted = tensors.read(named[PATCHES_PER_IMAGE], f"{field}.{PATCHES_PER_IMAGE}").ravel().tolist()
             if counted != [math.prod(sizes)]:
