@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_repeats_land_on_the_holder_as_with_one_process(
     running_samples = samples(running, "vllm:num_requests_running")
     assert len(running_samples) == 2
     assert all("gateway_process" not in one.labels for one in running_samples)
+
+
+def test_what_only_one_process_could_keep_is_refused_by_name(running: Gateway) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        urllib.request.urlopen(f"{running.url}/v1/files", timeout=10)
+    assert "--gateway-processes" in json.load(refused.value)["error"]["message"]
 
 
 def test_work_of_all_processes_is_shown(running: Gateway) -> None:

@@ -138,6 +138,19 @@ def test_tokens_and_bytes_of_pictures_have_limits_too(served: Served) -> None:
     assert served.usage()["blind"]["usage"]["picture_bytes"] > 100
 
 
+def test_prompts_of_one_request_are_one_request(served: Served) -> None:
+    before = served.usage()["outside"]["usage"]
+    with served.server.client(api_key=key_of("outside")) as client:
+        answer = client.completions.create(
+            model=served.server.name, prompt=["Once", "upon a time"], n=2, max_tokens=3, extra_body={"min_tokens": 3}
+        )
+    used = served.usage()["outside"]["usage"]
+    assert answer.usage is not None
+    assert used["requests"] - before["requests"] == 1
+    assert used["prompt_tokens"] - before["prompt_tokens"] == answer.usage.prompt_tokens
+    assert used["completion_tokens"] - before["completion_tokens"] == answer.usage.completion_tokens == 12
+
+
 def test_streams_have_the_headers_too(served: Served) -> None:
     with served.server.client(api_key=key_of("acme")) as client:
         raw = client.chat.completions.with_raw_response.create(

@@ -99,6 +99,31 @@ def test_a_chat_names_a_file(as_url: bool, client: openai.OpenAI, shared: script
     assert sent.media[0].content_hash == named.media[0].content_hash == inline.media[0].content_hash
 
 
+def asked_by_name(api: str, file_id: str) -> dict[str, Any]:
+    """The same request in another API."""
+    if api == "/v1/responses":
+        return {"model": "tiny", "input": [{"role": "user", "content": [{"type": "input_image", "file_id": file_id}]}]}
+    part = {"type": "image", "source": {"type": "file", "file_id": file_id}}
+    return {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize(
+    ("api", "field"),
+    [("/v1/responses", "input[0].content[0].file_id"), ("/v1/messages", "messages[0].content[0].source.file_id")],
+)
+def test_other_apis_name_files(api: str, field: str, client: openai.OpenAI, shared: scripted.Gateway) -> None:
+    made = upload(client)
+    ask(client, {"type": "file", "file": {"file_id": made.id}})
+    assert shared.ask("POST", api, asked_by_name(api, made.id), Authorization="Bearer one").status == 200
+    chat, other = shared.worker.requests
+    assert chat.token_ids == other.token_ids
+    assert chat.media[0].content_hash == other.media[0].content_hash
+    for unknown in ("http://127.0.0.1/a.png", f"file-{32 * '1'}"):
+        answer = shared.ask("POST", api, asked_by_name(api, unknown), Authorization="Bearer one")
+        assert answer.status == 404
+        assert field in answer.json["error"]["message"]
+
+
 def test_token_counts_know_files(client: openai.OpenAI, shared: scripted.Gateway) -> None:
     part = {"type": "file", "file": {"file_id": upload(client).id}}
     body = {"messages": [{"role": "user", "content": [part]}]}

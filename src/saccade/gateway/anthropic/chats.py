@@ -22,6 +22,7 @@ from saccade.gateway.anthropic.requests import (
     Tool,
 )
 from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.openai.files import url_of_file
 from saccade.gateway.openai.parameters import ParameterReader, check_parts
 from saccade.gateway.openai.requests import (
     CalledFunction,
@@ -245,7 +246,11 @@ def _url(source: Source, field: str) -> tuple[str, str]:
             return f"{field}.url", url
         case Source(type="url"):
             raise InvalidValue(f"`{field}.url` is missing.", f"{field}.url")
-    raise UnsupportedParameter(f"`{field}.type`: only base64 and url are served.", f"{field}.type")
+        case Source(type="file", file_id=str(file_id)):
+            return f"{field}.file_id", url_of_file(file_id)
+        case Source(type="file"):
+            raise InvalidValue(f"`{field}.file_id` is missing.", f"{field}.file_id")
+    raise UnsupportedParameter(f"`{field}.type`: only base64, url and file are served.", f"{field}.type")
 
 
 def _not_served(block: Block, field: str) -> InvalidValue | UnsupportedParameter:

@@ -19,7 +19,7 @@ from saccade.gateway.openai.requests import (
 # Some fields are checked by code, with better errors; the schemas here are for the description of the API.
 BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
 BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
-SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url"]})]
+SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
 MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant"]})]
 ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})]
 ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
@@ -29,12 +29,13 @@ ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "too
 
 
 class Source(Struct, frozen=True):
-    """A picture: its bytes in base64 as *data*, or its *url*."""
+    """A picture: its bytes in base64 as *data*, its *url*, or the *file_id* of one that was uploaded."""
 
     type: SourceType
     media_type: Annotated[str, Meta(max_length=64)] | None = None
     data: str | None = None
     url: str | None = None
+    file_id: str | None = None
 
 
 class Block(Struct, frozen=True):

@@ -107,9 +107,9 @@ class CompletionWriter:
         self._asked = joined.asked
         self._first_index = index * (joined.asked.request.n or 1)
         self._prompt = prompt
-        self.names = FieldNames(
-            {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
-        )
+        names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+        # Where nobody asked for them by this name, `echo` and `logprobs` did.
+        self.names = FieldNames(names if joined.asked.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
 
     async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
         """Return one text_completion object of all prompts, in JSON, or nothing where another prompt's comes later."""

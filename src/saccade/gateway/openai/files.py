@@ -6,6 +6,9 @@ from typing import Final, Literal
 from msgspec import Struct
 
 FILE_ID: Final = re.compile("file-[0-9a-f]{32}")
+NO_FILE: Final = f"file-{32 * '0'}"
+"""The id of no file."""
+
 PURPOSES: Final = ("vision", "user_data")
 MAX_FILENAME_CHARACTERS: Final = 255
 MAX_LISTED: Final = 10_000
@@ -40,6 +43,11 @@ class DeletedFile(Struct, frozen=True):
     id: str
     deleted: bool = True
     object: Literal["file"] = "file"
+
+
+def url_of_file(file_id: str) -> str:
+    """Return what stands in place of the URL of an uploaded picture: its id. No other text is taken for a URL."""
+    return file_id if is_file_id(file_id) else NO_FILE
 
 
 def is_file_id(url: str) -> bool:

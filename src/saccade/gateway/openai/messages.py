@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.files import is_file_id
+from saccade.gateway.openai.files import url_of_file
 from saccade.gateway.openai.json_body import decode, parse
 from saccade.gateway.openai.requests import (
     EFFORTS,
@@ -45,9 +45,6 @@ MAX_PIXELS = 2**31
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
 PICTURE_DATA = "data:image/"
-NO_FILE = f"file-{32 * '0'}"
-"""The id of no file."""
-
 MAX_SHOWN_CHARACTERS = 64
 """Of a name from a request, in an error."""
 
@@ -280,8 +277,7 @@ def _file_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> Pi
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
     options = PictureOptions("auto", **limits)
     if file.file_id is not None:
-        # An id in another form could be taken for a URL.
-        return PictureSource(f"{field}.file_id", file.file_id if is_file_id(file.file_id) else NO_FILE, options)
+        return PictureSource(f"{field}.file_id", url_of_file(file.file_id), options)
     url = file.file_data or ""
     if not url[: len(PICTURE_DATA)].lower() == PICTURE_DATA:
         raise UnsupportedParameter(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.openai.files import url_of_file
 from saccade.gateway.openai.parameters import ParameterReader, check_parts
 from saccade.gateway.openai.requests import (
     MAX_MESSAGES,
@@ -229,8 +230,9 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
         case Part(type="input_image", image_url=str(url)):
             chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = f"{name}.image_url"
             return ContentPart(type="image_url", image_url=ImageUrl(url, part.detail))
-        case Part(type="input_image", file_id=str()):
-            raise UnsupportedParameter(f"`{name}.file_id` is not served; send `image_url`.", f"{name}.file_id")
+        case Part(type="input_image", file_id=str(file_id)):
+            chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = f"{name}.file_id"
+            return ContentPart(type="image_url", image_url=ImageUrl(url_of_file(file_id), part.detail))
         case Part(type="input_image"):
             raise InvalidValue(f"`{name}.image_url` is missing.", f"{name}.image_url")
     raise UnsupportedParameter(
