@@ -11,12 +11,25 @@ import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks another server for prices
 
+import asyncio
 import json
 from typing import Annotated, Any, Literal
 
 import litellm
 from pydantic import BaseModel, Field
-from questions import CALLER, MAX_TOKENS, MESSAGES, PICTURE_SAYS, READER, TOOL, Target, expect_call
+from questions import (
+    CALLER,
+    MAX_TOKENS,
+    MESSAGES,
+    PICTURE_DATA,
+    PICTURE_SAYS,
+    PICTURE_URL,
+    QUESTION,
+    READER,
+    TOOL,
+    Target,
+    expect_call,
+)
 from results import expect, tell
 
 
@@ -79,6 +92,41 @@ def structured() -> None:
     Card.model_validate_json(answer.choices[0].message.content)
 
 
+def completion() -> None:
+    """Go on with a text."""
+    options: Any = {"api_base": READER.url, "api_key": "none", "num_retries": 0, "max_tokens": 4}
+    answer = litellm.text_completion(model=f"text-completion-openai/{READER.model}", prompt=QUESTION, **options)
+    expect(type(answer.choices[0].text), str)
+    expect(answer.usage.completion_tokens > 0, True)
+
+
+def response() -> None:
+    """Ask about the picture over Responses, whole and in events."""
+    content = [{"type": "input_image", "image_url": PICTURE_URL}, {"type": "input_text", "text": QUESTION}]
+    asked: Any = {"model": f"openai/{READER.model}", "input": [{"role": "user", "content": content}]}
+    server: Any = {"api_base": READER.url, "api_key": "none", "num_retries": 0}
+    expect(litellm.responses(**asked, **server).output_text, PICTURE_SAYS)
+    events: Any = litellm.responses(**asked, **server, stream=True)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    expect(text, PICTURE_SAYS)
+
+
+def message() -> None:
+    """Ask about the picture over Messages."""
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE_DATA}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    answer: Any = asyncio.run(
+        litellm.anthropic.messages.acreate(
+            model=f"anthropic/{READER.model}",
+            messages=[{"role": "user", "content": content}],
+            max_tokens=MAX_TOKENS,
+            api_base=READER.root,
+            api_key="none",
+        )
+    )
+    expect([block["text"] for block in answer["content"]], [PICTURE_SAYS])
+
+
 def error() -> None:
     """A wrong value is LiteLLM's error of a bad request."""
     try:
@@ -100,6 +148,9 @@ tell(
         "a required tool call, and its result, `openai/`": lambda: tool("openai"),
         "a required tool call in a stream": tool_stream,
         "structured output by a Pydantic model": structured,
+        "completions": completion,
+        "Responses: a picture, whole and in events": response,
+        "Messages: a picture": message,
         "an error": error,
     },
 )

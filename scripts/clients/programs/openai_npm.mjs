@@ -4,7 +4,7 @@
 // dependencies = ["openai@6.49.0", "zod@4.6.7"]
 // ///
 
-import { readFileSync } from "node:fs";
+import { createReadStream, readFileSync } from "node:fs";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
@@ -97,6 +97,18 @@ async function error() {
   throw new Error("temperature 9 was accepted");
 }
 
+async function files() {
+  const file = await reader.files.create({ file: createReadStream(PICTURE), purpose: "vision" });
+  const content = [
+    { type: "file", file: { file_id: file.id } },
+    { type: "text", text: "What does it say?" },
+  ];
+  const asked = { model: READER_MODEL, messages: [{ role: "user", content }] };
+  const answer = await reader.chat.completions.create(asked);
+  expect(answer.choices[0].message.content, PICTURE_SAYS);
+  expect((await reader.files.delete(file.id)).deleted, true);
+}
+
 async function response() {
   const content = [
     { type: "input_image", image_url: url, detail: "auto" },
@@ -119,6 +131,7 @@ const attempts = {
   "a named tool call by `.stream()`": toolStream,
   "structured output by `.parse` and zod": parse,
   "the field of an error": error,
+  "a picture uploaded by `files`": files,
   "Responses: a picture, whole and in events": response,
 };
 for (const [what, attempt] of Object.entries(attempts)) {

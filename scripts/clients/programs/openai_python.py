@@ -13,6 +13,7 @@ from questions import (
     CALLER,
     MAX_TOKENS,
     MESSAGES,
+    PICTURE,
     PICTURE_SAYS,
     PICTURE_URL,
     QUESTION,
@@ -146,6 +147,19 @@ def completion() -> None:
     expect(prompt + "".join(chunk.choices[0].text for chunk in chunks), choice.text)
 
 
+def files() -> None:
+    """Upload the picture once, ask about it by its id, forget it."""
+    files = client(READER).files
+    file = files.create(file=PICTURE, purpose="vision")
+    expect([one.id for one in files.list()], [file.id])
+    expect(files.content(file.id).read() == PICTURE.read_bytes(), True)
+    content = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": QUESTION}]
+    messages: list[Any] = [{"role": "user", "content": content}]
+    answer = client(READER).chat.completions.create(model=READER.model, messages=messages)
+    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(files.delete(file.id).deleted, True)
+
+
 def response() -> None:
     """Ask about the picture, and continue that by its id."""
     first = client(READER).responses.create(model=READER.model, input=INPUT)
@@ -197,6 +211,7 @@ tell(
         "structured output by `.parse`": parse,
         "a tool call by `.parse`": parse_tool,
         "completions, whole and in a stream": completion,
+        "a picture uploaded by `files`": files,
         "Responses: a picture, continued by its id": response,
         "Responses: the same in events": response_stream,
         "Responses: a required tool call, and its result": response_tool,
