@@ -1,6 +1,7 @@
 """Recorded steps, replayed on a fresh executor: equal, and what is said where they are not."""
 
 import errno
+import os
 import stat
 import threading
 from collections.abc import Callable
@@ -195,6 +196,16 @@ def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_
     first = next(record.step for record in middle if isinstance(record, StepSubmitted) and record.step.chunks)
     assert first.number > 1
     assert all(chunk.start == 0 for chunk in first.chunks)
+
+
+def test_segments_leave_in_the_order_in_which_they_began(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    old = [tmp_path / f"20200101T000000Z-1-{number:06}.steps" for number in range(1, 4)]
+    for age, file in enumerate(old):
+        file.write_bytes(bytes(MIB // 3))
+        os.utime(file, (1000 - age, 1000 - age))  # the first one was written last
+    with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_steps_bytes=MIB) as subject:
+        recordings.recorder(subject).begin()
+        assert [file.exists() for file in old] == [False, True, True]
 
 
 def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
