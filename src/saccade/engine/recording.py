@@ -307,7 +307,7 @@ class Recorder:
 
     def _make_room(self, num_bytes: int) -> None:
         """Delete the oldest segments, of earlier engines too, until there is room for another *num_bytes*."""
-        # By name, which begins with the time of the segment's start: its last bytes may be written after the next starts.
+        # By name, which begins with the time of the start: the last bytes may be written after the next segment began.
         sizes = {path: path.stat().st_size for path in sorted(self._folder.glob(f"*{SUFFIX}"))}
         self._unwritten = [segment for segment in self._unwritten if segment.is_writing]
         sizes.update((segment.path, segment.num_bytes) for segment in self._unwritten if segment.path in sizes)
