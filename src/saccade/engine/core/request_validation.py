@@ -15,8 +15,8 @@ from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingPar
 MAX_NUM_LOGPROBS = 20
 """The limit of OpenAI's API, and the default limit of vLLM."""
 
-MAX_SECONDS_PER_GROUP = 1_000_000
-"""Of a video's frames: some days. Positions on the axis of time stay far below the largest number."""
+MAX_SECONDS_PER_GROUP = 86_400
+"""Of a video's frames: a day, so that positions on the axis of time stay far below the largest number."""
 
 
 class RequestValidator:
