@@ -18,6 +18,7 @@
     │   ├── HostNotAllowed          403, the Host header of a request to a server without keys has an unknown name
     │   ├── OriginNotAllowed        403, a web page that may not call this server
     │   ├── ModelNotFound           404
+    │   ├── FileNotFound            404, a file that is not kept
     │   ├── ResponseNotFound        404, a response that is not kept
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405

@@ -157,6 +157,9 @@ class Metrics:
         self.slots_in_use = Gauge(
             "saccade_slots_in_use", "Shared-memory slots held by requests.", registry=self.registry
         )
+        self.file_store_bytes = Gauge(
+            "saccade_file_store_bytes", "Bytes of uploaded files that are kept.", registry=self.registry
+        )
         self.requests_in_flight = Gauge("saccade_requests_in_flight", "Requests being served.", registry=self.registry)
         self._lag = Histogram(
             "saccade_event_loop_lag_seconds",

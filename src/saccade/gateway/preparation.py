@@ -35,6 +35,7 @@ class Preparation:
         # Several processes that share a port share no memory.
         file_bytes = config.file_store_bytes if config.member is None else 0
         self.files = FileStore(file_bytes, config.file_store_seconds)
+        metrics.file_store_bytes.set_function(lambda: self.files.num_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
         metrics.registry.register(CacheCollector("picture", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))

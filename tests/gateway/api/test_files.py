@@ -60,9 +60,11 @@ def test_a_file_lives(client: openai.OpenAI) -> None:
             gone(made.id)
 
 
-def test_the_same_picture_is_one_file(client: openai.OpenAI) -> None:
+def test_the_same_picture_is_one_file(client: openai.OpenAI, shared: scripted.Gateway) -> None:
     assert upload(client).id == upload(client, purpose="user_data").id != upload(client, 2).id
     assert len(list(client.files.list())) == 2
+    num_bytes = len(png(1)) + len(png(2))
+    assert num_bytes < shared.metric("saccade_file_store_bytes") < num_bytes + 8192
 
 
 def test_lists_have_pages(client: openai.OpenAI) -> None:
