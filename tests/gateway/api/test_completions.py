@@ -9,7 +9,7 @@ import openai
 import pytest
 import scripted
 
-from saccade.errors import WorkerFailed
+from saccade.errors import UnsupportedParameter, WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.tokenizer_json import JsonTokenizer
 
@@ -223,6 +223,18 @@ def test_reasoning_is_text(gateway: scripted.Gateway, ids_of: Ids) -> None:
     assert end is not None
     gateway.worker.script = [TokenDelta("r", [start, *ids_of("Hm"), end, *ids_of("Two")], LENGTH)]
     assert texts(complete(gateway)) == {0: ("<think>Hm</think>Two", "length")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"echo": True, "logprobs": 1}, "logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs")],
+)
+def test_errors_of_workers_name_the_clients_field(
+    fields: dict[str, Any], param: str, gateway: scripted.Gateway
+) -> None:
+    gateway.worker.script = [UnsupportedParameter("`prompt_logprobs` is not served; leave it out.", "prompt_logprobs")]
+    error = complete(gateway, **fields).json["error"]
+    assert (error["param"], error["message"]) == (param, f"`{param}` is not served; leave it out.")
 
 
 def test_an_unknown_model(gateway: scripted.Gateway) -> None:

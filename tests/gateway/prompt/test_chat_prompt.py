@@ -1,6 +1,7 @@
 """Chats for workers that render and tokenise them by themselves."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def user(*parts: str | None) -> ChatMessage:
 def test_plain_chats(messages: list[ChatMessage], served_of: Any) -> None:
     served = served_of("qwen3_vl")
     assert why_not_as_chat(served, chat_of(served, *messages), [served.layout.settings]) is None
+
+
+def test_what_only_this_gateway_renders_is_refused(served_of: Any) -> None:
+    served = served_of("qwen3_vl")
+    own = replace(chat_of(served, user("What?")), template=served.template)
+    for chat, field in ((Chat.of_plain([1, 2]), "prompt"), (own, "chat_template")):
+        error = why_not_as_chat(served, chat, [])
+        assert isinstance(error, UnsupportedParameter)
+        assert error.param == field
 
 
 @pytest.mark.parametrize(("field", "given"), [("continue_final_message", True), ("add_generation_prompt", False)])
