@@ -27,6 +27,22 @@ def test_text_has_the_models_own_tokens(name: str, checkpoint: Callable[[str], P
     assert [vocabulary.tokens[token_id] for token_id in vocabulary(b"\xe4\xbd")] == [b"\xe4", b"\xbd"]
 
 
+def test_a_long_text_is_divided_as_it_comes(checkpoint: Callable[[str], Path]) -> None:
+    """Each of a long text's tokens costs the same, and all of the text is written."""
+    vocabulary = read_vocabulary(read_model_files(checkpoint("qwen3_vl")), VOCAB_SIZE)
+    text = "the image of 你好 " * 2000
+    assert text.encode().startswith(b"".join(vocabulary.tokens[token_id] for token_id in vocabulary(text)))
+    assert len(vocabulary(text)) < 1000
+    matcher = compile_grammar(vocabulary.build(), Grammar("regex", text))
+    written = b""
+    while not matcher.is_stopped():
+        mask = matcher.compute_bitmask()
+        token_id = next(8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)
+        matcher.consume_token(token_id)
+        written += b"" if token_id in vocabulary.eos_token_ids else vocabulary.tokens[token_id]
+    assert written.decode() == text
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_text_has_a_special_token_or_a_tag(name: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(name)

@@ -46,6 +46,10 @@ NUM_TAGS: Final = 5
 """Tokens beside the bytes and the end of byte_vocabulary(), for the tags of a form of tool calls."""
 
 
+DIVIDED_CHARACTERS: Final = 256
+"""Of a text that must come, for each of its tokens: without a bound, a long `const` would hold up every step."""
+
+
 class Vocabulary:
     """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
 
@@ -75,8 +79,9 @@ class Vocabulary:
         self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return ids whose bytes are *text*."""
-        content = text.encode() if isinstance(text, str) else text
+        """Return ids whose bytes are *text*, or its beginning: for a mask only the first token counts."""
+        beginning = text[:DIVIDED_CHARACTERS]
+        content = beginning.encode() if isinstance(beginning, str) else beginning
         # A tokenizer may begin a text with a token of its own, or with a space; it adds none behind a line break.
         for before in ("", "\n"):
             found = self._last(self._encode(before + content.decode(errors="replace")), content)
