@@ -69,6 +69,40 @@ def test_videos_and_pictures_of_a_batch(folder: Path, oracle: Oracle) -> None:
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
+@pytest.mark.parametrize("budget", [1, 200])
+def test_large_videos_are_encoded_in_parts(folder: Path, oracle: Oracle, budget: int) -> None:
+    """Frame by frame, and several at a time; the memory of one call does not grow with the video's length."""
+    subject = engines.engine(folder, encode_budget_patches=budget, max_num_batched_tokens=256)
+    network, sizes = engines.local(subject).runner.network, []
+    logits, encode = engines.record_logits(subject), network.encode
+
+    def recording(pixels: torch.Tensor, metadata: Any) -> torch.Tensor:
+        sizes.append(len(pixels))
+        return encode(pixels, metadata)
+
+    network.encode = recording  # type: ignore[method-assign]
+    asked = engines.request(folder, [3, ((308, 64), 20, 1), 2, ((64, 64), 3), 4], max_tokens=6)
+    answer = engines.drain(subject, asked).answers["a"]
+    check(oracle, asked, answer.token_ids, logits["a"])
+    video, _ = asked.media
+    grids = network.facts.video_parts(video.grid, budget)
+    assert 1 < len(grids) <= video.grid[0]
+    assert sum(frames for frames, _, _ in grids) == video.grid[0]
+    assert max(sizes) <= max(network.facts.encode_cost(grid) for grid in grids) * len(video.inline or b"") // math.prod(
+        video.grid
+    )
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("mode", ["weights", "data"])
+def test_ranks_share_videos(folder: Path, oracle: Oracle, mode: str) -> None:
+    with engines.on_ranks(folder, 2, encode_budget_patches=200, mm_encoder_tp_mode=mode) as subject:
+        logits = engines.record_logits(subject)
+        asked = engines.request(folder, [3, ((308, 64), 20, 1), 2, ((64, 64), 3), 4, ((96, 64), 6, 2)], max_tokens=6)
+        answer = engines.drain(subject, asked).answers["a"]
+        check(oracle, asked, answer.token_ids, logits["a"])
+
+
 def test_a_pictures_grid_has_one_frame(folder: Path) -> None:
     """What a video may have, a picture may not: its pixels would be of another shape."""
     subject = engines.engine(folder)

@@ -135,6 +135,12 @@ class ModelFacts(Protocol):
     def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return the shape of the uint8 pixels of a video's grid; for models with a placeholder for videos only."""
 
+    def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
+        """Return the grids of the parts of a video that may be encoded one after the other, as large as *most_patches*.
+
+        A part is larger where frames that see each other are. For models with a placeholder for videos only.
+        """
+
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches that the vision encoder processes."""
 

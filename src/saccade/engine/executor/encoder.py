@@ -5,15 +5,20 @@ picture goes to one rank, whatever its size: a rank may have none. Where the enc
 picture. Before the first collective of a job the ranks exchange which pictures failed, so that none waits for one that
 does not come; a failure after it is not handled.
 
+A video larger than the budget of a step is encoded in parts, whose frames do not see those of others: so the memory
+that the encoder takes does not grow with its length.
+
 With graphs, pictures within a step are packed for them; a job beside the steps runs without them, as they have one set
 of buffers.
 """
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import structlog
 import torch
@@ -22,7 +27,7 @@ from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.transfer import transfer
-from saccade.models.facts import IMAGE, MediaShape
+from saccade.models.facts import IMAGE, Grid, MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import Ranks
@@ -42,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """Pictures of one modality, the arguments of a network's `encode` for them, and the tokens of each."""
+    """Pictures of one modality, or parts of videos; the arguments of a network's `encode`, and the tokens of each."""
 
     pictures: Ordered[Picture]
     pixels_B: torch.Tensor
@@ -51,15 +56,24 @@ class _Prepared(NamedTuple):
 
 
 class Encoder:
-    """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder."""
+    """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder.
+
+    Videos of more than *most_patches* are encoded in parts.
+    """
 
     def __init__(
-        self, network: Network, backend: VisionAttentionBackend, ranks: Ranks, graphs: EncoderGraphs | None = None
+        self,
+        network: Network,
+        backend: VisionAttentionBackend,
+        ranks: Ranks,
+        graphs: EncoderGraphs | None = None,
+        most_patches: int | None = None,
     ) -> None:
         self.network = network
         self.backend = backend
         self.ranks = ranks
         self.graphs = graphs
+        self.most_patches = most_patches
 
     @torch.inference_mode()
     def encode(self, job: EncodeJob) -> Encoded:
@@ -100,7 +114,7 @@ class Encoder:
         """Return the features of all pictures, encoded by all ranks together; none if a rank cannot begin."""
         prepared: list[_Prepared] = []
         try:
-            prepared = [self._prepare(group) for group in by_modality(job.pictures)]
+            prepared = [self._prepare(group) for group in self._groups(job.pictures)]
         except FAILURES:
             logger.exception("encoding failed", job_id=job.job_id)
         (is_lost,) = self.ranks.any_of([not prepared])
@@ -125,7 +139,19 @@ class Encoder:
         return self._separate(pictures, replayed.features, replayed.counts)
 
     def _encode_eagerly(self, pictures: Ordered[Picture]) -> dict[int, torch.Tensor]:
-        return self._run([self._prepare(group) for group in by_modality(pictures)])
+        return self._run(self._prepare(group) for group in self._groups(pictures))
+
+    def _groups(self, pictures: Ordered[Picture]) -> list[list[Picture]]:
+        """Return what one call of the network encodes: a modality's items, or one part of a large video."""
+        whole: list[Picture] = []
+        parts: list[Picture] = []
+        for picture in pictures:
+            if picture.modality == IMAGE or self.most_patches is None:
+                whole.append(picture)
+            else:
+                cut = cut_video(picture, self.network.facts.video_parts(picture.grid, self.most_patches))
+                (whole if len(cut) == 1 else parts).extend(cut)
+        return by_modality(whole) + [[part] for part in parts]
 
     def _pixels(self, pictures: Ordered[Picture]) -> torch.Tensor:
         # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
@@ -136,12 +162,13 @@ class Encoder:
     def _prepare(self, pictures: Ordered[Picture]) -> _Prepared:
         return _Prepared(pictures, self._pixels(pictures), *self.network.prepare(_shapes(pictures), self.backend))
 
-    def _run(self, prepared: Ordered[_Prepared]) -> dict[int, torch.Tensor]:
-        features: dict[int, torch.Tensor] = {}
+    def _run(self, prepared: Iterable[_Prepared]) -> dict[int, torch.Tensor]:
+        features: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         for group in prepared:
             encoded = self.network.encode(group.pixels_B, group.metadata)
-            features.update(self._separate(group.pictures, encoded, group.counts))
-        return features
+            for encoding_id, part in self._separate(group.pictures, encoded, group.counts).items():
+                features[encoding_id].append(part)
+        return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in features.items()}
 
     def _separate(
         self, pictures: Ordered[Picture], features: torch.Tensor, counts: list[int]
@@ -165,6 +192,18 @@ class Encoder:
 
 def _shapes(pictures: Ordered[Picture]) -> list[MediaShape]:
     return [MediaShape(picture.grid, picture.original_size, picture.modality) for picture in pictures]
+
+
+def cut_video(video: Picture, grids: Ordered[Grid]) -> list[Picture]:
+    """Return the parts of *video* with *grids*, under its encoding id. Pixels lie frame after frame."""
+    frame_bytes = len(video.pixels) // video.grid[0]
+    parts: list[Picture] = []
+    start = 0
+    for grid in grids:
+        stop = start + grid[0] * frame_bytes
+        parts.append(msgspec.structs.replace(video, grid=grid, pixels=video.pixels[start:stop]))
+        start = stop
+    return parts
 
 
 def by_modality(pictures: Ordered[Picture]) -> list[list[Picture]]:

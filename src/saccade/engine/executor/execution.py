@@ -24,7 +24,10 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of one loaded model are computed; *reasons* say why with these backends, decoder's first."""
+    """How the steps of one loaded model are computed; *reasons* say why with these backends, decoder's first.
+
+    Videos of more than *encode_budget* patches are encoded in parts.
+    """
 
     backend: AttentionBackend
     vision_backend: VisionAttentionBackend
@@ -32,6 +35,7 @@ class Execution:
     ranks: Ranks = ALONE
     reasons: tuple[str, str] = ("", "")
     encoder_graphs: EncoderGraphs | None = None
+    encode_budget: int | None = None
 
     def capture_encoder(self) -> Iterable[tuple[int, int]]:
         """Capture the vision encoder's graphs; yield how many are done, and how many there are. Raises StartupError.
@@ -59,7 +63,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
         why(config.mm_encoder_attn_backend, vision_backend, of_tower) + of_graphs,
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
-    return Execution(backend, vision_backend, threads, model.ranks, reasons, graphs)
+    return Execution(backend, vision_backend, threads, model.ranks, reasons, graphs, encode_budget(config, model))
 
 
 def choose_encoder_graphs(

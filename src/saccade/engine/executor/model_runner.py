@@ -62,7 +62,9 @@ class ModelRunner:
         self.backend = execution.backend
         self.threads = execution.threads
         self.ranks = execution.ranks
-        self.encoder = Encoder(network, execution.vision_backend, execution.ranks, execution.encoder_graphs)
+        self.encoder = Encoder(
+            network, execution.vision_backend, execution.ranks, execution.encoder_graphs, execution.encode_budget
+        )
         self.device = network.device
         self.dtype = network.dtype
         self.allowed = AllowedTokens(network.facts.vocab_size, self.device)

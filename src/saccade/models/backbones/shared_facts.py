@@ -77,6 +77,18 @@ class MergedPatchFacts(TextFacts):
             )
         return frames * rows * columns // merge**2
 
+    @property
+    def joint_frames(self) -> int:
+        """The number of frames of a grid that see each other in the tower."""
+        return 1
+
+    def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
+        """Return the grids of the parts of a video, each of whole runs of frames that see each other."""
+        frames, rows, columns = grid
+        run = self.joint_frames
+        length = run * max(1, most_patches // (run * rows * columns))
+        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
+
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches."""
         return prod(grid)

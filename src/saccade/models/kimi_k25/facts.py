@@ -44,6 +44,11 @@ class Facts(MergedPatchFacts):
         of_a_frame = super().item_tokens(grid, original_size) // grid[0]
         return of_a_frame * ceil(grid[0] / self.vision.clip_frames)
 
+    @property
+    def joint_frames(self) -> int:
+        """The number of frames of a clip."""
+        return self.vision.clip_frames
+
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return (patches, channels, height, width)."""
         return prod(grid), CHANNELS, self.vision.patch_size, self.vision.patch_size
