@@ -112,6 +112,11 @@ def test_transformers_settings_are_read() -> None:
     }  # fmt: skip
 
 
+def test_frames_without_a_limit_have_that_of_pictures() -> None:
+    given = {"media_proc_cfg": {**MEDIA_PROC_CFG, "in_patch_limit_each_frame": None, "in_patch_limit": 500}}
+    assert VideoLayout({}, given, {}).settings["in_patch_limit"] == 500
+
+
 def test_options_choose_frames_and_pixels() -> None:
     subject, header = VideoLayout({}, PREPROCESSOR, {}), VideoHeader(300, 30.0, 640, 480)
     plain = subject.video(header, subject.settings)

@@ -27,8 +27,9 @@ TIMES = "hh:mm:ss.fff"
 OF_PATCHES = ("patch_size", "merge_size", "image_mean", "image_std")
 """Settings that pictures and videos share, because one network reads the patches of both."""
 
+EACH_FRAME = "in_patch_limit_each_frame"
 SPELLINGS: Mapping[str, tuple[tuple[str, ...], Any]] = {
-    "in_patch_limit": (("in_patch_limit_each_frame", "max_patches"), 4096),
+    "in_patch_limit": ((EACH_FRAME, "max_patches"), 4096),
     "fps": (("sample_fps", "fps"), 2.0),
     "clip_frames": (("temporal_merge_kernel_size", "temporal_patch_size"), CLIP_FRAMES),
 }
@@ -52,6 +53,8 @@ class VideoLayout:
     ) -> None:
         nested = preprocessor.get(NESTED) or {}
         given = {**nested, **video_preprocessor}
+        if given.get(EACH_FRAME, given) is None:
+            given[EACH_FRAME] = nested.get("in_patch_limit")  # as in the release
         of_videos = resolve(config, {**(nested or preprocessor), **video_preprocessor})
         self.settings: Mapping[str, Any] = {**of_videos, **{key: _given(given, key) for key in SPELLINGS}}
         self._check(given, resolve(config, preprocessor), config.get("vision_config") or {})
