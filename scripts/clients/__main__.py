@@ -26,18 +26,23 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("SACCADE_CLIENTS", ROOT / ".cache" / "clients"))
 PAGE = ROOT / "docs" / "clients.md"
 PICTURE = "5RIU-green.png"
+KEY = "a-key-for-this-run"
 
 
 @contextlib.contextmanager
 def servers(folder: Path) -> Iterator[dict[str, str]]:
     """Start both servers; yield what programs find in their environment."""
     model = write_qwen3_vl(folder / "tiny-qwen3-vl")
-    context = ("--max-model-len", "8192", "--no-summary")
-    with serving("--no-summary") as reader, serving(str(model), *context) as caller:
+    flags = ("--no-summary", "--api-key", KEY)
+    with (
+        serving(*flags, key=KEY) as reader,
+        serving(str(model), "--max-model-len", "8192", *flags, key=KEY) as caller,
+    ):
         picture = bundled(f"pictures/texts/{PICTURE}")
         yield {
             **_target("READER", reader),
             **_target("CALLER", caller),
+            "API_KEY": KEY,
             "READER_FOLDER": str(bundled("model")),
             "CALLER_FOLDER": str(model),
             "PICTURE": str(picture),

@@ -32,6 +32,9 @@ READER = Target(os.environ["READER_ROOT"], os.environ["READER_MODEL"])
 CALLER = Target(os.environ["CALLER_ROOT"], os.environ["CALLER_MODEL"])
 """A random model whose template takes tools; grammars hold what it answers."""
 
+KEY = os.environ["API_KEY"]
+"""The key that both servers want."""
+
 PICTURE = Path(os.environ["PICTURE"])
 PICTURE_SAYS = os.environ["PICTURE_SAYS"]
 PICTURE_DATA = base64.b64encode(PICTURE.read_bytes()).decode()
@@ -62,8 +65,8 @@ TOOL: dict[str, Any] = {
         },
     },
 }
-MAX_TOKENS = 600
-"""Enough for what a grammar holds: white space of JSON is limited, and nothing that is asked for is long."""
+MAX_TOKENS = 1900
+"""Less than the reader's context, and enough for the longest card: where JSON takes white space, a grammar allows 40."""
 
 
 def expect_call(name: object, arguments: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ INTRODUCTION = """\
 # Clients
 
 What clients that others wrote do with `saccade serve`. `make clients` makes this page: it installs each client in an environment of its own, below
-`.cache/clients`, runs its program of `scripts/clients/programs` against two servers on loopback, and ends with an error if a row fails.
+`.cache/clients`, runs its program of `scripts/clients/programs` against two servers on loopback that want an API key, and ends with an error if a row fails.
 
 - Pictures and chats go to the bundled model, and an answer works if it is the text on the picture.
 - Tools and structured output go to a random model, made for the run, with the template of Qwen3-VL. It cannot call tools by itself: its calls are held by a

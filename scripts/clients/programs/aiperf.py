@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from questions import CALLER
+from questions import CALLER, KEY
 from results import expect, tell
 
 NUM_REQUESTS = 6
 FLAGS = {
     "model": CALLER.model,
     "url": CALLER.root,
+    "api-key": KEY,
     "endpoint-type": "chat",
     "tokenizer": os.environ["CALLER_FOLDER"],
     "image-width-mean": 96,

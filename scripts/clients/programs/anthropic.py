@@ -7,7 +7,7 @@
 from typing import Any
 
 import anthropic
-from questions import CALLER, MAX_TOKENS, PICTURE_DATA, PICTURE_SAYS, QUESTION, READER, TOOL, Target, expect_call
+from questions import CALLER, KEY, MAX_TOKENS, PICTURE_DATA, PICTURE_SAYS, QUESTION, READER, TOOL, Target, expect_call
 from results import expect, tell
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE_DATA}}
@@ -21,7 +21,7 @@ TURN: dict[str, Any] = {
 
 def messages(target: Target) -> Any:
     """The Messages of a server."""
-    return anthropic.Anthropic(base_url=target.root, api_key="none", max_retries=0).messages
+    return anthropic.Anthropic(base_url=target.root, api_key=KEY, max_retries=0).messages
 
 
 def chat() -> None:

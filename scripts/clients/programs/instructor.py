@@ -4,25 +4,18 @@
 # dependencies = ["instructor==1.17.0"]
 # ///
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
-from questions import CALLER, MAX_TOKENS, MESSAGES
+from cards import Card
+from questions import CALLER, KEY, MAX_TOKENS, MESSAGES
 from results import expect, tell
-
-
-class Card(BaseModel):
-    """What an answer is."""
-
-    shape: Literal["round", "square"]
-    count: Annotated[int, Field(ge=0, le=9)]
 
 
 def by(mode: instructor.Mode) -> None:
     """Ask for a Card in one of instructor's modes, without a second try."""
-    plain = openai.OpenAI(base_url=CALLER.url, api_key="none", max_retries=0)
+    plain = openai.OpenAI(base_url=CALLER.url, api_key=KEY, max_retries=0)
     client: Any = instructor.from_openai(plain, mode=mode)
     card = client.chat.completions.create(
         model=CALLER.model, messages=MESSAGES, response_model=Card, max_retries=0, max_tokens=MAX_TOKENS

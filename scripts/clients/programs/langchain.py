@@ -4,21 +4,25 @@
 # dependencies = ["langchain-openai==1.7.3"]
 # ///
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
+from cards import Card
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
-from questions import CALLER, MAX_TOKENS, PICTURE_DATA, PICTURE_SAYS, PICTURE_URL, QUESTION, READER, Target, expect_call
+from questions import (
+    CALLER,
+    KEY,
+    MAX_TOKENS,
+    PICTURE_DATA,
+    PICTURE_SAYS,
+    PICTURE_URL,
+    QUESTION,
+    READER,
+    Target,
+    expect_call,
+)
 from results import expect, tell
-
-
-class Card(BaseModel):
-    """What a structured answer is."""
-
-    shape: Literal["round", "square"]
-    count: Annotated[int, Field(ge=0, le=9)]
 
 
 @tool
@@ -34,7 +38,7 @@ LANGCHAIN_PART = {"type": "image", "base64": PICTURE_DATA, "mime_type": "image/p
 def chat_model(target: Target, **options: Any) -> Any:
     """The client of a server."""
     asked: dict[str, Any] = {"model": target.model, "max_completion_tokens": MAX_TOKENS, **options}
-    return ChatOpenAI(base_url=target.url, api_key="none", max_retries=0, **asked)
+    return ChatOpenAI(base_url=target.url, api_key=KEY, max_retries=0, **asked)
 
 
 def question(part: dict[str, Any]) -> HumanMessage:
@@ -56,7 +60,7 @@ def stream() -> None:
 
 def bind_tools(streamed: bool) -> None:
     """A required call, its result, and the answer to it."""
-    bound = chat_model(CALLER).bind_tools([turn], tool_choice="required", parallel_tool_calls=False)
+    bound = chat_model(CALLER).bind_tools([turn], tool_choice="required", parallel_tool_calls=False, strict=True)
     turns: list[Any] = [question(OPENAI_PART)]
     if streamed:
         chunks = list(bound.stream(turns))
@@ -84,7 +88,7 @@ def responses() -> None:
     """The picture, and a required call, over Responses."""
     answer = chat_model(READER, use_responses_api=True).invoke([question(LANGCHAIN_PART)])
     expect(answer.text, PICTURE_SAYS)
-    bound = chat_model(CALLER, use_responses_api=True).bind_tools([turn], tool_choice="required")
+    bound = chat_model(CALLER, use_responses_api=True).bind_tools([turn], tool_choice="required", strict=True)
     for call in bound.invoke([question(OPENAI_PART)]).tool_calls:
         expect_call(call["name"], call["args"])
 

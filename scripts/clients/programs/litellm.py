@@ -13,12 +13,13 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks anot
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import litellm
-from pydantic import BaseModel, Field
+from cards import Card
 from questions import (
     CALLER,
+    KEY,
     MAX_TOKENS,
     MESSAGES,
     PICTURE_DATA,
@@ -33,19 +34,12 @@ from questions import (
 from results import expect, tell
 
 
-class Card(BaseModel):
-    """What a structured answer is."""
-
-    shape: Literal["round", "square"]
-    count: Annotated[int, Field(ge=0, le=9)]
-
-
 def ask(target: Target, provider: str = "hosted_vllm", **options: Any) -> Any:
     """Ask about the picture."""
     return litellm.completion(
         model=f"{provider}/{target.model}",
         api_base=target.url,
-        api_key="none",
+        api_key=KEY,
         num_retries=0,
         **{"messages": MESSAGES} | options,
     )
@@ -94,7 +88,7 @@ def structured() -> None:
 
 def completion() -> None:
     """Go on with a text."""
-    options: Any = {"api_base": READER.url, "api_key": "none", "num_retries": 0, "max_tokens": 4}
+    options: Any = {"api_base": READER.url, "api_key": KEY, "num_retries": 0, "max_tokens": 4}
     answer = litellm.text_completion(model=f"text-completion-openai/{READER.model}", prompt=QUESTION, **options)
     expect(type(answer.choices[0].text), str)
     expect(answer.usage.completion_tokens > 0, True)
@@ -104,7 +98,7 @@ def response() -> None:
     """Ask about the picture over Responses, whole and in events."""
     content = [{"type": "input_image", "image_url": PICTURE_URL}, {"type": "input_text", "text": QUESTION}]
     asked: Any = {"model": f"openai/{READER.model}", "input": [{"role": "user", "content": content}]}
-    server: Any = {"api_base": READER.url, "api_key": "none", "num_retries": 0}
+    server: Any = {"api_base": READER.url, "api_key": KEY, "num_retries": 0}
     expect(litellm.responses(**asked, **server).output_text, PICTURE_SAYS)
     events: Any = litellm.responses(**asked, **server, stream=True)
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -121,7 +115,7 @@ def message() -> None:
             messages=[{"role": "user", "content": content}],
             max_tokens=MAX_TOKENS,
             api_base=READER.root,
-            api_key="none",
+            api_key=KEY,
         )
     )
     expect([block["text"] for block in answer["content"]], [PICTURE_SAYS])

@@ -9,7 +9,7 @@ The tasks are made here: nothing is fetched.
 
 import os
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": os.environ["API_KEY"]}
 os.environ["HF_HOME"] = os.environ["WORK_FOLDER"] + "/hub"
 
 import json

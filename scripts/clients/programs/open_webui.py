@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiohttp
-from questions import CALLER, MAX_TOKENS, PICTURE_SAYS, PICTURE_URL, QUESTION, READER, TOOL, Target, expect_call
+from questions import CALLER, KEY, MAX_TOKENS, PICTURE_SAYS, PICTURE_URL, QUESTION, READER, TOOL, Target, expect_call
 from results import expect, tell
 
 HEADERS = {
-    "Authorization": "Bearer none",
+    "Authorization": f"Bearer {KEY}",
     "X-OpenWebUI-User-Name": "A%20person",
     "X-OpenWebUI-User-Id": "1",
     "X-OpenWebUI-User-Email": "person@example.com",

@@ -9,10 +9,10 @@ import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
-const { READER_ROOT, READER_MODEL, CALLER_ROOT, CALLER_MODEL, PICTURE, PICTURE_SAYS } = process.env;
+const { API_KEY, READER_ROOT, READER_MODEL, CALLER_ROOT, CALLER_MODEL, PICTURE, PICTURE_SAYS } = process.env;
 const version = JSON.parse(readFileSync(new URL("node_modules/openai/package.json", import.meta.url))).version;
-const reader = new OpenAI({ baseURL: `${READER_ROOT}/v1`, apiKey: "none", maxRetries: 0 });
-const caller = new OpenAI({ baseURL: `${CALLER_ROOT}/v1`, apiKey: "none", maxRetries: 0 });
+const reader = new OpenAI({ baseURL: `${READER_ROOT}/v1`, apiKey: API_KEY, maxRetries: 0 });
+const caller = new OpenAI({ baseURL: `${CALLER_ROOT}/v1`, apiKey: API_KEY, maxRetries: 0 });
 
 const url = `data:image/png;base64,${readFileSync(PICTURE).toString("base64")}`;
 const messages = [
@@ -62,7 +62,7 @@ async function stream() {
 
 async function tool() {
   const asked = { model: CALLER_MODEL, tools };
-  const held = { tool_choice: "required", parallel_tool_calls: false, max_tokens: 600 };
+  const held = { tool_choice: "required", parallel_tool_calls: false, max_tokens: 1900 };
   const first = await caller.chat.completions.create({ messages, ...asked, ...held });
   const [call] = first.choices[0].message.tool_calls;
   expect(call.function.name, "turn");
@@ -74,14 +74,14 @@ async function tool() {
 }
 
 async function toolStream() {
-  const held = { tool_choice: { type: "function", function: { name: "turn" } }, max_tokens: 600 };
+  const held = { tool_choice: { type: "function", function: { name: "turn" } }, max_tokens: 1900 };
   const events = caller.chat.completions.stream({ model: CALLER_MODEL, messages, tools, ...held });
   const [call] = (await events.finalChatCompletion()).choices[0].message.tool_calls;
   expect(JSON.parse(call.function.arguments).side, "left", "right");
 }
 
 async function parse() {
-  const format = { response_format: zodResponseFormat(Card, "card"), max_tokens: 600 };
+  const format = { response_format: zodResponseFormat(Card, "card"), max_tokens: 1900 };
   const answer = await caller.chat.completions.parse({ model: CALLER_MODEL, messages, ...format });
   Card.parse(answer.choices[0].message.parsed);
 }

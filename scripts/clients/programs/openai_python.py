@@ -5,12 +5,13 @@
 # ///
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import openai
-from pydantic import BaseModel, Field
+from cards import Card
 from questions import (
     CALLER,
+    KEY,
     MAX_TOKENS,
     MESSAGES,
     PICTURE,
@@ -36,16 +37,9 @@ INPUT: list[Any] = [
 """The question about the picture, as Responses take it."""
 
 
-class Card(BaseModel):
-    """What a structured answer is."""
-
-    shape: Literal["round", "square"]
-    count: Annotated[int, Field(ge=0, le=9)]
-
-
 def client(target: Target) -> Any:
     """The client of a server."""
-    return openai.OpenAI(base_url=target.url, api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=target.url, api_key=KEY, max_retries=0)
 
 
 def models() -> None:
