@@ -33,6 +33,7 @@ NUM_LOGITS, NUM_TOKENS, END_ID = 151_936, 151_643, 151_645
 CHARACTERS = 60_000_000
 ANSWERS, MAX_TOKENS = 40, 60
 RANDOM_SCHEMAS = 20
+HEAD = "Microseconds a mask:\n\n| the answer is held to | masks | median | mean | 99 % | largest |\n|" + "---|" * 6
 CARD: Schema = {
     "type": "object",
     "properties": {
@@ -55,25 +56,29 @@ FORMS = {
 def report() -> None:
     """Print a row for each kind of grammar, and what applying a mask takes."""
     began = time.perf_counter()
-    vocabulary = _vocabulary()
+    vocabulary = trained_vocabulary()
     trained = time.perf_counter()
     tokenizer = vocabulary.build()
     built = time.perf_counter() - trained
     print(f"{NUM_LOGITS} logits; the vocabulary took {trained - began:.0f} s to train and {built:.1f} s to build.\n")
-    print("Microseconds a mask:\n\n| the answer is held to | masks | median | mean | 99 % | largest |\n|" + "---|" * 6)
+    print(HEAD)
     for name, grammars in _cases():
-        taken = sorted(1e6 * seconds for grammar in grammars for seconds in _masks(tokenizer, grammar))
-        last, most = taken[int(0.99 * len(taken))], taken[-1]
-        print(
-            f"| {name} | {len(taken)} | {statistics.median(taken):.0f} | {statistics.mean(taken):.0f} "
-            f"| {last:.0f} | {most:.0f} |",
-            flush=True,
-        )
+        print_row(name, [seconds for grammar in grammars for seconds in _masks(tokenizer, grammar)])
     for num_rows in (1, 8):
         print(f"\nApplying masks to {num_rows} x {NUM_LOGITS} logits: {1e6 * _applied(num_rows):.0f} a row (median).")
 
 
-def _vocabulary() -> Vocabulary:
+def print_row(name: str, seconds: list[float]) -> None:
+    """Print what masks took, in microseconds."""
+    taken = sorted(1e6 * each for each in seconds)
+    print(
+        f"| {name} | {len(taken)} | {statistics.median(taken):.0f} | {statistics.mean(taken):.0f} "
+        f"| {taken[int(0.99 * len(taken))]:.0f} | {taken[-1]:.0f} |",
+        flush=True,
+    )
+
+
+def trained_vocabulary() -> Vocabulary:
     """Return a byte-level BPE's tokens, then special ones, then ids without a token."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -120,3 +120,10 @@ def test_what_cannot_end_is_refused(sampling: dict[str, Any], subject: Engine, t
     failure = engines.drain(subject, asked(tiny_qwen3_vl, **sampling)).answers["a"].failure
     assert failure is not None
     assert (failure.code, failure.param) == ("invalid_value", "thinking_budget")
+
+
+def test_workers_say_whether_they_end_reasoning(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    assert subject.description.takes_thinking_budgets
+    prefill = engines.engine(tiny_qwen3_vl, role="prefill", kv_transfer_bind="127.0.0.1:0")
+    assert not prefill.description.takes_thinking_budgets
+    prefill.close()
