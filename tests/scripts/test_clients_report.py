@@ -62,6 +62,12 @@ def test_a_program_that_says_nothing_or_fails_is_a_row(tmp_path: Path, text: str
     assert (last.client, last.what, last.ok, last.detail) == ("client", "the program", False, detail)
 
 
+def test_a_program_that_does_not_end_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
+    monkeypatch.setattr(runner("running"), "PROGRAM_SECONDS", 0.5)
+    (row,) = run(runner, tmp_path, "import time\ntime.sleep(600)")
+    assert (row.what, row.ok, row.detail) == ("the program", False, "no end within 0.5 s")
+
+
 def test_what_cannot_be_installed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
     path = tmp_path / "client.mjs"
     path.write_text("""// /// script\n// dependencies = ["openai@1"]\n// ///\n""")
