@@ -8,6 +8,7 @@ _QWEN_PICTURES = """{%- set count = namespace(pictures=0) -%}
 {%- set count.pictures = count.pictures + 1 -%}
 {%- if add_vision_id -%}{{ 'Picture ' ~ count.pictures ~ ': ' }}{%- endif -%}
 {{ '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- elif part['type'] == 'video' or 'video' in part -%}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
 {%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}
 {%- endmacro -%}

@@ -46,6 +46,7 @@ class Preparation:
         self.pictures = PictureCollector(
             loader=MediaLoader(self._fetcher, self._urls, memory, metrics),
             files=self.files,
+            video_header=pool.video_header,
             limits=config.picture_limits,
             max_encoded_bytes=config.max_body_bytes,
             metrics=metrics,

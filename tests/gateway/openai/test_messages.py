@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.openai.messages import MAX_PIXELS, MAX_SWITCH, Chat, PictureSource, read_chat
+from saccade.gateway.openai.media_options import MAX_PIXELS
+from saccade.gateway.openai.messages import MAX_SWITCH, Chat, PictureSource, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.models.family import Family, PictureOptions
 
@@ -140,8 +141,8 @@ def test_pixel_limits_have_bounds(path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "param"),
     [
-        ({"fps": 2}, UnsupportedParameter, "mm_processor_kwargs.fps"),
-        ({"fps": None}, UnsupportedParameter, "mm_processor_kwargs.fps"),
+        ({"do_resize": False}, UnsupportedParameter, "mm_processor_kwargs.do_resize"),
+        ({"max_frames": None}, UnsupportedParameter, "mm_processor_kwargs.max_frames"),
         ({"size": {"height": 5}}, UnsupportedParameter, "mm_processor_kwargs.size.height"),
         ({"x" * 1000: 1}, UnsupportedParameter, "mm_processor_kwargs." + "x" * 64 + "…"),
         ({"size": 5}, InvalidValue, "mm_processor_kwargs.size"),
@@ -322,7 +323,7 @@ def test_only_assistants_reason(name: str) -> None:
     assert read([{**message, name: ""}]).messages == [message]
 
 
-@pytest.mark.parametrize("kind", ["video_url", "input_audio", "audio_url", "image_embeds"])
+@pytest.mark.parametrize("kind", ["input_audio", "audio_url", "image_embeds"])
 def test_parts_that_come_later_are_refused_by_name(kind: str) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [TEXT, {"type": kind, kind: {}}]}]
     refused(UnsupportedParameter, "messages[1].content[1].type", f"`{kind}`", messages=messages)
@@ -330,7 +331,7 @@ def test_parts_that_come_later_are_refused_by_name(kind: str) -> None:
 
 def test_unknown_parts_are_not_echoed() -> None:
     part = {"type": "secret"}
-    with pytest.raises(UnsupportedParameter, match="`text` and `image_url`") as raised:
+    with pytest.raises(UnsupportedParameter, match="`text`, `image_url` and `video_url`") as raised:
         user(part)
     assert "secret" not in raised.value.message
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
+from saccade.gateway.prompt.placeholders import Item, expand, write_pictures
 from saccade.protocol.media import PictureLayout, Span
 from saccade.tokenization.tokenizer import Segment
 
@@ -19,7 +19,7 @@ PAD = 9
 def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list[int]) -> None:
     counts = counts[: len(texts) - 1]
     token_ids = [token_id for text in texts[:-1] for token_id in (*text, PAD)] + texts[-1]
-    expanded, spans = expand(token_ids, PAD, [[count] for count in counts])
+    expanded, spans = expand(token_ids, {PAD}, items(counts))
     placed = [position for (span,) in spans for position in range(span.start, span.start + span.length)]
     assert [position for position, token_id in enumerate(expanded) if token_id == PAD] == placed
     assert [span.length for (span,) in spans] == counts
@@ -28,8 +28,12 @@ def test_every_placeholder_lies_in_its_span(texts: list[list[int]], counts: list
 
 @pytest.mark.parametrize(("token_ids", "counts"), [([1, PAD], []), ([1], [4]), ([PAD, PAD], [4])])
 def test_counts_must_agree(token_ids: list[int], counts: list[int]) -> None:  # A9
-    with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images; the messages hold {len(counts)}"):
-        expand(token_ids, PAD, [[count] for count in counts])
+    with pytest.raises(InvalidValue, match=f"{token_ids.count(PAD)} images .* hold {len(counts)},"):
+        expand(token_ids, {PAD}, items(counts))
+
+
+def items(counts: list[int]) -> list[Item]:
+    return [Item(PAD, layout(count)) for count in counts]
 
 
 def layout(num_tokens: int, *prompt: str | int) -> PictureLayout:
@@ -49,10 +53,11 @@ def plain(text: str) -> Segment:
 def test_a_picture_may_be_several_runs_with_text_between() -> None:
     tokens = {"<image>": PAD, "<row>": 8}
     layouts = [layout(5, "<row>", 2, "\n<row>", 3), layout(4)]
-    written = write_pictures([special("<image>"), plain("<image>"), special("<image>")], tokens, PAD, layouts)
+    items = [Item(PAD, one) for one in layouts]
+    written = write_pictures([special("<image>"), plain("<image>"), special("<image>")], tokens, {PAD}, items)
     picture = special("<image>")
     assert list(written) == [special("<row>"), picture, plain("\n<row>"), picture, plain("<image>"), picture]
-    token_ids, spans = expand([8, PAD, 1, PAD, 2, PAD], PAD, [runs(one) for one in layouts])
+    token_ids, spans = expand([8, PAD, 1, PAD, 2, PAD], {PAD}, items)
     assert token_ids == [8, PAD, PAD, 1, PAD, PAD, PAD, 2, PAD, PAD, PAD, PAD]
     assert spans == ((Span(1, 2), Span(4, 3)), (Span(8, 4),))
 
@@ -60,6 +65,21 @@ def test_a_picture_may_be_several_runs_with_text_between() -> None:
 def test_a_prompt_with_another_number_of_placeholders_is_refused() -> None:  # A9
     layouts = [layout(5, "<row>", 2, "<row>", 3)]
     segments = [special("<image>"), special("<image>")]
-    assert list(write_pictures(segments, {"<image>": PAD}, PAD, layouts)) == segments
-    with pytest.raises(InvalidValue, match="2 images; the messages hold 1"):
-        expand([PAD, PAD, 1], PAD, [[2, 3, 4]])
+    assert list(write_pictures(segments, {"<image>": PAD}, {PAD}, [Item(PAD, layouts[0])])) == segments
+    with pytest.raises(InvalidValue, match=r"2 images .* hold 1,"):
+        expand([PAD, PAD, 1], {PAD}, [Item(PAD, layout(9, 2, "<row>", 3, "<row>", 4))])
+
+
+def test_pictures_and_videos_have_placeholders_of_their_own() -> None:
+    tokens = {"<image>": PAD, "<video>": 7, "<t>": 6}
+    items = [Item(7, layout(4, "<t>", 2, " s<t>", 2)), Item(PAD, layout(3))]
+    written = list(write_pictures([special("<video>"), special("<image>")], tokens, {PAD, 7}, items))
+    assert written == [special("<t>"), special("<video>"), plain(" s<t>"), special("<video>"), special("<image>")]
+    token_ids, spans = expand([6, 7, 1, 7, 2, PAD], {PAD, 7}, items)
+    assert token_ids == [6, 7, 7, 1, 7, 7, 2, PAD, PAD, PAD]
+    assert spans == ((Span(1, 2), Span(4, 2)), (Span(7, 3),))
+    for other_order in ([PAD, 7, 7], [7, PAD, 7], [7, 7]):
+        with pytest.raises(InvalidValue):
+            expand(other_order, {PAD, 7}, items)
+    swapped = [special("<image>"), special("<video>")]
+    assert list(write_pictures(swapped, tokens, {PAD, 7}, items)) == swapped

@@ -10,9 +10,11 @@ from msgspec import UNSET
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
 from saccade.gateway.openai.files import url_of_file
 from saccade.gateway.openai.json_body import decode, parse
+from saccade.gateway.openai.media_options import MediaOptions, read_media_options, shown
 from saccade.gateway.openai.requests import (
     EFFORTS,
     PICTURE_PART,
+    VIDEO_PART,
     ChatMessage,
     ChatRequest,
     ContentPart,
@@ -22,15 +24,21 @@ from saccade.gateway.openai.requests import (
     TokenizeRequest,
 )
 from saccade.gateway.openai.tools import num_tool_characters, read_calls, read_tools
-from saccade.models.family import Family, PictureOptions
+from saccade.models.family import Family, PictureOptions, VideoOptions
 from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
 
-PARTS_THAT_COME_LATER: Final = ("video_url", "input_audio", "audio_url", "image_embeds")
+PARTS_THAT_COME_LATER: Final = ("input_audio", "audio_url", "image_embeds")
+MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
+MEDIA_FIELDS: Final = {
+    "image_url": ("image_url", "picture", PICTURE_PART),
+    "video_url": ("video_url", "video", VIDEO_PART),
+}
+"""Fields of parts that hold media: the type of part that each belongs to, what it holds, and how to send that."""
 
-MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url")
+MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url", "video_url")
 MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "source")
 """Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
 
@@ -41,15 +49,9 @@ PART_CHARACTERS = 32
 """A message, or a part of one, takes at least as long as so many characters, however few it holds."""
 
 MAX_EMPTY_BYTES = 16
-MAX_PIXELS = 2**31
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
 PICTURE_DATA = "data:image/"
-MAX_SHOWN_CHARACTERS = 64
-"""Of a name from a request, in an error."""
-
-_SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
-"""The reference processors' names of these limits, which are numbers of pixels all the same (smart_resize)."""
 
 
 _FILE: Final = msgspec.json.Decoder(FileSource)
@@ -57,14 +59,14 @@ _FILE: Final = msgspec.json.Decoder(FileSource)
 
 @dataclass(frozen=True)
 class PictureSource:
-    """Where a picture of a request comes from, and its options. The *url* may be the id of an uploaded file.
+    """Where a picture or video of a request comes from, and its options. The *url* of a picture may be a file's id.
 
     *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
     """
 
     field: str
     url: str
-    options: PictureOptions
+    options: PictureOptions | VideoOptions
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class PlainPrompt:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image". Or the token ids
+    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image" or "video". Or the token ids
     of a *plain* prompt, which no template renders.
 
     *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
@@ -109,10 +111,10 @@ class Chat:
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
     """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
-    limits = _read_processor_kwargs(request.mm_processor_kwargs)
+    options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs)
     pictures: list[PictureSource] = []
     messages = [
-        _read_message(message, f"messages[{position}]", limits, pictures)
+        _read_message(message, f"messages[{position}]", options, pictures)
         for position, message in enumerate(request.messages or ())
     ]
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
@@ -156,9 +158,7 @@ def _continues(request: ChatRequest | TokenizeRequest) -> bool:
     raise InvalidValue(f"`continue_final_message` {reason}.", "continue_final_message")
 
 
-def _read_message(
-    message: ChatMessage, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
-) -> Message:
+def _read_message(message: ChatMessage, field: str, options: MediaOptions, pictures: list[PictureSource]) -> Message:
     _refuse_other_media(message, field)
     if message.role == "function" or _holds_something(message.function_call):
         raise UnsupportedParameter(
@@ -187,7 +187,7 @@ def _read_message(
             return {**read, "content": text}
         case list(parts):
             named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
-            return {**read, "content": [_read_part(part, name, limits, pictures) for name, part in named]}
+            return {**read, "content": [_read_part(part, name, options, pictures) for name, part in named]}
     # An answer that only called tools, or ended within reasoning, has no content, and clients send it back like that.
     if reasoning or calls:
         return {**read, "content": ""}
@@ -208,32 +208,34 @@ def _reasoning(message: ChatMessage, field: str) -> str | None:
     return None
 
 
-def _read_part(
-    part: ContentPart, field: str, limits: Mapping[str, int], pictures: list[PictureSource]
-) -> dict[str, str]:
-    if part.type in ("text", "image_url"):
+def _read_part(part: ContentPart, field: str, options: MediaOptions, pictures: list[PictureSource]) -> dict[str, str]:
+    if part.type in MEDIA_OF_PARTS:
         _refuse_other_media(part, field)
-    match part:
-        case ContentPart(type="text", image_url=picture) if picture:
+    for name, (of_type, what, example) in MEDIA_FIELDS.items():
+        if getattr(part, name) and part.type in MEDIA_OF_PARTS and part.type != of_type:
             raise InvalidValue(
-                f"`{field}` is a part of type `text`, which holds no picture; send {PICTURE_PART} beside it.",
-                f"{field}.image_url",
+                f"`{field}` is a part of type `{part.type}`, which holds no {what}; send {example} beside it.",
+                f"{field}.{name}",
             )
+    match part:
         case ContentPart(type="text", text=str(text)):
             return {"type": "text", "text": text}
         case ContentPart(type="text"):
             raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
         case ContentPart(type="image_url"):
-            pictures.append(_picture_source(part, f"{field}.image_url", limits))
+            pictures.append(_picture_source(part, f"{field}.image_url", options))
             return {"type": "image"}
         case ContentPart(type="file"):
-            pictures.append(_file_source(part, f"{field}.file", limits))
+            pictures.append(_file_source(part, f"{field}.file", options))
             return {"type": "image"}
+        case ContentPart(type="video_url"):
+            pictures.append(_video_source(part, f"{field}.video_url", options))
+            return {"type": "video"}
         case _:
             named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of {named} are not served yet; send `text` and `image_url`, pictures as "
-                f"{PICTURE_PART}.",
+                f"`{field}.type`: parts of {named} are not served yet; send `text`, `image_url` and `video_url`, "
+                f"pictures as {PICTURE_PART}.",
                 f"{field}.type",
             )
 
@@ -255,7 +257,7 @@ def _holds_something(raw: Refused) -> bool:
     return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
 
 
-def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
+def _picture_source(part: ContentPart, field: str, options: MediaOptions) -> PictureSource:
     """A `uuid` beside a picture is ignored; a `uuid` instead of a picture is refused."""
     reason = " A `uuid` cannot stand for the picture: send the picture itself." if part.uuid is not None else ""
     if part.image_url is None:
@@ -266,16 +268,16 @@ def _picture_source(part: ContentPart, field: str, limits: Mapping[str, int]) ->
         field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
     if not url:
         raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
-    return PictureSource(field, url, PictureOptions(detail or "auto", **limits))
+    return PictureSource(field, url, PictureOptions(detail or "auto", **options.limits))
 
 
-def _file_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> PictureSource:
+def _file_source(part: ContentPart, field: str, given: MediaOptions) -> PictureSource:
     if part.file is UNSET:
         raise InvalidValue(f"`{field}` is missing.", field)
     file = decode(part.file, _FILE, field)
     if (file.file_id is None) == (file.file_data is None):
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
-    options = PictureOptions("auto", **limits)
+    options = PictureOptions("auto", **given.limits)
     if file.file_id is not None:
         return PictureSource(f"{field}.file_id", url_of_file(file.file_id), options)
     url = file.file_data or ""
@@ -288,42 +290,16 @@ def _file_source(part: ContentPart, field: str, limits: Mapping[str, int]) -> Pi
     return PictureSource(f"{field}.file_data", url, options)
 
 
-def _read_processor_kwargs(given: Mapping[str, Any] | None) -> dict[str, int]:
-    """Return those of `min_pixels` and `max_pixels` that are set."""
-    limits: dict[str, int] = {}
-    for path, name, value in _pixel_limits(given or {}):
-        field = f"mm_processor_kwargs.{path}"
-        if type(value) is not int or not 1 <= value <= MAX_PIXELS:
-            raise InvalidValue(f"`{field}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", field)
-        if name in limits:
-            raise InvalidValue(f"`{field}` is `{name}` by another name; send one of the two.", field)
-        limits[name] = value
-    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
-        raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
-    return limits
-
-
-def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return (path in the request, name of the limit, value) of everything that is not null."""
-    found: list[tuple[str, str, Any]] = []
-    for key, value in given.items():
-        if key in _SIZE_KEYS.values():
-            found.append((key, key, value))
-        elif key != "size":
-            raise _unknown_key(key, "`min_pixels`, `max_pixels` and `size`")
-        elif not isinstance(value, dict | None):
-            raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
-        else:
-            for edge, limit in (value or {}).items():
-                if edge not in _SIZE_KEYS:
-                    raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
-                found.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
-    return [limit for limit in found if limit[2] is not None]
-
-
-def _unknown_key(key: str, known: str) -> UnsupportedParameter:
-    field = f"mm_processor_kwargs.{_shown(key)}"
-    return UnsupportedParameter(f"`{field}` is not served; {known} are.", field)
+def _video_source(part: ContentPart, field: str, options: MediaOptions) -> PictureSource:
+    """As for pictures, a `uuid` is ignored."""
+    if part.video_url is None:
+        raise InvalidValue(f"`{field}` is missing; send the video itself.", field)
+    url = part.video_url
+    if not isinstance(url, str):
+        field, url = f"{field}.url", url.url
+    if not url:
+        raise InvalidImageUrl(f"`{field}` is empty.", field)
+    return PictureSource(field, url, options.of_videos)
 
 
 def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
@@ -364,7 +340,7 @@ def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> d
     """
     without_effect = () if set(THINKING_SWITCHES) & set(known) else ("enable_thinking",)
     for name, value in (given or {}).items():
-        field = f"chat_template_kwargs.{_shown(name)}"
+        field = f"chat_template_kwargs.{shown(name)}"
         if name not in known and name not in without_effect:
             offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
             raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
@@ -381,7 +357,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_SWITCH_CHARACTERS
     return value is None or (isinstance(value, int | float) and abs(value) <= MAX_SWITCH)
-
-
-def _shown(name: str) -> str:
-    return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

@@ -30,6 +30,7 @@ MAX_VALUE_BYTES: Final = 256 * 2**10
 SHORT: Final = {
     "chat_template": 64 * 2**10,
     "chat_template_kwargs": 16 * 2**10,
+    "media_io_kwargs": 16 * 2**10,
     "mm_processor_kwargs": 16 * 2**10,
     "tools": 256 * 2**10,
     "tool_choice": 4 * 2**10,
@@ -65,7 +66,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "length_penalty": (1,),
     "logits_processors": ([],),
     "media": ([],),
-    "media_io_kwargs": ({},),
     "modalities": ([], ["text"]),
     "options": ({},),
     "prediction": (),

@@ -34,9 +34,12 @@ TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
 PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
 """OpenAI's form of a picture, for errors about other forms."""
 
+VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}'
+"""vLLM's form of a video, for errors about other forms."""
+
 # Some fields are checked by code, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
-PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "file"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file"]})]
 FileSchema = {
     "type": ["object", "null"],
     "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
@@ -51,10 +54,30 @@ EdgesSchema = {
     "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
     "additionalProperties": False,
 }
+FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
+FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
 ProcessorSchema = {
-    "properties": {"min_pixels": PixelsSchema, "max_pixels": PixelsSchema, "size": EdgesSchema},
+    "properties": {
+        "min_pixels": PixelsSchema,
+        "max_pixels": PixelsSchema,
+        "size": EdgesSchema,
+        "num_frames": FramesSchema,
+        "fps": FpsSchema,
+    },
     "additionalProperties": False,
 }
+MediaIoSchema = {
+    "properties": {
+        "image": {"type": ["object", "null"], "maxProperties": 0},
+        "video": {
+            "type": ["object", "null"],
+            "properties": {"num_frames": FramesSchema, "fps": FpsSchema},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+MediaIoKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=MediaIoSchema)]
 ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Count = Annotated[int, Meta(ge=1)]
@@ -102,6 +125,12 @@ class ImageUrl(Struct, frozen=True):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class VideoUrl(Struct, frozen=True):
+    """Where a video is."""
+
+    url: str
+
+
 class OtherMedia(Struct, frozen=True, kw_only=True):
     """Names of media fields in other APIs: refused unless they are empty, never ignored."""
 
@@ -119,12 +148,11 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
     input_image: Refused = UNSET
     media: Refused = UNSET
     video: Refused = UNSET
-    video_url: Refused = UNSET
     videos: Refused = UNSET
 
 
 class ContentPart(OtherMedia, frozen=True):
-    """A piece of a message: `text`, `image_url` as an object or a plain string, or a picture as a `file`.
+    """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or a picture as a `file`.
 
     *uuid* is accepted and has no effect: a picture is identified by its bytes.
     """
@@ -132,6 +160,7 @@ class ContentPart(OtherMedia, frozen=True):
     type: PartType
     text: str | None = None
     image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | str | None = None
     uuid: str | None = None
     inline_data: Refused = UNSET
     source: Refused = UNSET
@@ -177,6 +206,7 @@ class ChatMessage(OtherMedia, frozen=True):
     tool_call_id: str | None = None
     image_url: Refused = UNSET
     file: Refused = UNSET
+    video_url: Refused = UNSET
     function_call: Refused = UNSET
 
 
@@ -247,7 +277,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
 
     *chat_template* replaces the model's where the operator allows it;
-    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all pictures.
+    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all pictures,
+    *media_io_kwargs* which frames of videos the model sees.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
     *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
@@ -274,6 +305,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: MediaIoKwargs | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -306,6 +338,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: Switches | None = None
     mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: MediaIoKwargs | None = None
     tools: Tools | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None

@@ -1,12 +1,12 @@
 """From the sources of pictures to encoded pictures: decoded from data: URLs or fetched, read, hashed, all at once."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from saccade.errors import ImageTooLarge, RequestError
+from saccade.errors import ImageTooLarge, RequestError, UnsupportedParameter
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.files import is_file_id
@@ -17,7 +17,8 @@ from saccade.gateway.pictures.media_loader import MediaLoader, decode_data_url, 
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.content import content_hash
 from saccade.media.header import PictureLimits, read_header
-from saccade.protocol.media import PictureLayout
+from saccade.models.family import VideoOptions
+from saccade.protocol.media import PictureLayout, VideoHeader
 from saccade.telemetry import Metrics
 
 THREAD_FROM_BYTES = 1 << 20
@@ -26,7 +27,10 @@ THREAD_FROM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Picture:
-    """An encoded picture of a request; *field* names where it was, as `messages[0].content[1].image_url.url`."""
+    """An encoded picture or video of a request; *video* is the header of a video.
+
+    *field* names where it was, as `messages[0].content[1].image_url.url`. *num_pixels* are those of one frame.
+    """
 
     field: str
     encoded: bytes
@@ -34,6 +38,7 @@ class Picture:
     content_hash: bytes
     layout: PictureLayout
     settings: Mapping[str, Any]
+    video: VideoHeader | None = None
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,14 @@ class Asker:
 
 @dataclass(frozen=True)
 class PictureCollector:
-    """Collects the pictures of one request at a time: each within *limits*, all within *max_encoded_bytes*."""
+    """Collects the pictures of one request at a time: each within *limits*, all within *max_encoded_bytes*.
+
+    *video_header* reads a video's header, outside of this process.
+    """
 
     loader: MediaLoader
     files: FileStore
+    video_header: Callable[[bytes], Awaitable[VideoHeader]]
     limits: PictureLimits
     max_encoded_bytes: int
     metrics: Metrics
@@ -81,11 +90,14 @@ class PictureCollector:
         return tuple(found[position] for position in range(len(pending)))
 
     async def _open(self, served: ServedModel, source: PictureSource, asker: Asker, memory: Reservation) -> Picture:
+        if isinstance(source.options, VideoOptions):
+            return await self._open_video(served, source, source.options, asker.salt, memory)
+        options = source.options
 
         def read(content: bytes) -> Picture:
             header = read_header(content)
             self.limits.check(header, len(content))
-            settings = served.layout.settings_for(source.options)
+            settings = served.layout.settings_for(options)
             layout = served.layout.picture(*header.upright, settings)
             with self.metrics.stage("hash"):
                 known_as = content_hash(content, served.fingerprint(settings))
@@ -101,6 +113,30 @@ class PictureCollector:
         else:
             content = await self.loader.fetch(source.url, asker.salt, memory)
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
+
+    async def _open_video(
+        self, served: ServedModel, source: PictureSource, options: VideoOptions, salt: bytes, memory: Reservation
+    ) -> Picture:
+        if served.videos is None:
+            raise UnsupportedParameter("This model takes no videos here.")
+        videos = served.videos
+        settings = videos.layout.settings_for(options)
+        if is_data_url(source.url):
+            num_bytes = len(source.url)
+            content = await self.threads.run(
+                num_bytes > THREAD_FROM_BYTES, num_bytes, lambda: decode_data_url(source.url)
+            )
+        else:
+            content = await self.loader.fetch(source.url, salt, memory)
+        header = await self.video_header(content)
+
+        def read() -> Picture:
+            layout = videos.layout.video(header, settings)
+            with self.metrics.stage("hash"):
+                known_as = content_hash(content, served.video_fingerprint(settings))
+            return Picture(source.field, content, header.width * header.height, known_as, layout, settings, header)
+
+        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
 
     def _check_together(self, found: Iterable[Picture]) -> None:
         """Raise ImageTooLarge where the pictures of one request that were *found* so far are too large together."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from saccade.errors import InternalError, RequestError, WorkerUnavailable
+from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerUnavailable
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.pictures.collect import Picture
@@ -65,6 +65,7 @@ class PromptPictures:
         held = frozenset(picture.content_hash for picture in self.pictures if is_held(picture.content_hash))
         pictures = self.pictures
         if pixel_dtype != "uint8":
+            _refuse_videos(pictures)
             pictures = tuple(
                 dataclasses.replace(picture, layout=layout.external(picture.layout, pixel_dtype))
                 for picture in self.pictures
@@ -142,7 +143,10 @@ class PixelPreparer:
 
     async def _pixels(self, family: str, picture: Picture, salt: bytes) -> PreparedPicture:
         async def prepare() -> PreparedPicture:
-            pixels = await self.pool.picture(picture.encoded, family, picture.settings, picture.layout)
+            if picture.video is None:
+                pixels = await self.pool.picture(picture.encoded, family, picture.settings, picture.layout)
+            else:
+                pixels = await self.pool.video(picture.encoded, picture.video, family, picture.settings, picture.layout)
             self.metrics.observe_stage("queue", pixels.waited_seconds)
             for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
                 self.metrics.observe_stage(stage, seconds)
@@ -163,15 +167,22 @@ class PixelPreparer:
             yield _item(picture, spans, prepared)
 
 
+def _refuse_videos(pictures: Iterable[Picture]) -> None:
+    for picture in pictures:
+        if picture.video is not None:
+            raise UnsupportedParameter("This model's workers take no videos; send pictures.", picture.field)
+
+
 def _item(picture: Picture, spans: tuple[Span, ...], pixels: PreparedPicture | None) -> MediaItem:
     return MediaItem(
-        modality="image",
+        modality="image" if picture.video is None else "video",
         content_hash=picture.content_hash,
         grid=picture.layout.grid,
         spans=spans,
         pixel_shape=picture.layout.pixel_shape,
         pixel_dtype=picture.layout.pixel_dtype,
         original_size=picture.layout.original_size,
+        seconds_per_group=picture.layout.seconds_per_group,
         slot=pixels.slot if pixels else None,
         inline=pixels.inline if pixels else None,
     )

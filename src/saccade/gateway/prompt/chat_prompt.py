@@ -24,6 +24,9 @@ def why_not_as_chat(
     Such a worker takes special tokens in users' text for the template's, and processes pictures by its own settings.
     *picture_settings* are the processor settings of the chat's pictures.
     """
+    contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
+    if any(part["type"] == "video" for parts in contents for part in parts):
+        return UnsupportedParameter("This model's workers take no videos.", "messages")
     if chat.uses_tools:
         return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
     if chat.plain is not None:

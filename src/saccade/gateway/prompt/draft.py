@@ -11,10 +11,11 @@ from functools import partial
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
-from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
+from saccade.gateway.openai.requests import PICTURE_PART, ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
-from saccade.gateway.prompt.placeholders import expand, runs, write_pictures
+from saccade.gateway.prompt.placeholders import Item, expand, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.family import VideoOptions
 from saccade.protocol.media import PictureLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import TEXT_FIELDS, ChatTemplate
@@ -22,6 +23,9 @@ from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
+
+MAX_VIDEOS = 4
+"""Of a request: each may take a decode process for half a minute."""
 
 MAX_UTF8_BYTES = 4
 """Of a character."""
@@ -61,6 +65,7 @@ class PromptDrafter:
                 f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
                 "messages",
             )
+        _check_videos(served, chat)
         template = template_of(served, chat)
         check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
         check_history(chat.messages, template)
@@ -102,21 +107,15 @@ class PromptDrafter:
         if chat.plain is not None:
             return Draft(chat.plain)
         encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
+        known, items = served.placeholders, [Item(served.placeholder_of(layout), layout) for layout in layouts]
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
                 chat.num_characters > THREAD_FROM_CHARACTERS,
                 num_picture_bytes,
-                lambda: encode(
-                    write_pictures(
-                        render(served, chat),
-                        served.tokenizer.special_tokens,
-                        served.placeholder_token_id,
-                        layouts,
-                    )
-                ),
+                lambda: encode(write_pictures(render(served, chat), served.tokenizer.special_tokens, known, items)),
                 "messages",
             )
-        expanded, spans = expand(token_ids, served.placeholder_token_id, list(map(runs, layouts)))
+        expanded, spans = expand(token_ids, known, items)
         check_context(len(expanded), request, served)
         return Draft(expanded, spans)
 
@@ -135,6 +134,19 @@ class PromptDrafter:
             return await self.threads.run(long, num_bytes, encode)
         except RequestError as error:
             raise error.at(field) from error
+
+
+def _check_videos(served: ServedModel, chat: Chat) -> None:
+    """Raise RequestError for videos of a model that takes none, and for too many."""
+    videos = [source for source in chat.pictures if isinstance(source.options, VideoOptions)]
+    if videos and served.videos is None:
+        raise UnsupportedParameter(
+            f"`{videos[0].field}`: this model takes no videos here; send pictures, as {PICTURE_PART}.", videos[0].field
+        )
+    if len(videos) > MAX_VIDEOS:
+        raise TooManyImages(
+            f"The messages hold {len(videos)} videos; at most {MAX_VIDEOS} are served per request.", "messages"
+        )
 
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:

@@ -1,68 +1,77 @@
-"""Make room for pictures in a prompt: the text that stands for a picture, and its runs of placeholders."""
+"""Make room for pictures and videos in a prompt: the text that stands for one, and its runs of placeholders."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saccade.errors import InvalidValue
 from saccade.protocol.media import PictureLayout, Span
 from saccade.tokenization.tokenizer import Segment
 
 
-def write_pictures(
-    segments: Sequence[Segment],
-    special_tokens: Mapping[str, int],
-    placeholder_token_id: int,
-    layouts: Sequence[PictureLayout],
-) -> Iterator[Segment]:
-    """Yield a rendered prompt with the text that stands for each picture in place of its placeholder.
+class Item(NamedTuple):
+    """A picture or video of the prompt, whose tokens have the id *placeholder*."""
 
-    Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with another number of placeholders
-    than pictures is left as it is; `expand` refuses it.
+    placeholder: int
+    layout: PictureLayout
+
+    @property
+    def runs(self) -> list[int]:
+        """The lengths of its runs of placeholders, in order."""
+        return [piece for piece in self.layout.prompt if isinstance(piece, int)] or [self.layout.num_tokens]
+
+
+def write_pictures(
+    segments: Sequence[Segment], special_tokens: Mapping[str, int], known: Collection[int], items: Sequence[Item]
+) -> Iterator[Segment]:
+    """Yield a rendered prompt with the text that stands for each of *items* in place of its placeholder.
+
+    Every run of placeholders is one placeholder, for `expand` to repeat. *known* are all placeholders of the model. A
+    prompt with other placeholders than those of *items* is left as it is; `expand` refuses it.
     """
-    is_placeholder = [one.is_special and special_tokens.get(one.text) == placeholder_token_id for one in segments]
-    is_right = sum(is_placeholder) == len(layouts)
-    pending = iter(layouts)
-    for segment, is_picture in zip(segments, is_placeholder, strict=True):
-        prompt = next(pending).prompt if is_picture and is_right else ()
+    written = [special_tokens.get(one.text) if one.is_special else None for one in segments]
+    is_right = [token_id for token_id in written if token_id in known] == [item.placeholder for item in items]
+    pending = iter(items)
+    for segment, token_id in zip(segments, written, strict=True):
+        prompt = next(pending).layout.prompt if is_right and token_id in known else ()
         if not prompt:
             yield segment
         for piece in prompt:
             yield segment if isinstance(piece, int) else Segment(piece, piece in special_tokens)
 
 
-def runs(layout: PictureLayout) -> list[int]:
-    """Return the lengths of a picture's runs of placeholders, in order."""
-    return [piece for piece in layout.prompt if isinstance(piece, int)] or [layout.num_tokens]
-
-
 def expand(
-    token_ids: list[int], placeholder_token_id: int, pictures: Sequence[Sequence[int]]
+    token_ids: list[int], known: Collection[int], items: Sequence[Item]
 ) -> tuple[list[int], tuple[tuple[Span, ...], ...]]:
-    """Replace each placeholder by as many as its run has; pictures[i] are the lengths of the runs of picture i.
+    """Replace each placeholder of *items* by as many as its run has; *known* are all placeholders of the model.
 
-    Return the ids, and for each picture where its runs lie. Raises InvalidValue where placeholders and runs are not
-    equally many.
+    Return the ids, and for each item where its runs lie. Raises InvalidValue where the prompt has other placeholders
+    than those of the items' runs.
     """
-    lengths = [length for picture in pictures for length in picture]
-    num_placeholders = token_ids.count(placeholder_token_id)
-    if num_placeholders != len(lengths):
+    found = sorted(place for placeholder in known for place in _places(token_ids, placeholder))
+    wanted = [item.placeholder for item in items for _ in item.runs]
+    if [token_ids[place] for place in found] != wanted:
         raise InvalidValue(
-            f"The model's chat template makes room for {num_placeholders} images; the messages hold {len(pictures)}.",
+            f"The model's chat template makes room for {len(found)} images and videos; the messages hold {len(items)}, "
+            "or in another order.",
             "messages",
         )
     expanded: list[int] = []
-    spans: list[Span] = []
-    position = 0
-    for length in lengths:
-        found = token_ids.index(placeholder_token_id, position)
-        expanded += token_ids[position:found]
-        spans.append(Span(len(expanded), length))
-        expanded += [placeholder_token_id] * length
-        position = found + 1
-    return expanded + token_ids[position:], tuple(_grouped(spans, map(len, pictures)))
+    spans: list[tuple[Span, ...]] = []
+    position, pending = 0, iter(found)
+    for item in items:
+        of_item: list[Span] = []
+        for length in item.runs:
+            place = next(pending)
+            expanded += token_ids[position:place]
+            of_item.append(Span(len(expanded), length))
+            expanded += [item.placeholder] * length
+            position = place + 1
+        spans.append(tuple(of_item))
+    return expanded + token_ids[position:], tuple(spans)
 
 
-def _grouped(spans: Iterable[Span], sizes: Iterable[int]) -> Iterator[tuple[Span, ...]]:
-    pending = iter(spans)
-    for size in sizes:
-        yield tuple(islice(pending, size))
+def _places(token_ids: list[int], placeholder: int) -> Iterator[int]:
+    place = -1
+    for _ in range(token_ids.count(placeholder)):
+        place = token_ids.index(placeholder, place + 1)
+        yield place

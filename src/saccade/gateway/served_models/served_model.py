@@ -10,11 +10,13 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, tool_call_tokens
 from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.identity.content import files_digest, processor_fingerprint
+from saccade.media import video_header
 from saccade.media.decode import DECODER
 from saccade.models import files
-from saccade.models.family import Family, Layout
+from saccade.models.family import Family, Layout, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.media import PictureLayout
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
     CHAT_TEMPLATE_JSON,
@@ -25,15 +27,19 @@ from saccade.protocol.model_files import (
     TIKTOKEN,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    VIDEO_PREPROCESSOR_CONFIG,
 )
 from saccade.tokenization.chat_template import ChatTemplate, find_source
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
-PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG)
+PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
 """The shortest chat with a picture; a template must write exactly one placeholder for it."""
+
+VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
+"""The same with a video; where the template writes no placeholder for it, the model's videos are refused."""
 
 START = "<think>"
 END = "</think>"
@@ -66,10 +72,19 @@ class ReasoningTokens:
 
 
 @dataclass(frozen=True)
+class VideoSide:
+    """What the gateway knows of a model's videos."""
+
+    placeholder_token_id: int
+    layout: VideoLayout
+
+
+@dataclass(frozen=True)
 class ServedModel:
     """Everything that requests for one model need. *files_digest* is that of the files that decide about pixels.
 
-    *tokenizer_file* is the name of the file that *tokenizer* was made from.
+    *tokenizer_file* is the name of the file that *tokenizer* was made from. *videos* is None for a model that takes
+    none.
     """
 
     name: str
@@ -86,6 +101,7 @@ class ServedModel:
     tool_calls: ToolCallTokens | None
     max_model_len: int
     created: int
+    videos: VideoSide | None = None
 
     @classmethod
     def from_description(cls, description: Description) -> "ServedModel":
@@ -128,11 +144,25 @@ class ServedModel:
             tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),
+            videos=_video_side(family, declaration, config, given, text),
         )
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """The token ids that stand for pictures and videos."""
+        return frozenset((self.placeholder_token_id, *([self.videos.placeholder_token_id] if self.videos else [])))
+
+    def placeholder_of(self, layout: PictureLayout) -> int:
+        """Return the token id that stands for the picture or video of *layout*."""
+        return self.videos.placeholder_token_id if layout.frames and self.videos else self.placeholder_token_id
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
         """Return what enters the content hash of a picture that is processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, DECODER)
+
+    def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
+        """Return what enters the content hash of a video that is sampled and processed with *settings*."""
+        return processor_fingerprint(settings, self.files_digest, video_header.DECODER)
 
 
 @dataclass(frozen=True)
@@ -151,6 +181,22 @@ def _tokenizer_file(family: Family, given: ModelFiles) -> str:
 def _template_file(given: ModelFiles) -> str:
     chosen = (name for name in (CHAT_TEMPLATE_JINJA, CHAT_TEMPLATE_JSON) if name in given.files)
     return next(chosen, TOKENIZER_CONFIG)
+
+
+def _video_side(
+    name: str, family: Family, config: Mapping[str, Any], given: ModelFiles, text: TextSide
+) -> VideoSide | None:
+    """Return what is needed for videos; None where family, tokenizer or template know none. Raises StartupError."""
+    token_id = text.tokenizer.special_tokens.get(family.video_placeholder or "")
+    if token_id is None or config.get("video_token_id") != token_id:
+        return None
+    try:
+        if text.tokenizer.encode(text.template.render(VIDEO_PROBE)).count(token_id) != 1:
+            return None
+    except InvalidValue:
+        return None
+    processor = files.image_processor(given, family)
+    return VideoSide(token_id, models.load_video_layout(name)(config, processor, files.video_processor(given)))
 
 
 def text_side(

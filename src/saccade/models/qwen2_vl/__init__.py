@@ -6,6 +6,7 @@ FAMILY = Family(
     architectures=("Qwen2VLForConditionalGeneration",),
     model_types=("qwen2_vl",),
     placeholder="<|image_pad|>",
+    video_placeholder="<|video_pad|>",
     template_switches=("add_vision_id",),
     tool_format="hermes",
     external_grid="image_grid_thw",

@@ -1,0 +1,116 @@
+"""What a request asks of its pictures and videos together: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Final
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.models.family import VideoOptions
+
+MAX_PIXELS = 2**31
+MAX_FRAMES = 2**20
+MAX_FPS = 1000
+MAX_SHOWN_CHARACTERS = 64
+"""Of a name from a request, in an error."""
+
+NOT_SET = -1
+"""vLLM's way to leave `num_frames` and `fps` to the model."""
+
+_SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+"""The reference processors' names of these limits, which are numbers of pixels all the same (smart_resize)."""
+
+_SAMPLING_KEYS: Final = ("num_frames", "fps")
+
+
+@dataclass(frozen=True)
+class MediaOptions:
+    """*limits* are those of `min_pixels` and `max_pixels` that are set, *sampling* of `num_frames` and `fps`."""
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def of_videos(self) -> VideoOptions:
+        """The options of the request's videos."""
+        return VideoOptions(**self.limits, **self.sampling)
+
+
+def read_media_options(processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None) -> MediaOptions:
+    """Return what *processor* and *media_io*, as the request has them, set. Raises RequestError, naming the field."""
+    processor = processor or {}
+    sampling = {f"mm_processor_kwargs.{key}": processor.get(key) for key in _SAMPLING_KEYS}
+    for kind, given in (media_io or {}).items():
+        name = f"media_io_kwargs.{shown(kind)}"
+        if kind not in ("image", "video"):
+            raise UnsupportedParameter(f"`{name}` is not served; `video` is.", name)
+        if not isinstance(given, dict | None):
+            raise InvalidValue(f"`{name}` must be an object.", name)
+        for key, value in (given or {}).items():
+            if kind == "image" or key not in _SAMPLING_KEYS:
+                path = f"{name}.{shown(key)}"
+                raise UnsupportedParameter(f"`{path}` is not served; `video.num_frames` and `video.fps` are.", path)
+            sampling[f"{name}.{key}"] = value
+    return MediaOptions(_read_limits(processor), _read_sampling(sampling))
+
+
+def _read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `num_frames` or `fps`, whichever is set at one of the paths in *given*."""
+    wanted = {path: value for path, value in given.items() if value is not None and value != NOT_SET}
+    for path, value in wanted.items():
+        if path.endswith("num_frames"):
+            if type(value) is not int or not 1 <= value <= MAX_FRAMES:
+                raise InvalidValue(f"`{path}` must be a whole number of frames, from 1 to {MAX_FRAMES}.", path)
+        elif type(value) not in (int, float) or not isfinite(value) or not 0 < value <= MAX_FPS:
+            raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
+    if len(wanted) > 1:
+        raise InvalidValue(
+            f"{' and '.join(f'`{path}`' for path in wanted)} say the frames of videos that the model sees; send one.",
+            next(iter(wanted)),
+        )
+    return {path.rpartition(".")[2]: value for path, value in wanted.items()}
+
+
+def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
+    """Return those of `min_pixels` and `max_pixels` that are set."""
+    limits: dict[str, int] = {}
+    for path, name, value in _pixel_limits(processor):
+        where = f"mm_processor_kwargs.{path}"
+        if type(value) is not int or not 1 <= value <= MAX_PIXELS:
+            raise InvalidValue(f"`{where}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", where)
+        if name in limits:
+            raise InvalidValue(f"`{where}` is `{name}` by another name; send one of the two.", where)
+        limits[name] = value
+    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
+        raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
+    return limits
+
+
+def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return (path in the request, name of the limit, value) of every limit that is not null."""
+    found: list[tuple[str, str, Any]] = []
+    for key, value in given.items():
+        if key in _SIZE_KEYS.values():
+            found.append((key, key, value))
+        elif key in _SAMPLING_KEYS:
+            continue
+        elif key != "size":
+            raise _unknown_key(key, "`min_pixels`, `max_pixels`, `size`, `num_frames` and `fps`")
+        elif not isinstance(value, dict | None):
+            raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
+        else:
+            for edge, limit in (value or {}).items():
+                if edge not in _SIZE_KEYS:
+                    raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
+                found.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
+    return [limit for limit in found if limit[2] is not None]
+
+
+def _unknown_key(key: str, known: str) -> UnsupportedParameter:
+    where = f"mm_processor_kwargs.{shown(key)}"
+    return UnsupportedParameter(f"`{where}` is not served; {known} are.", where)
+
+
+def shown(name: str) -> str:
+    """Return a *name* of a client's, cut where it is long, for an error."""
+    return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,240 @@
+"""Videos through HTTP, gateway, decode processes and worker: prompts and answers are the reference's. A1 A10"""
+
+import base64
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import chats
+import clips
+import numpy as np
+import openai
+import pytest
+import torch
+from checkpoints.vocabulary import write_json
+from references.native import MergedPatches
+from references.networks import image_text_model
+from server import Server, serving
+from torchvision_schemas import import_torchvision
+
+from saccade.media.video import read_frames, read_header
+from saccade.media.video_header import VideoLimits
+
+MAX_TOKENS = 10
+SMALL = {"size": {"shortest_edge": 40_000, "longest_edge": 60_000}}
+"""Limits of pixels for frames: prompts stay short, and no clip has more groups of frames than columns, see decision 37."""
+
+SERVED = clips.served()
+BROKEN = clips.broken()
+LIMITS = VideoLimits()
+QUESTION = {"type": "text", "text": "What happens?"}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A family's tiny checkpoint, and the reference's processor of videos."""
+
+    network: str
+    processor: str
+
+
+FAMILIES = {
+    "qwen2_vl": Tiny("qwen2_vl", "Qwen2VLVideoProcessor"),
+    "qwen2_5_vl": Tiny("qwen2_5_vl", "Qwen2VLVideoProcessor"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return FAMILIES[str(request.param)]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny, network_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint with settings for videos of its own."""
+    folder = tmp_path_factory.mktemp("videos") / tiny.network
+    folder.mkdir()
+    for file in network_folder(tiny.network).iterdir():
+        (folder / file.name).symlink_to(file)
+    write_json(folder, "video_preprocessor_config.json", SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(str(folder), "--max-model-len", "4096", "--allowed-media-networks", "127.0.0.0/8") as running:
+        yield running
+
+
+def data_url(encoded: bytes) -> str:
+    return f"data:video/mp4;base64,{base64.b64encode(encoded).decode()}"
+
+
+def video(encoded: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(encoded)}}
+
+
+def ask(server: Server, *parts: dict[str, Any], **extra: Any) -> Any:
+    return server.client().chat.completions.create(
+        model=server.model,
+        messages=[{"role": "user", "content": list(parts)}],
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        extra_body={"return_token_ids": True, **extra},
+    )
+
+
+class Reference:
+    """transformers' processors, template and network."""
+
+    def __init__(self, tiny: Tiny, folder: Path) -> None:
+        import_torchvision()
+        import transformers
+
+        self.text = MergedPatches(folder)
+        self.model = image_text_model(folder)
+        preprocessor = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **SMALL}
+        self.videos = getattr(transformers, tiny.processor)(
+            **preprocessor, do_sample_frames=True, fps=2.0, cap_pixels_per_frame=True
+        )
+
+    def see(self, encoded: bytes, **options: Any) -> Any:
+        from transformers.video_utils import VideoMetadata
+
+        header = read_header(encoded, LIMITS)
+        frames = np.stack(list(read_frames(encoded, header, range(header.num_frames), LIMITS)))
+        metadata = VideoMetadata(total_num_frames=len(frames), fps=header.fps)
+        return self.videos(
+            videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
+            video_metadata=[metadata],
+            return_metadata=True,
+            return_tensors="pt",
+            **options,
+        )
+
+    @torch.inference_mode()
+    def complete(self, parts: list[Any], **options: Any) -> tuple[list[int], list[int]]:
+        """Return the ids of the prompt and of the greedy answer; a part is a text, a video or a picture."""
+        content, inputs, seen = [], {}, []
+        for part in parts:
+            if isinstance(part, str):
+                content.append({"type": "text", "text": part})
+            elif isinstance(part, bytes):
+                content.append({"type": "video"})
+                made = self.see(part, **options)
+                seen.append(("<|video_pad|>", int(made["video_grid_thw"][0].prod()) // 4))
+                inputs |= {"pixel_values_videos": made["pixel_values_videos"], "video_grid_thw": made["video_grid_thw"]}
+                inputs |= self.seconds(made)
+            else:
+                content.append({"type": "image"})
+                one = self.text.see(part)
+                seen.append(("<|image_pad|>", one.num_tokens))
+                inputs |= {"pixel_values": one.pixel_values, "image_grid_thw": torch.tensor([one.grid])}
+        prompt = self.text.render([{"role": "user", "content": content}], add_generation_prompt=True, switches={})
+        for token, count in seen:
+            prompt = prompt.replace(token, token.replace("pad", "PAD") * count, 1)
+        ids = torch.tensor([self.text.tokenizer(prompt.replace("PAD", "pad"))["input_ids"]])
+        config = self.model.config
+        kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        self.model.model.rope_deltas = None
+        output = self.model.generate(
+            input_ids=ids, mm_token_type_ids=kinds, **inputs, max_new_tokens=MAX_TOKENS, do_sample=False
+        )
+        return ids[0].tolist(), output[0, ids.shape[1] :].tolist()
+
+    def seconds(self, made: Any) -> dict[str, Any]:
+        if self.model.config.model_type != "qwen2_5_vl":
+            return {}
+        return {"second_per_grid_ts": [2 / made["video_metadata"][0].sampled_fps]}
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Tiny, folder: Path) -> Callable[[], Reference]:
+    return cache(lambda: Reference(tiny, folder))
+
+
+def check(answer: Any, expected: tuple[list[int], list[int]]) -> None:
+    assert answer.prompt_token_ids == expected[0]
+    assert answer.choices[0].token_ids == expected[1]
+
+
+@pytest.mark.parametrize("name", ["h264", "vp9 of odd sides", "gif"])
+def test_answers_equal_the_reference(server: Server, reference: Callable[[], Reference], name: str) -> None:
+    check(ask(server, video(SERVED[name]), QUESTION), reference().complete([SERVED[name], "What happens?"]))
+
+
+def test_a_video_beside_a_picture(server: Server, reference: Callable[[], Reference]) -> None:
+    still = chats.picture(96, 64, 3)
+    buffered = {"type": "image_url", "image_url": {"url": chats.data_url(still)}}
+    answer = ask(server, QUESTION, buffered, video(SERVED["hevc"]), QUESTION)
+    check(answer, reference().complete(["What happens?", still, SERVED["hevc"], "What happens?"]))
+
+
+def test_options_choose_the_frames(server: Server, reference: Callable[[], Reference]) -> None:
+    encoded = SERVED["h264"]
+    for extra, options in (
+        ({"media_io_kwargs": {"video": {"num_frames": 8}}}, {"num_frames": 8, "fps": None}),
+        ({"mm_processor_kwargs": {"fps": 4}}, {"fps": 4.0}),
+    ):
+        subject = reference()
+        if "num_frames" in options:
+            subject.videos.fps = None
+        check(ask(server, video(encoded), QUESTION, **extra), subject.complete([encoded, "What happens?"], **options))
+        subject.videos.fps = 2.0
+
+
+def test_a_video_seen_again_is_cached_by_bytes_and_sampling(server: Server) -> None:
+    encoded = clips.clip(width=80, height=64)
+    first = ask(server, video(encoded), QUESTION)
+    encoded_items = server.settled("saccade_encoded_items_total")
+    again = ask(server, video(encoded), QUESTION)
+    assert again.choices[0].token_ids == first.choices[0].token_ids
+    assert again.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens - 32
+    assert server.settled("saccade_encoded_items_total") == encoded_items
+    other = ask(server, video(encoded), QUESTION, media_io_kwargs={"video": {"num_frames": 2}})
+    assert other.usage.prompt_tokens < first.usage.prompt_tokens
+    assert server.settled("saccade_encoded_items_total") == encoded_items + 1
+
+
+def test_videos_are_fetched_as_pictures_are(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(SERVED["h264"])
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(tmp_path))
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{web.server_address[1]}/clip.mp4"
+        try:
+            fetched = ask(server, {"type": "video_url", "video_url": {"url": url}}, QUESTION)
+        finally:
+            web.shutdown()
+            thread.join()
+    assert fetched.choices[0].token_ids == ask(server, video(SERVED["h264"]), QUESTION).choices[0].token_ids
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, {"type": "video_url", "video_url": {"url": "file:///etc/hostname"}}, QUESTION)
+    assert caught.value.code == "invalid_image_url"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_video_costs_one_request(server: Server, name: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, video(BROKEN[name]), QUESTION)
+    assert caught.value.code in ("invalid_video", "unsupported_video_format")
+    assert caught.value.param == "messages[0].content[0].video_url.url"
+    assert ask(server, video(SERVED["h264"]), QUESTION).choices[0].token_ids
+
+
+def test_more_videos_than_a_request_may_have(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, *[video(SERVED["h264"])] * 5)
+    assert caught.value.code == "too_many_images"
