@@ -26,7 +26,7 @@ from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.placeholders import Item, expand, write_pictures
+from saccade.gateway.prompt.placeholders import expand, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.tokenizer import Segment
@@ -86,10 +86,9 @@ def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int)
     """The ids that a worker gets when pictures have SIZES, in turn."""
     sizes = itertools.islice(itertools.cycle(SIZES), num_pictures)
     layouts = [model.layout.picture(*size, model.layout.settings) for size in sizes]
-    items = [Item(model.placeholder_token_id, layout) for layout in layouts]
-    written = write_pictures(segments, model.tokenizer.special_tokens, model.placeholders, items)
+    written = write_pictures(segments, model.tokenizer.special_tokens, model.placeholders, layouts)
     encoded = model.tokenizer.encode(written)
-    token_ids, spans = expand(encoded, model.placeholders, items)
+    token_ids, spans = expand(encoded, model.placeholders, layouts)
     assert [sum(span.length for span in one) for one in spans] == [layout.num_tokens for layout in layouts]
     return token_ids
 

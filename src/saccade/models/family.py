@@ -25,8 +25,8 @@ class Family:
     *model_types* identify it if config.json has no architecture. *placeholder* is the token for a picture in a prompt;
     its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *picture_tag* is the text
     for the picture with the given {number} in templates that take only strings; by default the placeholder and a line
-    break. *video_placeholder* is the token for a video, with `video_token_id` in config.json; None where no videos are
-    served. With *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
+    break. *video_placeholder* is the token that is repeated for a video; None where no videos are served. With
+    *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None where
     they were not trained for any. Where a release's own code makes variables of its template from the tools, so do

@@ -13,7 +13,7 @@ from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
 from saccade.gateway.openai.requests import PICTURE_PART, ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
-from saccade.gateway.prompt.placeholders import Item, expand, write_pictures
+from saccade.gateway.prompt.placeholders import expand, write_pictures
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import VideoOptions
 from saccade.protocol.media import PictureLayout, Span
@@ -107,15 +107,17 @@ class PromptDrafter:
         if chat.plain is not None:
             return Draft(chat.plain)
         encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
-        known, items = served.placeholders, [Item(served.placeholder_of(layout), layout) for layout in layouts]
+        placeholders = served.placeholders
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
                 chat.num_characters > THREAD_FROM_CHARACTERS,
                 num_picture_bytes,
-                lambda: encode(write_pictures(render(served, chat), served.tokenizer.special_tokens, known, items)),
+                lambda: encode(
+                    write_pictures(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts)
+                ),
                 "messages",
             )
-        expanded, spans = expand(token_ids, known, items)
+        expanded, spans = expand(token_ids, placeholders, layouts)
         check_context(len(expanded), request, served)
         return Draft(expanded, spans)
 

@@ -1,70 +1,67 @@
 """Make room for pictures and videos in a prompt: the text that stands for one, and its runs of placeholders."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 from saccade.errors import InvalidValue
+from saccade.gateway.served_models.media_tokens import Placeholders, media_segments
 from saccade.protocol.media import PictureLayout, Span
 from saccade.tokenization.tokenizer import Segment
 
 
-class Item(NamedTuple):
-    """A picture or video of the prompt, whose tokens have the id *placeholder*."""
-
-    placeholder: int
-    layout: PictureLayout
-
-    @property
-    def runs(self) -> list[int]:
-        """The lengths of its runs of placeholders, in order."""
-        return [piece for piece in self.layout.prompt if isinstance(piece, int)] or [self.layout.num_tokens]
+def runs(layout: PictureLayout) -> list[int]:
+    """Return the lengths of the runs of placeholders of a picture or video, in order."""
+    return [piece for piece in layout.prompt if isinstance(piece, int)] or [layout.num_tokens]
 
 
 def write_pictures(
-    segments: Sequence[Segment], special_tokens: Mapping[str, int], known: Collection[int], items: Sequence[Item]
+    segments: Sequence[Segment],
+    special_tokens: Mapping[str, int],
+    placeholders: Placeholders,
+    layouts: Sequence[PictureLayout],
 ) -> Iterator[Segment]:
-    """Yield a rendered prompt with the text that stands for each of *items* in place of its placeholder.
+    """Yield a rendered prompt with the text that stands for each of *layouts* in place of what the template wrote.
 
-    Every run of placeholders is one placeholder, for `expand` to repeat. *known* are all placeholders of the model. A
-    prompt with other placeholders than those of *items* is left as it is; `expand` refuses it.
+    Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with other pictures than those of
+    *layouts* is left as it is, and `expand` refuses it. Raises InvalidValue for other videos.
     """
-    written = [special_tokens.get(one.text) if one.is_special else None for one in segments]
-    is_right = [token_id for token_id in written if token_id in known] == [item.placeholder for item in items]
-    pending = iter(items)
-    for segment, token_id in zip(segments, written, strict=True):
-        prompt = next(pending).layout.prompt if is_right and token_id in known else ()
-        if not prompt:
-            yield segment
-        for piece in prompt:
-            yield segment if isinstance(piece, int) else Segment(piece, piece in special_tokens)
+    written = list(media_segments(segments, special_tokens, placeholders))
+    if [is_video for _, _, is_video in written] != [bool(layout.frames) for layout in layouts]:
+        if any(is_video for _, _, is_video in written) or any(layout.frames for layout in layouts):
+            raise _refusal(len(written), len(layouts))
+        yield from segments
+        return
+    position = 0
+    for (start, stop, is_video), layout in zip(written, layouts, strict=True):
+        yield from segments[position:start]
+        placeholder = Segment(placeholders.video, is_special=True) if is_video else segments[start]
+        for piece in layout.prompt or (layout.num_tokens,):
+            yield placeholder if isinstance(piece, int) else Segment(piece, piece in special_tokens)
+        position = stop
+    yield from segments[position:]
 
 
 def expand(
-    token_ids: list[int], known: Collection[int], items: Sequence[Item]
+    token_ids: list[int], placeholders: Placeholders, layouts: Sequence[PictureLayout]
 ) -> tuple[list[int], tuple[tuple[Span, ...], ...]]:
-    """Replace each placeholder of *items* by as many as its run has; *known* are all placeholders of the model.
+    """Replace each placeholder of *layouts* by as many as its run has.
 
-    Return the ids, and for each item where its runs lie. Raises InvalidValue where the prompt has other placeholders
-    than those of the items' runs.
+    Return the ids, and for each picture or video where its runs lie. Raises InvalidValue where the prompt has other
+    placeholders than those of the runs.
     """
-    found = sorted(place for placeholder in known for place in _places(token_ids, placeholder))
-    wanted = [item.placeholder for item in items for _ in item.runs]
+    found = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
+    wanted = [placeholders.of(layout) for layout in layouts for _ in runs(layout)]
     if [token_ids[place] for place in found] != wanted:
-        raise InvalidValue(
-            f"The model's chat template makes room for {len(found)} images and videos; the messages hold {len(items)}, "
-            "or in another order.",
-            "messages",
-        )
+        raise _refusal(len(found), len(layouts))
     expanded: list[int] = []
     spans: list[tuple[Span, ...]] = []
     position, pending = 0, iter(found)
-    for item in items:
+    for layout in layouts:
         of_item: list[Span] = []
-        for length in item.runs:
+        for length in runs(layout):
             place = next(pending)
             expanded += token_ids[position:place]
             of_item.append(Span(len(expanded), length))
-            expanded += [item.placeholder] * length
+            expanded += [placeholders.of(layout)] * length
             position = place + 1
         spans.append(tuple(of_item))
     return expanded + token_ids[position:], tuple(spans)
@@ -75,3 +72,11 @@ def _places(token_ids: list[int], placeholder: int) -> Iterator[int]:
     for _ in range(token_ids.count(placeholder)):
         place = token_ids.index(placeholder, place + 1)
         yield place
+
+
+def _refusal(num_written: int, num_sent: int) -> InvalidValue:
+    return InvalidValue(
+        f"The model's chat template makes room for {num_written} images and videos; the messages hold {num_sent}, or "
+        "in another order.",
+        "messages",
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
+from saccade.gateway.served_models.media_tokens import Placeholders, media_segments
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, tool_call_tokens
 from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.identity.content import files_digest, processor_fingerprint
@@ -16,7 +17,6 @@ from saccade.models import files
 from saccade.models.family import Family, Layout, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.media import PictureLayout
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
     CHAT_TEMPLATE_JSON,
@@ -73,10 +73,15 @@ class ReasoningTokens:
 
 @dataclass(frozen=True)
 class VideoSide:
-    """What the gateway knows of a model's videos."""
+    """What the gateway knows of a model's videos, whose tokens are *placeholder*, with an id of its own or not."""
 
+    placeholder: str
     placeholder_token_id: int
     layout: VideoLayout
+
+    def placeholders(self, picture: int) -> Placeholders:
+        """Return what stands for media, *picture* being the id that stands for pictures."""
+        return Placeholders(picture, self.placeholder_token_id, self.placeholder, self.layout.template_tokens)
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ class ServedModel:
         family = models.family_of(config)
         declaration = models.families()[family]
         layout = models.load_layout(family)(config, files.image_processor(given, declaration))
-        text = text_side(declaration, config, given, begin)
+        video_tokens = models.load_video_layout(family).template_tokens if models.takes_videos(family) else ()
+        text = text_side(declaration, config, given, begin, video_tokens)
         digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
         return cls(
             name=name,
@@ -148,13 +154,10 @@ class ServedModel:
         )
 
     @property
-    def placeholders(self) -> frozenset[int]:
-        """The token ids that stand for pictures and videos."""
-        return frozenset((self.placeholder_token_id, *([self.videos.placeholder_token_id] if self.videos else [])))
-
-    def placeholder_of(self, layout: PictureLayout) -> int:
-        """Return the token id that stands for the picture or video of *layout*."""
-        return self.videos.placeholder_token_id if layout.frames and self.videos else self.placeholder_token_id
+    def placeholders(self) -> Placeholders:
+        """What stands for pictures and videos in prompts."""
+        picture = self.placeholder_token_id
+        return Placeholders(picture) if self.videos is None else self.videos.placeholders(picture)
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
         """Return what enters the content hash of a picture that is processed with *settings*."""
@@ -187,22 +190,33 @@ def _video_side(
     name: str, family: Family, config: Mapping[str, Any], given: ModelFiles, text: TextSide
 ) -> VideoSide | None:
     """Return what is needed for videos; None where family, tokenizer or template know none. Raises StartupError."""
-    token_id = text.tokenizer.special_tokens.get(family.video_placeholder or "")
-    if token_id is None or config.get("video_token_id") != token_id:
+    placeholder, special = family.video_placeholder or "", text.tokenizer.special_tokens
+    if placeholder not in special or config.get("video_token_id", special[placeholder]) != special[placeholder]:
         return None
+    side = VideoSide(
+        placeholder,
+        special[placeholder],
+        models.load_video_layout(name)(config, files.image_processor(given, family), files.video_processor(given)),
+    )
     try:
-        if text.tokenizer.encode(text.template.render(VIDEO_PROBE)).count(token_id) != 1:
-            return None
+        segments = text.template.render(VIDEO_PROBE)
     except InvalidValue:
         return None
-    processor = files.image_processor(given, family)
-    return VideoSide(token_id, models.load_video_layout(name)(config, processor, files.video_processor(given)))
+    written = list(media_segments(segments, special, side.placeholders(text.placeholder_token_id)))
+    return side if [is_video for _, _, is_video in written] == [True] else None
 
 
 def text_side(
-    family: Family, config: Mapping[str, Any], given: ModelFiles, begin: Callable[[str], None] = _ignore
+    family: Family,
+    config: Mapping[str, Any],
+    given: ModelFiles,
+    begin: Callable[[str], None] = _ignore,
+    video_tokens: tuple[str, ...] = (),
 ) -> TextSide:
-    """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError."""
+    """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError.
+
+    *video_tokens* are what the template writes for a video; they need not be in the vocabulary.
+    """
     tokenizer_config = files.parse_json(given, TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)
     tag = PictureTag(family.picture_tag or f"{family.placeholder}\n")
@@ -226,7 +240,8 @@ def text_side(
     variables, reason = special_variables(tokenizer_config), ""
     for picture_tag in (None, tag):
         try:
-            template = ChatTemplate(source, tokenizer.special_tokens, variables, picture_tag, family.tool_variables)
+            special_tokens = {*tokenizer.special_tokens, *video_tokens}
+            template = ChatTemplate(source, special_tokens, variables, picture_tag, family.tool_variables)
             if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:

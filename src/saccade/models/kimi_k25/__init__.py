@@ -23,6 +23,7 @@ FAMILY = Family(
     architectures=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
     model_types=("kimi_k25",),
     placeholder="<|media_pad|>",
+    video_placeholder="<|media_pad|>",
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
     template_switches=("thinking",),

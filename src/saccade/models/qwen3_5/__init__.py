@@ -6,6 +6,7 @@ FAMILY = Family(
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     model_types=("qwen3_5", "qwen3_5_moe"),
     placeholder="<|image_pad|>",
+    video_placeholder="<|video_pad|>",
     # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
     template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
     tool_format="qwen3_coder",
