@@ -74,7 +74,9 @@ def document() -> str:
 
 def _limits(families: Mapping[str, Family]) -> str:
     lines = [f"- {name}: {' '.join(family.limits)}" for name, family in families.items() if family.limits]
-    return "\n".join(("## Limits", "", "Pictures only: no video, no audio. Beyond that:", "", *lines, ""))
+    videos = ", ".join(name for name in models.families() if models.takes_videos(name))
+    first = f"Videos are taken by {videos}; other families take pictures only. No family hears sound. Beyond that:"
+    return "\n".join(("## Limits", "", first, "", *lines, ""))
 
 
 def _engine() -> str:

@@ -139,7 +139,8 @@ KIMI_K25 = """{%- set last = namespace(answer=-1) -%}
 {%- if message['role'] == 'tool' -%}{{ '## Return of ' + message['tool_call_id'] + '\\n' }}{%- endif -%}
 {%- if message['content'] is string -%}{{ message['content'] }}
 {%- else -%}{%- for part in message['content'] or [] -%}
-{%- if part['type'] in ('image', 'image_url') -%}
+{%- if part['type'] in ('video', 'video_url') -%}{{ '<|kimi_k25_video_placeholder|>' }}
+{%- elif part['type'] in ('image', 'image_url') -%}
 {{ '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\\n' }}
 {%- else -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}{%- endif -%}

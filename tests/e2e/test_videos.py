@@ -3,7 +3,7 @@
 import base64
 import http.server
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,19 +36,29 @@ QUESTION = {"type": "text", "text": "What happens?"}
 
 @dataclass(frozen=True)
 class Tiny:
-    """A family's tiny checkpoint, and the reference's processor of videos."""
+    """A family's tiny checkpoint, the reference's processor of videos, and its settings; *times* stand in the prompt."""
 
     network: str
     processor: str
+    settings: Mapping[str, Any]
+    times: bool = False
 
 
+OLDER = {"patch_size": 14, **SMALL, "cap_pixels_per_frame": True}
+NEWER = {"patch_size": 16, "size": {"shortest_edge": 100_000, "longest_edge": 300_000}}
 FAMILIES = {
-    "qwen2_vl": Tiny("qwen2_vl", "Qwen2VLVideoProcessor"),
-    "qwen2_5_vl": Tiny("qwen2_5_vl", "Qwen2VLVideoProcessor"),
+    "qwen2_vl": Tiny("qwen2_vl", "Qwen2VLVideoProcessor", OLDER),
+    "qwen2_5_vl": Tiny("qwen2_5_vl", "Qwen2VLVideoProcessor", OLDER),
+    "qwen3_vl": Tiny("qwen3_vl", "Qwen3VLVideoProcessor", NEWER, times=True),
+    "qwen3_5": Tiny("qwen3_5", "Qwen3VLVideoProcessor", NEWER, times=True),
 }
+EVERYDAY = ("qwen3_vl",)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.conformance) for name in FAMILIES],
+)
 def tiny(request: pytest.FixtureRequest) -> Tiny:
     return FAMILIES[str(request.param)]
 
@@ -60,7 +70,7 @@ def folder(tiny: Tiny, network_folder: Callable[[str], Path], tmp_path_factory: 
     folder.mkdir()
     for file in network_folder(tiny.network).iterdir():
         (folder / file.name).symlink_to(file)
-    write_json(folder, "video_preprocessor_config.json", SMALL)
+    write_json(folder, "video_preprocessor_config.json", dict(tiny.settings))
     return folder
 
 
@@ -97,9 +107,9 @@ class Reference:
 
         self.text = MergedPatches(folder)
         self.model = image_text_model(folder)
-        preprocessor = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **SMALL}
+        self.times = tiny.times
         self.videos = getattr(transformers, tiny.processor)(
-            **preprocessor, do_sample_frames=True, fps=2.0, cap_pixels_per_frame=True
+            **tiny.settings, temporal_patch_size=2, merge_size=2, do_sample_frames=True, fps=2.0
         )
 
     def see(self, encoded: bytes, **options: Any) -> Any:
@@ -126,17 +136,17 @@ class Reference:
             elif isinstance(part, bytes):
                 content.append({"type": "video"})
                 made = self.see(part, **options)
-                seen.append(("<|video_pad|>", int(made["video_grid_thw"][0].prod()) // 4))
+                seen.append(self.written(made))
                 inputs |= {"pixel_values_videos": made["pixel_values_videos"], "video_grid_thw": made["video_grid_thw"]}
                 inputs |= self.seconds(made)
             else:
                 content.append({"type": "image"})
                 one = self.text.see(part)
-                seen.append(("<|image_pad|>", one.num_tokens))
+                seen.append(("<|image_pad|>", "<|image_PAD|>" * one.num_tokens))
                 inputs |= {"pixel_values": one.pixel_values, "image_grid_thw": torch.tensor([one.grid])}
         prompt = self.text.render([{"role": "user", "content": content}], add_generation_prompt=True, switches={})
-        for token, count in seen:
-            prompt = prompt.replace(token, token.replace("pad", "PAD") * count, 1)
+        for token, text in seen:
+            prompt = prompt.replace(token, text, 1)
         ids = torch.tensor([self.text.tokenizer(prompt.replace("PAD", "pad"))["input_ids"]])
         config = self.model.config
         kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
@@ -145,6 +155,19 @@ class Reference:
             input_ids=ids, mm_token_type_ids=kinds, **inputs, max_new_tokens=MAX_TOKENS, do_sample=False
         )
         return ids[0].tolist(), output[0, ids.shape[1] :].tolist()
+
+    def written(self, made: Any) -> tuple[str, str]:
+        """Return what the template writes for a video, and what takes its place."""
+        groups, rows, columns = made["video_grid_thw"][0].tolist()
+        pads = "<|video_PAD|>" * (rows * columns // 4)
+        if not self.times:
+            return "<|video_pad|>", pads * groups
+        seen = made["video_metadata"][0]
+        times = [index / seen.fps for index in seen.frames_indices.tolist()]
+        times += times[-1:] * (len(times) % 2)
+        middles = [(first + last) / 2 for first, last in zip(times[::2], times[1::2], strict=True)]
+        text = "".join(f"<{middle:.1f} seconds><|vision_start|>{pads}<|vision_end|>" for middle in middles)
+        return "<|vision_start|><|video_pad|><|vision_end|>", text
 
     def seconds(self, made: Any) -> dict[str, Any]:
         if self.model.config.model_type != "qwen2_5_vl":

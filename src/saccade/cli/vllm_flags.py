@@ -95,7 +95,7 @@ SERVED = (
     _served(
         "--trust-remote-code", "Accepted with a warning: code that ships with a model is never run.", takes="nothing"
     ),
-    _served("--limit-mm-per-prompt", "JSON as in vLLM; pictures are the only supported media."),
+    _served("--limit-mm-per-prompt", "JSON as in vLLM; videos count as pictures, and at most four are served."),
     _served(
         "--language-model-only", "Use `--limit-mm-per-prompt '{\"image\": 0}'`.", "--limit-mm-per-prompt", "nothing"
     ),
@@ -200,14 +200,14 @@ NOT_YET = (
     _not_yet("--lora-modules", NO_LORA, takes="many"),
     _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
     _not_yet("--mm-processor-kwargs", "Send `mm_processor_kwargs` with each request."),
-    _not_yet("--media-io-kwargs", "The decoders of pictures cannot be selected."),
+    _not_yet("--media-io-kwargs", "Send `media_io_kwargs` with each request; decoders cannot be selected."),
     _not_yet("--enable-mm-embeds", "Embeddings are not accepted in place of pictures.", takes="nothing"),
     _not_yet(
         "--interleave-mm-strings",
         "In templates that take strings, pictures stay at their position in the text.",
         takes="nothing",
     ),
-    _not_yet("--video-pruning-rate", "Videos are refused."),
+    _not_yet("--video-pruning-rate", "All sampled frames are served."),
     _not_yet(
         "--task --runner --convert",
         "Saccade generates answers; it does not embed, score or classify.",

@@ -1,0 +1,71 @@
+"""What stands for a video in a model's prompt, from the family's declaration to token ids. A1 F1"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saccade import models
+from saccade.errors import InvalidValue
+from saccade.gateway.prompt.placeholders import expand, write_pictures
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.files import read_model_files
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.media import VideoHeader
+
+WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "kimi_k25")
+HEADER = VideoHeader(9, 3.0, 150, 100)
+TEXT = {"type": "text", "text": "<|video_pad|><|kimi_k25_video_placeholder|>"}
+
+
+def served(folder: Path, **changed: bytes) -> ServedModel:
+    given = read_model_files(folder)
+    replaced = {name.replace("__", "."): content for name, content in changed.items()}
+    return ServedModel.from_files("m", ModelFiles(files={**given.files, **replaced}), 32768)
+
+
+def test_declarations_agree_with_the_parts_for_videos() -> None:
+    families = models.families()
+    assert {name for name in families if models.takes_videos(name)} == set(WITH_VIDEOS)
+    assert {name for name, family in families.items() if family.video_placeholder} == set(WITH_VIDEOS)
+
+
+@pytest.mark.parametrize("name", WITH_VIDEOS)
+def test_a_video_and_a_picture_have_room_in_their_order(name: str, checkpoint: Callable[[str], Path]) -> None:
+    model = served(checkpoint(name))
+    assert model.videos is not None
+    video = model.videos.layout.video(HEADER, model.videos.layout.settings)
+    picture = model.layout.picture(150, 100, model.layout.settings)
+    special = model.tokenizer.special_tokens
+    for kinds, layouts in ((("video", "image"), [video, picture]), (("image", "video"), [picture, video])):
+        content = [TEXT, *({"type": kind} for kind in kinds), TEXT]
+        segments = model.template.render([{"role": "user", "content": content}])
+        written = write_pictures(segments, special, model.placeholders, layouts)
+        token_ids, spans = expand(model.tokenizer.encode(written), model.placeholders, layouts)
+        for layout, of_item in zip(layouts, spans, strict=True):
+            assert sum(span.length for span in of_item) == layout.num_tokens
+            for span in of_item:
+                ids = token_ids[span.start : span.start + span.length]
+                assert set(ids) == {model.placeholders.of(layout)}
+        # Text of a user stays text, whatever it looks like.
+        assert sum(token_id in model.placeholders.ids for token_id in token_ids) == sum(
+            layout.num_tokens for layout in layouts
+        )
+        shown = model.tokenizer.decode(token_ids)
+        assert shown.count(TEXT["text"]) == 2
+        assert all(piece in shown for piece in video.prompt if isinstance(piece, str))
+        with pytest.raises(InvalidValue):
+            list(write_pictures(segments, special, model.placeholders, layouts[::-1]))
+
+
+def test_a_template_without_videos_refuses_them(checkpoint: Callable[[str], Path]) -> None:
+    template = b"{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<|image_pad|>{% endif %}{% endfor %}{% endfor %}"
+    assert served(checkpoint("qwen2_vl"), chat_template__jinja=template).videos is None
+
+
+def test_videos_have_a_fingerprint_of_their_own(checkpoint: Callable[[str], Path]) -> None:
+    model = served(checkpoint("qwen2_vl"))
+    assert model.videos is not None
+    settings = model.videos.layout.settings
+    assert model.video_fingerprint(settings) != model.fingerprint(settings)
+    assert model.video_fingerprint({**settings, "fps": 1.0}) != model.video_fingerprint(settings)
