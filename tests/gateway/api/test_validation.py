@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "part without type": (content({"text": "a"}), 400, "invalid_value", "messages[0].content[0].type"),
     "text part without text": (content({"type": "text"}), 400, "invalid_value", "messages[0].content[0].text"),
     "video without a URL": (content({"type": "video_url"}), 400, "invalid_value", "messages[0].content[0].video_url"),
-    "video for a model of pictures": (content({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), 400, "unsupported_parameter", "messages[0].content[0].video_url.url"),
+    "video that is none": (content({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), 400, "unsupported_video_format", "messages[0].content[0].video_url.url"),
     "frames of videos": (body(media_io_kwargs={"video": {"num_frames": 0}}), 400, "invalid_value", "media_io_kwargs.video.num_frames"),
     "another way to read videos": (body(media_io_kwargs={"video": {"backend": "x"}}), 400, "unsupported_parameter", "media_io_kwargs.video.backend"),
     "audio": (content({"type": "input_audio"}), 400, "unsupported_parameter", "messages[0].content[0].type"),

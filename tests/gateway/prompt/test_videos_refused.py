@@ -1,0 +1,70 @@
+"""Where videos are refused by name: models of pictures, and workers whose wires have none. C1"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from saccade.errors import TooManyImages, UnsupportedParameter
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget
+from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
+from saccade.gateway.pictures.collect import Picture
+from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig
+from saccade.gateway.pictures.pixels import PromptPictures
+from saccade.gateway.preparation import Preparation
+from saccade.gateway.prompt.chat_prompt import why_not_as_chat
+from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.files import read_model_files
+from saccade.protocol.media import VideoHeader
+from saccade.telemetry import Metrics
+
+VIDEO = ContentPart(type="video_url", video_url="data:video/mp4;base64,AAAA")
+
+
+def asked(*parts: ContentPart) -> ChatRequest:
+    return ChatRequest(model="m", messages=[ChatMessage("user", list(parts))])
+
+
+@pytest.fixture
+async def prompts() -> PromptDrafter:
+    config = GatewayConfig()
+    admission = Admission(config.max_requests, config.max_pixel_bytes)
+    return Preparation(config, DecodePool(DecodePoolConfig()), admission, ByteBudget(1 << 30), Metrics()).prompts
+
+
+@pytest.fixture
+def model(checkpoint: Callable[[str], Path]) -> Callable[[str], ServedModel]:
+    return lambda name: ServedModel.from_files("m", read_model_files(checkpoint(name)), 4096)
+
+
+async def test_models_of_pictures_refuse_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
+    with pytest.raises(UnsupportedParameter, match="no videos") as caught:
+        prompts.read(model("llava"), asked(ContentPart(type="text", text="a"), VIDEO))
+    assert caught.value.param == "messages[0].content[1].video_url"
+
+
+async def test_a_request_has_four_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
+    served = model("qwen2_vl")
+    assert len(prompts.read(served, asked(*[VIDEO] * 4)).pictures) == 4
+    with pytest.raises(TooManyImages, match="5 videos"):
+        prompts.read(served, asked(*[VIDEO] * 5))
+
+
+async def test_workers_of_other_engines_take_no_videos(
+    prompts: PromptDrafter, model: Callable[[str], ServedModel]
+) -> None:
+    served = model("qwen2_vl")
+    assert served.videos is not None
+    refusal = why_not_as_chat(served, prompts.read(served, asked(VIDEO)), [])
+    assert isinstance(refusal, UnsupportedParameter)
+    header = VideoHeader(4, 2.0, 64, 64)
+    settings = served.videos.layout.settings
+    layout = served.videos.layout.video(header, settings)
+    media = PromptPictures((Picture("a.video_url", b"", 4096, bytes(32), layout, settings, header),), ((),))
+    assert media.on_wire(served.layout, "uint8").pictures == media.pictures
+    with pytest.raises(UnsupportedParameter, match="no videos") as caught:
+        media.on_wire(served.layout, "bfloat16")
+    assert caught.value.param == "a.video_url"
