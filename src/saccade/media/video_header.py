@@ -22,8 +22,9 @@ DEMUXERS = (
 """FFmpeg's names of the containers that are read, and how their bytes begin. None of them names other files."""
 
 MIN_FPS, MAX_FPS = 0.01, 1000.0
-BYTES_PER_PIXEL = 24
-"""Memory for a pixel of a frame: reference frames of the decoder, the one RGB frame, and what is resized of it."""
+BYTES_PER_PIXEL = 56
+"""Memory for a pixel of a frame: up to 31 were measured for the decoder, the RGB frame and what is resized of it, with
+few reference frames; a decoder may hold 16 of those, of 1.5 bytes a pixel."""
 
 
 @dataclass(frozen=True)

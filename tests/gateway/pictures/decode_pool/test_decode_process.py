@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import clips
 import pictures
 import pytest
 from PIL import Image
 
 from saccade import models
-from saccade.gateway.pictures.decode_pool.job import PictureAnswer, PictureJob
+from saccade.gateway.pictures.decode_pool.job import PictureAnswer, PictureJob, VideoHeaderJob, VideoJob
 from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
-from saccade.models import files, load_layout
-from saccade.models.family import Layout
+from saccade.media.video_header import VideoLimits, decoded_bytes
+from saccade.models import files, load_layout, load_video_layout
+from saccade.models.family import Layout, VideoOptions
 from saccade.protocol.media import PictureLayout
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.shared_memory import SlotPool, open_descriptor
@@ -204,3 +206,33 @@ def test_every_form_of_a_family_takes_no_more(
 ) -> None:  # A12
     if dtype == "uint8" or models.families()[family].external_grid is not None:
         check_peak(server, checkpoint(FAMILIES[family]), family, shape, dtype)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
+def test_a_video_takes_no_more_than_the_budget_was_told(server: DecodeServer, codec: str) -> None:  # F6
+    encoded = clips.clip(codec, 2048, 1152, 6)
+    layout_of = load_video_layout("qwen2_vl")({}, {}, {})
+    settings = layout_of.settings_for(VideoOptions(max_pixels=16 << 20))
+
+    async def ask() -> tuple[int, int]:
+        process, slots = server.fork(), SlotPool(1 << 30)
+        try:
+            before = peak_bytes(process)
+            header = (await process.exchange(VideoHeaderJob(encoded, VideoLimits()))).video_header
+            assert header is not None
+            layout = layout_of.video(header, settings)
+            slot = slots.acquire(layout.num_pixel_bytes)
+            assert slot is not None
+            job = VideoJob(encoded, "qwen2_vl", dict(settings), layout, header, VideoLimits(), slot.ref)
+            descriptor = open_descriptor(slot.ref)
+            answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
+            os.close(descriptor)
+            assert answer.failure is None
+            return peak_bytes(process) - before - layout.num_pixel_bytes, decoded_bytes(header)
+        finally:
+            process.kill()
+            slots.close()
+
+    taken, told = asyncio.run(ask())
+    assert taken < told + 3 * len(encoded)

@@ -49,7 +49,7 @@ J = TypeVar("J", PictureJob, VideoHeaderJob, VideoJob)
 Work = Callable[[DecodeProcess, int, J, float], Coroutine[Any, Any, T]]
 """What is done with a job in a process; it gives back what the queue gave, so many bytes."""
 
-HEADER_BYTES = 64 << 20
+HEADER_BYTES = 128 << 20
 """Estimate of the memory that a video's header takes, one frame included, before its size is known."""
 
 RETRY_SECONDS = 1.0
