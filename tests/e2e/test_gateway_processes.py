@@ -82,6 +82,11 @@ def process(running: Gateway, member: str) -> psutil.Process:
     raise NotMeasured(f"there is no process {member}")
 
 
+def num_held(running: Gateway) -> int:
+    """The blocks that all workers together are known to hold."""
+    return sum(worker["holdings"]["blocks"] for worker in running.workers())
+
+
 def reasons(running: Gateway) -> set[str]:
     return {worker["reason"] for worker in running.workers()}
 
@@ -120,6 +125,8 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
 def test_service_goes_on_without_a_process_which_comes_back(
     running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E3
+    ask_all(running.url, fleet_chats, [0], 1)
+    wait_until(lambda: num_held(running) > 0)
     killed = process(running, "1")
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: not killed.is_running())  # it is reaped, so its sockets are closed
@@ -141,8 +148,8 @@ def test_service_goes_on_without_the_indexer_which_comes_back(
 ) -> None:  # E3, E5
     ask_all(running.url, fleet_chats, [0], 1)
     running.wait_until_idle()
-    held = sum(worker["holdings"]["blocks"] for worker in running.workers())
-    assert held > 0
+    wait_until(lambda: num_held(running) > 0)
+    held = num_held(running)
     killed = process(running, "indexer")
     os.kill(killed.pid, signal.SIGSTOP)
     wait_until(lambda: reasons(running) == {UNREACHABLE})
@@ -152,7 +159,7 @@ def test_service_goes_on_without_the_indexer_which_comes_back(
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: process(running, "indexer").pid != killed.pid)
     running.wait_until_exact()
-    assert sum(worker["holdings"]["blocks"] for worker in running.workers()) >= held
+    assert num_held(running) >= held
     # Both processes ask the new indexer, which knows the caches by their snapshots.
     for _ in range(8):
         route = running.route(fleet_chats[0])
