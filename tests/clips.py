@@ -1,8 +1,10 @@
 """Encoded videos of every kind that is served, and broken ones; all drawn and encoded here, from seeds."""
 
 import io
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 
@@ -28,6 +30,16 @@ ROTATED = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
 """A display matrix, as it stands in an MP4: turn the frames by a quarter, clockwise."""
 
 
+@contextmanager
+def _own_priority() -> Iterator[None]:
+    """Undo what SVT-AV1 does for root: it makes its caller a real-time thread, beside which nothing else runs in time."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
 @cache
 def clip(
     codec: str = "h264",
@@ -40,7 +52,7 @@ def clip(
     """Return a video in which a drawing moves; *times* are those of the frames, where they have no constant rate."""
     encoder, container, pixels = CODECS[codec]
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as out:
+    with _own_priority(), av.open(file, "w", format=container) as out:
         stream = out.add_stream(encoder, rate=fps, options=QUIET.get(encoder, {}))
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         if times:
