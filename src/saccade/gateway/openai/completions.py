@@ -13,17 +13,10 @@ from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.parameters import LATER, ParameterReader
 from saccade.gateway.openai.requests import (
     MAX_CHARACTERS,
-    MAX_SALT_CHARACTERS,
     MAX_TOKENS,
+    AnswerFields,
     ChatRequest,
-    Choices,
     Count,
-    GrammarText,
-    JsonSchema,
-    ResponseFormat,
-    SamplingFields,
-    StreamOptions,
-    StructuredOutputs,
     TokenId,
     TopLogprobs,
 )
@@ -55,7 +48,7 @@ _PromptSchema = {
 _Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of lists of them.
 
     With *echo* each text begins with its prompt. *logprobs* are those of so many tokens in every place.
@@ -66,20 +59,6 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     best_of: Count | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    prompt_logprobs: TopLogprobs | None = None
-    return_token_ids: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-    user: str | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | UnsetType = UNSET
-    guided_regex: GrammarText | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: GrammarText | None = None
 
 
 @dataclass(frozen=True)

@@ -273,34 +273,49 @@ class StructuredOutputs(Struct, frozen=True):
     whitespace_pattern: Refused = UNSET
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+    """What chats and completions say alike of how an answer is drawn, held, shown and cached.
+
+    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
+    At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
+    """
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | UnsetType = UNSET
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
+
+
+class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
 
     *chat_template* replaces the model's where the operator allows it;
     *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all pictures,
     *media_io_kwargs* which frames of videos the model sees.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
-    *enable_thinking* and *reasoning_effort* are accepted where they change nothing, see messages.py.
+    *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.
     *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
     With *continue_final_message* the answer goes on with the last message's text; where *add_generation_prompt* is
     false, the prompt ends behind the messages.
     *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
-    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
-    At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
     """
 
     model: str
     messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    prompt_logprobs: TopLogprobs | None = None
-    return_token_ids: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: Switches | None = None
@@ -312,14 +327,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_THINKING_TOKENS)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-    user: str | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonSchema | UnsetType = UNSET
-    guided_regex: GrammarText | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: GrammarText | None = None
 
     @property
     def max_answer_tokens(self) -> int | None:
