@@ -2,11 +2,11 @@
 
     python -m benchmarks.reliability.soak [--minutes 30] [--out benchmarks/results/soak.md]
 
-The bundled model in float32. A catalogue of requests is asked one by one first, and the answers are kept; then clients
-ask at random for --minutes, leave some requests half-way, and compare every answer that they wait for. The KV pool, the
-encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences retracted, pictures encoded
-and decoded again: the server's metrics must show it. The exit status is 1 where an answer differs, a request fails, a
-process was replaced, or memory, descriptors or /dev/shm grow over the second half.
+The bundled model in float32. The catalogue of soak_requests.py is asked one by one first, and the answers are kept;
+then clients ask at random for --minutes, leave some requests half-way, and compare every answer that they wait for. The
+KV pool, the encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences retracted,
+pictures encoded and decoded again: the server's metrics must show it. The exit status is 1 where an answer differs, a
+request fails, a process was replaced, or memory, descriptors or /dev/shm grow over the second half.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
-from chats import openai_messages, picture
 from server import Server, serving
 
 from benchmarks.measured import MIB, ROOT, end_with_what_was_started
 from benchmarks.reliability import soak_report
 from benchmarks.reliability.processes import Holdings, holdings, provenance
+from benchmarks.reliability.soak_requests import Chat, Clients, Request, catalogue
 
 SERVER_FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),
@@ -36,42 +37,8 @@ SERVER_FLAGS = (
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
 )
 CLIENTS = 12
-REQUESTS = 240
-PICTURES = 60
 SAMPLE_SECONDS = 5.0
 PROBABILITY_OF_LEAVING = 0.15
-QUESTIONS = ("What does it say?", "What colour is it?", "What shape is it?", "Compare them, and go on.")
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request of the catalogue: its body. Asked again, it gives the same answers."""
-
-    body: dict[str, Any]
-
-    async def answers(self, client: openai.AsyncOpenAI, stop_after: int | None = None) -> list[str]:
-        """Return the texts of the samples, as far as they came until the client left after *stop_after* chunks."""
-        reply = await client.chat.completions.create(**self.body)
-        if not self.body["stream"]:
-            return [choice.message.content or "" for choice in reply.choices]
-        texts = [""] * self.body.get("n", 1)
-        async with reply:
-            number = 0
-            async for chunk in reply:
-                for choice in chunk.choices:
-                    texts[choice.index] += choice.delta.content or ""
-                number += 1
-                if number == stop_after:
-                    break
-        return texts
-
-    @property
-    def kind(self) -> str:
-        """What it is, in words, for the count of what was asked."""
-        parts = self.body["messages"][-1]["content"]
-        pictures = sum(part["type"] == "image_url" for part in parts)
-        words = [f"{pictures} pictures" if pictures else "text", "greedy" if "seed" not in self.body else "seeded"]
-        return ", ".join([*words, *(["n > 1"] if "n" in self.body else [])])
 
 
 @dataclass
@@ -88,7 +55,7 @@ class Soak:
     """One run: the catalogue and what the quiet server answered, request by request."""
 
     server: Server
-    client: openai.AsyncOpenAI
+    clients: Clients
     requests: list[Request]
     quiet: list[list[str]]
     tally: Tally
@@ -103,7 +70,7 @@ class Soak:
                     await self._leave(self.requests[index], draw)
                 else:
                     await self._compare(index)
-            except openai.APIError as error:
+            except (openai.APIError, anthropic.APIError) as error:
                 self.tally.outcomes["failed"] += 1
                 self.tally.violations.append(
                     f"request {index} ({self.requests[index].kind}): {type(error).__name__} {error}"
@@ -112,12 +79,12 @@ class Soak:
     async def _leave(self, request: Request, draw: random.Random) -> None:
         self.tally.outcomes["left half-way"] += 1
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if request.body["stream"] else draw.uniform(0.0, 0.5)):
-                await request.answers(self.client, stop_after=draw.randrange(1, 20))
+            async with asyncio.timeout(draw.uniform(0.0, 0.5) if draw.random() < 0.5 else None):
+                await request.answers(self.clients, stop_after=draw.randrange(1, 20))
 
     async def _compare(self, index: int) -> None:
         request, expected = self.requests[index], self.quiet[index]
-        texts = await request.answers(self.client)
+        texts = await request.answers(self.clients)
         if texts == expected:
             self.tally.outcomes["equal"] += 1
             return
@@ -127,9 +94,11 @@ class Soak:
 
     async def _gap(self, request: Request, expected: list[str], texts: list[str]) -> str:
         """Return how close the two likeliest tokens are where the answers part: a tie is no lost picture."""
+        if not isinstance(request, Chat) or request.body.keys() & {"tools", "response_format"}:
+            return "log probabilities are not asked for"
         try:
             body = request.body | {"stream": False, "logprobs": True, "top_logprobs": 2}
-            answer = await self.client.chat.completions.create(**body)
+            answer = await self.clients.openai.chat.completions.create(**body)
         except openai.APIError as error:
             return f"log probabilities are not to be had ({type(error).__name__})"
         sample = next(number for number, pair in enumerate(zip(expected, texts, strict=True)) if pair[0] != pair[1])
@@ -142,38 +111,6 @@ class Soak:
         return "they part behind the last token"
 
 
-def catalogue(model: str, draw: random.Random, samples: bool) -> list[Request]:
-    """Return requests of every kind; *samples* tells whether the server draws several of one prompt."""
-    album = [picture(draw.choice((64, 96, 128, 192)), draw.choice((64, 96, 128)), seed) for seed in range(PICTURES)]
-    requests = []
-    for _ in range(REQUESTS):
-        pictures = draw.sample(album, draw.choice((0, 1, 1, 1, 2, 3)))
-        words = f"Number {draw.randrange(40)}. {draw.choice(QUESTIONS)}"
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": openai_messages(*pictures, words),
-            "max_tokens": draw.choice((4, 16, 48, 160)),
-            "stream": draw.random() < 0.5,
-            "extra_body": {"ignore_eos": draw.random() < 0.6},
-            "temperature": 0,
-        }
-        if draw.random() < 0.4:
-            body |= {"temperature": draw.choice((0.7, 1.0)), "top_p": 0.95, "seed": draw.randrange(1 << 30)}
-            if samples and draw.random() < 0.4:
-                body["n"] = draw.choice((2, 3))
-        requests.append(Request(body))
-    return requests
-
-
-async def takes_samples(client: openai.AsyncOpenAI, model: str) -> bool:
-    """Whether the server serves n > 1."""
-    try:
-        await client.chat.completions.create(model=model, messages=openai_messages("hi"), n=2, max_tokens=1)
-    except openai.BadRequestError:
-        return False
-    return True
-
-
 async def run(server: Server, seconds: float, seed: int) -> tuple[Tally, list[Holdings]]:
     """Ask one by one, then for *seconds* at random; return what happened, and what was held every few seconds."""
     looks: list[Holdings] = []
@@ -184,11 +121,15 @@ async def run(server: Server, seconds: float, seed: int) -> tuple[Tally, list[Ho
             looks.append(await asyncio.to_thread(holdings, server, time.monotonic() - began))
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    url = f"{server.url}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-        requests = catalogue(server.name, random.Random(seed), await takes_samples(client, server.name))
-        quiet = [await request.answers(client) for request in requests]
-        soak = Soak(server, client, requests, quiet, Tally())
+    options: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 120}
+    async with (
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", **options) as to_openai,
+        anthropic.AsyncAnthropic(base_url=server.url, **options) as to_anthropic,
+    ):
+        clients = Clients(to_openai, to_anthropic)
+        requests = catalogue(server.name, random.Random(seed))
+        quiet = [await request.answers(clients) for request in requests]
+        soak = Soak(server, clients, requests, quiet, Tally())
         pids = {process.pid for process in server.tree()}
         looking = asyncio.create_task(look())
         until = time.monotonic() + seconds
