@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from checkpoints import write_qwen3_vl
 from environments import programs
+from PIL import Image
 from running import run
 from server import Server, serving
 from table import page
@@ -47,9 +48,18 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
             "CALLER_FOLDER": str(model),
             "PICTURE": str(picture),
             "PICTURE_SAYS": PICTURE.partition("-")[0],
+            "VIDEO": str(_video(picture, folder)),
             "WORK_FOLDER": str(folder),
             "PYTHONPATH": str(Path(__file__).parent),
         }
+
+
+def _video(picture: Path, folder: Path) -> Path:
+    """Write a video that shows *picture* for a second."""
+    path = folder / "video.gif"
+    with Image.open(picture) as frame:
+        frame.save(path, save_all=True, append_images=[frame], duration=500)
+    return path
 
 
 def _target(name: str, server: Server) -> dict[str, str]:

@@ -39,6 +39,9 @@ PICTURE = Path(os.environ["PICTURE"])
 PICTURE_SAYS = os.environ["PICTURE_SAYS"]
 PICTURE_DATA = base64.b64encode(PICTURE.read_bytes()).decode()
 PICTURE_URL = f"data:image/png;base64,{PICTURE_DATA}"
+VIDEO_URL = "data:image/gif;base64," + base64.b64encode(Path(os.environ["VIDEO"]).read_bytes()).decode()
+"""A video that shows the picture."""
+
 QUESTION = "What does it say?"
 MESSAGES: list[Any] = [
     {
@@ -50,6 +53,17 @@ MESSAGES: list[Any] = [
     }
 ]
 """The question about the picture, in OpenAI's form."""
+
+ABOUT_VIDEO: list[Any] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "video_url", "video_url": {"url": VIDEO_URL}},
+            {"type": "text", "text": QUESTION},
+        ],
+    }
+]
+"""The question about the video, in the form that vLLM has added to OpenAI's."""
 
 SIDES = ("left", "right")
 TOOL: dict[str, Any] = {

@@ -18,6 +18,7 @@ from typing import Any
 import litellm
 from cards import Card
 from questions import (
+    ABOUT_VIDEO,
     CALLER,
     KEY,
     MAX_TOKENS,
@@ -50,6 +51,11 @@ def chat(provider: str) -> None:
     answer = ask(READER, provider)
     expect(answer.choices[0].message.content, PICTURE_SAYS)
     expect(answer.usage.completion_tokens > 0, True)
+
+
+def video() -> None:
+    """A video."""
+    expect(ask(READER, messages=ABOUT_VIDEO).choices[0].message.content, PICTURE_SAYS)
 
 
 def stream() -> None:
@@ -137,6 +143,7 @@ tell(
     {
         "a chat with a picture, `hosted_vllm/`": lambda: chat("hosted_vllm"),
         "a chat with a picture, `openai/`": lambda: chat("openai"),
+        "a chat with a video": video,
         "a stream": stream,
         "a required tool call, and its result, `hosted_vllm/`": lambda: tool("hosted_vllm"),
         "a required tool call, and its result, `openai/`": lambda: tool("openai"),

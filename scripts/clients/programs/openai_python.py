@@ -10,6 +10,7 @@ from typing import Any
 import openai
 from cards import Card
 from questions import (
+    ABOUT_VIDEO,
     CALLER,
     KEY,
     MAX_TOKENS,
@@ -69,6 +70,12 @@ def stream_with_events() -> None:
     """The same with the client's own events."""
     with client(READER).chat.completions.stream(model=READER.model, messages=MESSAGES) as events:
         expect(events.get_final_completion().choices[0].message.content, PICTURE_SAYS)
+
+
+def video() -> None:
+    """Ask about the video."""
+    answer = client(READER).chat.completions.create(model=READER.model, messages=ABOUT_VIDEO)
+    expect(answer.choices[0].message.content, PICTURE_SAYS)
 
 
 def error() -> None:
@@ -199,6 +206,7 @@ tell(
         "a chat with a picture": chat,
         "the same in a stream, with usage": stream,
         "the same with `.stream()`": stream_with_events,
+        "a chat with a video": video,
         "the field of an error": error,
         "a required tool call, and its result": tool,
         "a named tool call in a stream": tool_stream,

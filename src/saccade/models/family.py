@@ -68,7 +68,7 @@ class Family:
 class PictureOptions:
     """Options of a request for its pictures: OpenAI's `detail`, vLLM's `mm_processor_kwargs`."""
 
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
 

@@ -134,6 +134,25 @@ def test_counting_takes_bodies_of_messages_and_needs_no_max_tokens() -> None:
         parse_messages(json.dumps({"model": "m", "messages": [ASKED]}).encode())
 
 
+def test_text_behind_a_call_is_text_of_its_turn() -> None:
+    """Streams have it there, and templates write a turn's text before its calls."""
+    turn = {"role": "assistant", "content": [text("a"), CALL, text("b")]}
+    chat = read_chat(parse_messages(body(ASKED, turn, ASKED))[0], FAMILY)
+    assert chat.messages[1]["content"] == [text("a"), text("b")]
+    assert [call["id"] for call in chat.messages[1]["tool_calls"]] == ["t1"]
+
+
+def test_a_system_turn_stays_where_it_is() -> None:
+    request, _, _ = parse_messages(body(ASKED, {"role": "system", "content": [text("Be brief.")]}, ASKED))
+    assert [message.role for message in request.messages] == ["user", "system", "user"]
+
+
+def test_parameters_without_effect() -> None:
+    fields = {"cache_control": {"type": "ephemeral"}, "output_config": {"effort": "max"}, "service_tier": "auto"}
+    request, warning, _ = parse_messages(body(**fields), strict=True)
+    assert (warning, request.response_format) == ("", None)
+
+
 def test_unknown_parameters_are_named() -> None:
     assert parse_messages(body(max_tokns=3))[1] == "unknown parameters ignored: max_tokns (did you mean max_tokens?)"
     with pytest.raises(UnsupportedParameter, match="max_tokns"):
@@ -165,7 +184,7 @@ def test_wrong_blocks_are_refused(error: type[RequestError], param: str, content
     ("error", "param", "fields"),
     [
         (InvalidValue, "thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 0}}),
-        (UnsupportedParameter, "output_config.effort", {"output_config": {"effort": "high"}}),
+        (InvalidValue, "output_config.effort", {"output_config": {"effort": "some"}}),
         (UnsupportedParameter, "mcp_servers", {"mcp_servers": [{"url": "http://a"}]}),
         (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         (InvalidValue, "tools[0].input_schema", {"tools": [{"name": "look"}]}),
@@ -181,13 +200,14 @@ def test_wrong_parameters_are_refused(error: type[RequestError], param: str, fie
 
 
 def test_turns_are_checked() -> None:
-    refused(InvalidValue, "messages[0].role", {"role": "system", "content": "a"})
+    refused(InvalidValue, "messages[0].role", {"role": "tool", "content": "a"})
+    refused(InvalidValue, "messages[0].content[0]", {"role": "system", "content": [CALL]})
     refused(InvalidValue, "messages", ASKED, {"role": "assistant", "content": [CALL]})
     refused(
         UnsupportedParameter,
         "messages[1].content[1]",
         ASKED,
-        {"role": "assistant", "content": [CALL, text("a")]},
+        {"role": "assistant", "content": [CALL, {"type": "thinking", "thinking": "Hm."}]},
         ASKED,
     )
     refused(

@@ -97,6 +97,19 @@ def test_an_empty_answer_has_no_block(gateway: scripted.Gateway, client: anthrop
         assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", 1)
 
 
+def test_streamed_and_whole_answers_agree(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    gateway.answer_pieces("I ", "look.", "<tool_call>", CALL, "</tool_call>", "Done.")
+    whole, streamed = (answer(client, stream, tools=[TOOL]) for stream in (False, True))
+    assert [block.type for block in whole.content] == ["text", "tool_use", "text"]
+    assert [block.to_dict() | {"id": ""} for block in streamed.content] == [
+        block.to_dict() | {"id": ""} for block in whole.content
+    ]
+
+
+def test_clients_see_the_requests_id(client: anthropic.Anthropic) -> None:
+    assert answer(client, stream=False)._request_id
+
+
 def test_errors_have_anthropics_form(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "!"}}
     with pytest.raises(anthropic.BadRequestError) as raised:

@@ -7,10 +7,12 @@ from typing import Any
 import openai
 import pytest
 import scripted
+from chats import data_url, picture
 from openai.types.responses import Response
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.openai.parameters import MAX_VALUE_BYTES
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
 
 TOOL: Any = {"type": "function", "name": "zoom", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -142,6 +144,45 @@ def test_errors_name_the_clients_fields(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.responses.create(model="tiny", instructions="Be brief.", input=bad)
     assert (raised.value.code, raised.value.param) == ("invalid_base64", "input[0].content[0].image_url")
+
+
+def test_a_large_picture_is_read(client: openai.OpenAI) -> None:
+    """A body's other values are short, and `input` is none of them."""
+    url = data_url(picture(700, 500, 1))
+    assert len(url) > MAX_VALUE_BYTES
+    large: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+    used = answer(client, stream=False, input=large).usage
+    assert used is not None
+    assert used.input_tokens > 300
+
+
+def test_answers_are_of_the_clients_types(gateway: scripted.Gateway) -> None:
+    gateway.answer_pieces("I look.")
+    Response.model_validate_json(gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "hi"}).body)
+
+
+def test_what_failed_is_not_kept(tiny_qwen3_vl: Any) -> None:
+    with (
+        scripted.running(tiny_qwen3_vl, GatewayConfig(response_store_bytes=200_000)) as gateway,
+        gateway.client() as client,
+    ):
+        gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+        first = answer(client, stream=False)
+        for stream in (False, True, False, True):
+            with pytest.raises(openai.BadRequestError, match="context"):
+                client.responses.create(model="tiny", input="hi " * 20_000, stream=stream)
+        assert client.responses.retrieve(first.id).id == first.id
+
+
+def test_a_failure_after_silence_begins_as_every_stream(tiny_qwen3_vl: Any) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(ping_interval_seconds=0.05)) as gateway:
+        gateway.worker.script = [0.2, WorkerFailed("The worker stopped.")]
+        with gateway.client() as client, client.responses.stream(model="tiny", input="hi") as stream:
+            events: list[Any] = list(stream)
+    assert [event.type for event in events] == [
+        "response.created", "response.in_progress", "error", "response.failed"
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == [0, 1, 2, 3]
 
 
 def test_a_failure_is_the_last_event(gateway: scripted.Gateway, client: openai.OpenAI) -> None:

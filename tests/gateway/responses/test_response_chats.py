@@ -90,7 +90,7 @@ def test_items_of_a_turn_are_one_message() -> None:
     [
         ([said("a"), said("b")], [[text("a")], [text("b")]]),
         ([said("a"), thought("t"), said("b")], [[text("a")], [text("b")]]),
-        ([CALL, said("b")], ["", [text("b")]]),
+        ([said("a"), CALL, said("b")], [[text("a"), text("b")]]),
         ([thought("a"), thought("b"), CALL], [""]),
         ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, said("b")], [[text("b")]]),
     ],
@@ -156,7 +156,8 @@ def test_wrong_items_are_refused(error: type[RequestError], param: str, given: l
         (UnsupportedParameter, "include", {"include": ["message.output_text.logprobs"]}),
         (UnsupportedParameter, "top_logprobs", {"top_logprobs": 3}),
         (InvalidValue, "reasoning.effort", {"reasoning": {"effort": "some"}}),
-        (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search", "name": "w"}]}),
+        (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search"}]}),
+        (InvalidValue, "tools[0].name", {"tools": [{"type": "function"}]}),
         (InvalidValue, "tools[0].parameters", {"tools": [{**TOOL, "parameters": {"type": "array"}}]}),
         (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),
         (InvalidValue, "max_output_tokens", {"max_output_tokens": 0}),

@@ -47,6 +47,16 @@ def test_what_is_not_whole_is_not_found() -> None:
     assert raised.value.param == "previous_response_id"
 
 
+def test_a_request_that_ends_without_an_answer_leaves_nothing() -> None:
+    store = ResponseStore(16_000)
+    keep(store, "a")
+    for number in range(10):
+        store.begin(b"other", str(number), None, [turn("b" * 4000)])
+        store.end(b"other", str(number))
+    store.end(b"", "a")
+    assert store.body(b"", "a") == b"{}"
+
+
 def test_a_deleted_response_ends_what_continues_it() -> None:
     store = ResponseStore(1 << 20)
     keep(store, "a")

@@ -45,7 +45,18 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
 }
 """Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
 
-WITHOUT_EFFECT: Final = frozenset({"metadata", "service_tier", "inference_geo", "betas"})
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
 """Parameters that change no answer."""
 
 NAMES: Final = {
@@ -61,8 +72,8 @@ NAMES: Final = {
 }
 """Fields of a ChatRequest that do not depend on the request, and what Anthropic calls them."""
 
-ORDER: Final = {"thinking": 0, "text": 1, "tool_use": 2}
-"""The order of blocks in an assistant's turn, which is that of a ChatMessage's fields."""
+IN_TURNS: Final = ("thinking", "text", "tool_use")
+"""The blocks of an assistant's turn."""
 
 MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
 
@@ -128,8 +139,8 @@ def _chat_fields(request: CountRequest) -> tuple[dict[str, Any], FieldNames]:
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
     """Yield the messages of a chat that *message* is, the first of which is number *position*, and their fields."""
-    if message.role not in ("user", "assistant"):
-        raise InvalidValue(f"`{field}.role` must be user or assistant; `system` is a parameter.", f"{field}.role")
+    if message.role not in ("user", "assistant", "system"):
+        raise InvalidValue(f"`{field}.role` must be user, assistant or system.", f"{field}.role")
     if isinstance(message.content, str):
         yield field, ChatMessage(role=message.role, content=message.content)
         return
@@ -138,6 +149,10 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
         raise InvalidValue(f"`{field}.content` is empty.", f"{field}.content")
     if message.role == "assistant":
         yield field, _assistant(blocks, position, names)
+        return
+    if message.role == "system":
+        content = _parts(message.content, f"{field}.content", f"messages[{position}].content", names)
+        yield field, ChatMessage(role="system", content=content)
         return
     told: list[tuple[str, Block]] = []
     for name, block in blocks:
@@ -157,20 +172,17 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
 
 
 def _assistant(blocks: Sequence[tuple[str, Block]], position: int, names: dict[str, str]) -> ChatMessage:
+    """Return a turn; chat templates write all of its text before its calls."""
     reasoning: list[str] = []
     parts: list[ContentPart] = []
     calls: list[ToolCall] = []
-    last = 0
     for name, block in blocks:
-        if block.type not in ORDER:
+        if block.type not in IN_TURNS:
             raise _not_served(block, name)
-        if ORDER[block.type] < last:
+        if block.type == "thinking" and (parts or calls):
             raise UnsupportedParameter(
-                f"`{name}`: chat templates write a turn's thinking, then its text, then its calls; put the blocks in "
-                "this order.",
-                name,
+                f"`{name}`: chat templates write a turn's thinking before its text and its calls; put it first.", name
             )
-        last = ORDER[block.type]
         match block:
             case Block(type="thinking", thinking=str(thinking)):
                 reasoning.append(thinking)
@@ -319,8 +331,6 @@ def _output_config(request: CountRequest) -> dict[str, Any]:
     config = request.output_config
     if config is None:
         return {}
-    if config.effort is not None:
-        raise UnsupportedParameter("`output_config.effort` is not served; leave it out.", "output_config.effort")
     if config.format is None:
         return {}
     schema = JsonSchemaFormat(schema=config.format.schema, strict=True)

@@ -20,10 +20,10 @@ from saccade.gateway.openai.requests import (
 BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
 BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
 SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
-MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant"]})]
+MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
 ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})]
 ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
-SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}, "additionalProperties": False}
+SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
 InputSchema = Annotated[dict[str, Any], Meta(extra_json_schema=SchemaSchema)]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
@@ -101,10 +101,10 @@ class OutputFormat(Struct, frozen=True):
 
 
 class OutputConfig(Struct, frozen=True):
-    """What the answer is like; of efforts only null is served."""
+    """What the answer is like. An *effort* has no effect: whether a model reasons is set by `thinking`."""
 
     format: OutputFormat | None = None
-    effort: Annotated[str, Meta(extra_json_schema={"enum": []})] | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -5,7 +5,8 @@ several prompts is as many requests to workers, whose answers are written side b
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -59,12 +60,14 @@ class ReadBody:
     """A body as a chat, the *warning* for its client, and the *writer* of its answer.
 
     A body without a chat has *prompts* instead, each with the writer of its answer. What these write whole is joined.
+    *at_end* is called when the request has ended, however it did.
     """
 
     request: ChatRequest
     warning: str
     writer: AnswerWriter
     prompts: Sequence[tuple[PlainPrompt, AnswerWriter]] = ()
+    at_end: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,9 @@ class Answering:
         tenant = account.tenant.id
         self.admission.check(tenant)
         account.begin_request()
-        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
-            parts = await self._read(api, scope, receive, memory, account)
+        with ExitStack() as at_end:
+            memory = at_end.enter_context(self.memory.reservation(tenant or self.proxies.client_of(scope)))
+            parts = await self._read(api, scope, receive, memory, account, at_end)
             if parts[0].asked.request.stream:
                 await self._stream(parts, scope, receive, send)
             else:
@@ -116,16 +120,24 @@ class Answering:
         """
         tenant = account.tenant.id
         self.admission.check(tenant)
-        with self.memory.reservation(tenant or self.proxies.client_of(scope)) as memory:
-            part, *_ = await self._read(api, scope, receive, memory, account)
+        with ExitStack() as at_end:
+            memory = at_end.enter_context(self.memory.reservation(tenant or self.proxies.client_of(scope)))
+            part, *_ = await self._read(api, scope, receive, memory, account, at_end)
             return await self.generation.preview(part.asked)
 
     async def _read(
-        self, api: Api, scope: Scope, receive: Receive, memory: Reservation, account: Account
+        self,
+        api: Api,
+        scope: Scope,
+        receive: Receive,
+        memory: Reservation,
+        account: Account,
+        at_end: ExitStack,
     ) -> list[_Part]:
         body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
             read = api.read(body, account.tenant.id)
+            at_end.callback(read.at_end)
             scope[WARNINGS] = read.warning
             with read.writer.names.in_errors():
                 constraint = read_constraint(read.request)

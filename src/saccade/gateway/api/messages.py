@@ -1,7 +1,8 @@
 """POST /v1/messages, Anthropic's API: how its bodies are read and its answers written."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 from msgspec import Raw
@@ -31,7 +32,6 @@ from saccade.gateway.anthropic.chats import parse_messages
 from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import TOOL_CALLS, Chunk, GeneratedChoice
-from saccade.gateway.generation.tool_calls.reader import GeneratedCall
 from saccade.gateway.http.event_stream import EventStream
 from saccade.gateway.http.middleware import encode_messages_error
 from saccade.gateway.openai.field_names import FieldNames
@@ -58,13 +58,8 @@ class MessageWriter:
 
     async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
         """Return *answer* as one message, in JSON."""
-        chunks = [chunk async for chunk in answer.chunks(deltas)]
-        reasoning = "".join(chunk.reasoning for chunk in chunks)
-        text = "".join(chunk.content for chunk in chunks)
-        content: list[AnswerBlock] = [ThinkingBlock(reasoning)] if reasoning else []
-        content += [TextBlock(text)] if text else []
-        content += [_tool_use(call) for chunk in chunks for call in chunk.calls]
-        return msgspec.json.encode(_message(answer, content, *_stop(answer.choices[0])))
+        pieces = [piece async for chunk in answer.chunks(deltas) for piece in _pieces(chunk)]
+        return msgspec.json.encode(_message(answer, _joined(pieces), *_stop(answer.choices[0])))
 
     async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
         """Send *answer* as events: its beginning, each block from start to stop, why it ended."""
@@ -98,15 +93,17 @@ class _BlockEvents:
     def of(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none where it has no text and no call."""
         events = b""
-        if chunk.reasoning:
-            events += self._in(ThinkingBlock(""))
-            events += event(ContentBlockDelta(self._index, ThinkingDelta(chunk.reasoning)))
-        if chunk.content:
-            events += self._in(TextBlock(""))
-            events += event(ContentBlockDelta(self._index, TextDelta(chunk.content)))
-        for call in chunk.calls:
-            events += self.end() + self._in(ToolUseBlock(call.id, call.name, Raw(b"{}")))
-            events += event(ContentBlockDelta(self._index, InputJsonDelta(call.arguments)))
+        for piece in _pieces(chunk):
+            match piece:
+                case ThinkingBlock(thinking):
+                    events += self._in(ThinkingBlock(""))
+                    events += event(ContentBlockDelta(self._index, ThinkingDelta(thinking)))
+                case TextBlock(text):
+                    events += self._in(TextBlock(""))
+                    events += event(ContentBlockDelta(self._index, TextDelta(text)))
+                case ToolUseBlock(known_as, name, arguments):
+                    events += self.end() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
+                    events += event(ContentBlockDelta(self._index, InputJsonDelta(bytes(arguments).decode())))
         return events
 
     def end(self) -> bytes:
@@ -148,5 +145,24 @@ def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
     return ("max_tokens" if choice.finish_reason == FinishReason.LENGTH.value else "end_turn"), None
 
 
-def _tool_use(call: GeneratedCall) -> ToolUseBlock:
-    return ToolUseBlock(call.id, call.name, Raw(call.arguments.encode()))
+def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
+    """Yield what *chunk* adds, as blocks."""
+    if chunk.reasoning:
+        yield ThinkingBlock(chunk.reasoning)
+    if chunk.content:
+        yield TextBlock(chunk.content)
+    for call in chunk.calls:
+        yield ToolUseBlock(call.id, call.name, Raw(call.arguments.encode()))
+
+
+def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:
+    """Return the blocks that *pieces* are, in the order in which a stream has them."""
+    blocks: list[AnswerBlock] = []
+    for kind, alike in groupby(pieces, type):
+        if kind is ThinkingBlock:
+            blocks.append(ThinkingBlock("".join(piece.thinking for piece in alike if isinstance(piece, ThinkingBlock))))
+        elif kind is TextBlock:
+            blocks.append(TextBlock("".join(piece.text for piece in alike if isinstance(piece, TextBlock))))
+        else:
+            blocks += alike
+    return blocks

@@ -1,8 +1,10 @@
 """POST /v1/responses: how its bodies are read and its answers written; and the responses that are kept."""
 
+import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -67,11 +69,12 @@ class Responses:
 
         request, names, num_known = read_conversation(asked, recall)
         response_id = f"resp_{uuid.uuid4().hex}"
-        kept = None
-        if self.store is not None and asked.store is not False:
-            self.store.begin(tenant, response_id, asked.previous_response_id, request.messages[num_known:])
-            kept = Kept(self.store, tenant)
-        return ReadBody(request, warning, ResponseWriter(names, _begun(asked, response_id, kept is not None), kept))
+        if self.store is None or asked.store is False:
+            return ReadBody(request, warning, ResponseWriter(names, _begun(asked, response_id, False), None))
+        kept = Kept(self.store, tenant)
+        writer = ResponseWriter(names, _begun(asked, response_id, True), kept)
+        self.store.begin(tenant, response_id, asked.previous_response_id, request.messages[num_known:])
+        return ReadBody(request, warning, writer, at_end=partial(self.store.end, tenant, response_id))
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
@@ -102,6 +105,7 @@ class ResponseWriter:
         self._response = response
         self._kept = kept
         self._output = _Output(response.id)
+        self._has_begun = False
 
     async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
         """Return *answer* as one response, in JSON."""
@@ -112,17 +116,13 @@ class ResponseWriter:
 
     async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
         """Send *answer* as events: its beginning, each item from start to end, the whole response."""
-        self._response = msgspec.structs.replace(self._response, model=answer.served.name, created_at=answer.created)
-        event = self._output.event
-        pending = event("response.created", response=self._response)
-        pending += event("response.in_progress", response=self._response)
+        self._response = msgspec.structs.replace(self._response, model=answer.served.name)
         async for chunk in answer.chunks(deltas):
-            if events := self._output.take(chunk):
-                await stream.write(pending + events)
-                pending = b""
-        pending += self._output.end(_status(answer))
+            if events := self._beginning() + self._output.take(chunk):
+                await stream.write(events)
+        events = self._beginning() + self._output.end(_status(answer))
         status, body = self._finish(answer)
-        await stream.write(pending + event(f"response.{status}", response=Raw(body)), more=False)
+        await stream.write(events + self._output.event(f"response.{status}", response=Raw(body)), more=False)
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the events for *error*, the last ones."""
@@ -130,8 +130,19 @@ class ResponseWriter:
         failed = msgspec.structs.replace(
             self._response, status="failed", output=self._output.items, error=ResponseError(said.code, said.message)
         )
-        first = self._output.event("error", code=said.code, message=said.message, param=said.param)
-        return first + self._output.event("response.failed", response=failed)
+        events = self._beginning()
+        events += self._output.event("error", code=said.code, message=said.message, param=said.param)
+        return events + self._output.event("response.failed", response=failed)
+
+    def _beginning(self) -> bytes:
+        """Return the events that every stream begins with, none where they were returned before."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        event = self._output.event
+        return event("response.created", response=self._response) + event(
+            "response.in_progress", response=self._response
+        )
 
     def _finish(self, answer: Answer) -> tuple[Status, bytes]:
         """Return the status of the whole response and its JSON, which is kept from now on."""
@@ -139,7 +150,6 @@ class ResponseWriter:
         response = msgspec.structs.replace(
             self._response,
             model=answer.served.name,
-            created_at=answer.created,
             status=status,
             output=self._output.items,
             usage=usage_of(answer.usage),
@@ -237,7 +247,7 @@ def _begun(asked: ResponseRequest, response_id: str, is_stored: bool) -> Respons
     reasoning, form = asked.reasoning, None if asked.text is None else asked.text.format
     return Response(
         id=response_id,
-        created_at=0,
+        created_at=int(time.time()),
         model=asked.model,
         status="in_progress",
         output=[],

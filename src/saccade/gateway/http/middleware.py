@@ -74,6 +74,8 @@ class TelemetryMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if scope["path"].startswith(MESSAGES_PATH):
+                    message["headers"].append((b"request-id", request_id.encode()))  # what Anthropic's clients read
                 if warning := scope.get(WARNINGS):
                     message["headers"].append((b"x-saccade-warning", warning.encode()))
             await send(message)

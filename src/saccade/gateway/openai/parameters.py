@@ -37,7 +37,7 @@ SHORT: Final = {
 }
 """Most bytes of values whose shape is free until they are read."""
 
-LONG: Final = ("messages", "system", "prompt", "allowed_token_ids", "tokens")
+LONG: Final = ("messages", "system", "prompt", "input", "instructions", "allowed_token_ids", "tokens")
 """Values without a bound of their own; the bounds of the whole body limit them."""
 
 TOKEN_IDS: Final = ("allowed_token_ids", "tokens")

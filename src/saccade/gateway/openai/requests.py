@@ -44,7 +44,7 @@ FileSchema = {
     "type": ["object", "null"],
     "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
 }
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
 Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
@@ -99,9 +99,8 @@ FunctionSchema = {
         "parameters": {
             "type": ["object", "null"],
             "properties": {"type": {"type": "string", "enum": ["object"]}},
-            "additionalProperties": False,
         },
-        "strict": {"type": ["boolean", "null"], "enum": [False, None]},
+        "strict": {"type": ["boolean", "null"]},
     },
     "required": ["name"],
     "additionalProperties": False,
@@ -118,11 +117,14 @@ ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "re
 Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 
 
+Detail = Literal["auto", "low", "high", "original"]
+
+
 class ImageUrl(Struct, frozen=True):
-    """Where a picture is; *detail* sets the size in which the model sees it, "auto" being the model's default."""
+    """Where a picture is; *detail* "low" makes the model see it smaller, all others in the model's default size."""
 
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Detail | None = None
 
 
 class VideoUrl(Struct, frozen=True):

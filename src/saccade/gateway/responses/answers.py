@@ -56,9 +56,10 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """How many tokens of the prompt were found in the prefix cache."""
+    """How many tokens of the prompt were found in the prefix cache; what is written to it is not counted."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct, frozen=True):

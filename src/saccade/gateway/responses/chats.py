@@ -70,9 +70,6 @@ NAMES: Final = {
 }
 """Fields of a ChatRequest that do not depend on the request, and what Responses call them."""
 
-ORDER: Final = {"reasoning": 0, "message": 1, "function_call": 2}
-"""The order of items in an assistant's turn, which is that of a ChatMessage's fields."""
-
 Recall = Callable[[str], Sequence[ChatMessage]]
 """Returns the conversation up to the response with an id."""
 
@@ -155,7 +152,7 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
                 f"`{name}.type`: items of this type are not served; send {', '.join(ITEM_TYPES)}.", f"{name}.type"
             )
         is_turn = item.type in ("reasoning", "function_call") or item.role == "assistant"
-        if turn and not (is_turn and _may_follow(turn[-1][1], item)):
+        if turn and not (is_turn and _may_follow([one.type for _, one in turn], item.type)):
             chat.add(turn[0][0], _assistant(turn, chat))
             turn = []
         if is_turn:
@@ -166,11 +163,18 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
         chat.add(turn[0][0], _assistant(turn, chat))
 
 
-def _may_follow(last: Item, item: Item) -> bool:
-    """Whether one message of a chat can hold both in this order."""
-    if last.type == item.type == "message":
-        return False
-    return ORDER[item.type] >= ORDER[last.type]
+def _may_follow(turn: Sequence[str], item: str) -> bool:
+    """Whether an item of this type belongs to the same turn as the items of the types *turn*.
+
+    Chat templates write a turn's reasoning, then its text, then its calls: text behind a call joins the text before it,
+    and text behind text is another turn.
+    """
+    match item:
+        case "reasoning":
+            return set(turn) == {"reasoning"}
+        case "message":
+            return turn[-1] != "message"
+    return True
 
 
 def _told(item: Item, name: str, chat: Conversation) -> ChatMessage:
@@ -187,20 +191,22 @@ def _told(item: Item, name: str, chat: Conversation) -> ChatMessage:
 
 def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMessage:
     reasoning = ""
-    content: str | list[ContentPart] | None = None
+    parts: list[ContentPart] = []
     calls: list[ToolCall] = []
     for name, item in turn:
         match item.type:
             case "reasoning":
                 reasoning += "".join(part.text or "" for part in item.content or () if isinstance(part, Part))
             case "message":
-                content = _content(item.content, f"{name}.content", chat)
+                said = _content(item.content, f"{name}.content", chat, len(parts))
+                parts += [ContentPart(type="text", text=said)] if isinstance(said, str) else said
             case _:
                 chat.names[f"{chat.place}.tool_calls[{len(calls)}].function.arguments"] = f"{name}.arguments"
                 calls.append(_call(item, name))
-    if not (reasoning or content or calls):
-        content = ""
-    return ChatMessage(role="assistant", content=content, reasoning_content=reasoning or None, tool_calls=calls or None)
+    nothing = None if reasoning or calls else ""
+    return ChatMessage(
+        role="assistant", content=parts or nothing, reasoning_content=reasoning or None, tool_calls=calls or None
+    )
 
 
 def _call(item: Item, name: str) -> ToolCall:
@@ -210,13 +216,15 @@ def _call(item: Item, name: str) -> ToolCall:
     return ToolCall(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
 
 
-def _content(content: Content | None, name: str, chat: Conversation) -> str | list[ContentPart]:
+def _content(content: Content | None, name: str, chat: Conversation, num_before: int = 0) -> str | list[ContentPart]:
+    """Return *content* in the form of a chat, where *num_before* parts are before it in its message."""
     if content is None:
         raise InvalidValue(f"`{name}` is missing.", name)
     if isinstance(content, str):
         return content
     return [
-        _part(part, f"{name}[{index}]", f"{chat.place}.content[{index}]", chat) for index, part in enumerate(content)
+        _part(part, f"{name}[{index}]", f"{chat.place}.content[{num_before + index}]", chat)
+        for index, part in enumerate(content)
     ]
 
 
@@ -249,6 +257,8 @@ def _tool(tool: FunctionTool, name: str) -> dict[str, Any]:
         raise UnsupportedParameter(
             f'`{name}.type`: only tools of the type "function" are served, which the client runs.', f"{name}.type"
         )
+    if tool.name is None:
+        raise InvalidValue(f"`{name}.name` is missing.", f"{name}.name")
     given = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     function = {"name": tool.name} | {key: value for key, value in given.items() if value is not None}
     return {"type": "function", "function": function}

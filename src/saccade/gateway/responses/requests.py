@@ -12,6 +12,7 @@ from saccade.gateway.openai.requests import (
     MAX_TOOLS,
     TOOL_NAME,
     Count,
+    Detail,
     Effort,
     JsonSchema,
 )
@@ -24,10 +25,7 @@ ItemType = Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})]
 ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system", "developer"]})]
 ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
 ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
-ParametersSchema = {
-    "properties": {"type": {"type": "string", "enum": ["object"]}},
-    "additionalProperties": False,
-}
+ParametersSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
 Parameters = Annotated[dict[str, Any], Meta(extra_json_schema=ParametersSchema)]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -44,7 +42,7 @@ class Part(Struct, frozen=True):
     refusal: str | None = None
     image_url: str | None = None
     file_id: str | None = None
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Detail | None = None
 
 
 Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
@@ -71,7 +69,7 @@ class Item(Struct, frozen=True):
 class FunctionTool(Struct, frozen=True):
     """A function that the answer may call."""
 
-    name: ToolName
+    name: ToolName | None = None
     parameters: Parameters | None = None
     description: str | None = None
     strict: bool | None = None

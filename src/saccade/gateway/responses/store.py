@@ -40,6 +40,12 @@ class ResponseStore:
         if begun is not None:
             self._put(tenant, response_id, replace(begun, messages=(*begun.messages, *answer), body=body))
 
+    def end(self, tenant: bytes, response_id: str) -> None:
+        """Forget a response whose request has ended, unless it was completed."""
+        begun = self._responses.peek((tenant, response_id))
+        if begun is not None and not begun.body:
+            self._responses.pop((tenant, response_id))
+
     def body(self, tenant: bytes, response_id: str) -> bytes:
         """Return the JSON of a response. Raises ResponseNotFound."""
         return self._find(tenant, response_id, "response_id").body
