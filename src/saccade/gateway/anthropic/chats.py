@@ -32,7 +32,6 @@ from saccade.gateway.openai.requests import (
     ImageUrl,
     JsonSchemaFormat,
     ResponseFormat,
-    StreamOptions,
     ToolCall,
 )
 
@@ -98,7 +97,6 @@ def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatR
         **fields,
         max_tokens=request.max_tokens,
         stream=request.stream,
-        stream_options=StreamOptions(include_usage=True) if request.stream else None,
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,

@@ -13,15 +13,13 @@ from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import prompt_logprobs
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall
-from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.event_stream import DONE, EventStream, event
 from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat
 from saccade.gateway.openai.requests import CalledFunction
 from saccade.protocol.output import TokenDelta
-
-DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class ChatCompletionWriter:
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the event for *error*, after which no [DONE] comes."""
-        return b"data: " + encode_error(error) + b"\n\n"
+        return event(encode_error(error))
 
 
 def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> answers.Choice:
@@ -141,8 +139,8 @@ class _TextEvents:
     def __init__(self, template: answers.ChatCompletionChunk, choice: GeneratedChoice) -> None:
         wire = answers.ChunkChoice(answers.Delta(content=""), index=choice.index)
         # Within JSON's strings quotes are escaped, so only the field itself looks like this.
-        event = _event(msgspec.structs.replace(template, choices=[wire]))
-        self._head, _, self._tail = event.partition(b'"content":""')
+        whole = _event(msgspec.structs.replace(template, choices=[wire]))
+        self._head, _, self._tail = whole.partition(b'"content":""')
 
     def of(self, content: str) -> bytes:
         """Return the event for *content*, none where it is empty."""
@@ -176,5 +174,5 @@ def _with_delta(
     return msgspec.structs.replace(template, choices=[wire])
 
 
-def _event(template: answers.ChatCompletionChunk) -> bytes:
-    return b"data: " + msgspec.json.encode(template) + b"\n\n"
+def _event(chunk: answers.ChatCompletionChunk) -> bytes:
+    return event(msgspec.json.encode(chunk))

@@ -13,7 +13,7 @@ from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import choice_logprobs, prompt_logprobs
-from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.event_stream import DONE, EventStream, event
 from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
@@ -33,8 +33,6 @@ from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
 from saccade.protocol.output import TokenDelta
 from saccade.tokenization.tokenizer import Tokenizer
-
-DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -77,14 +75,14 @@ class _JoinedAnswers:
         template = self._begun(answer)
         if self._ends_with_usage:
             template = msgspec.structs.replace(template, usage=None)
-        return _event(msgspec.structs.replace(template, choices=[choice]))
+        return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
 
     def end(self, answer: Answer) -> bytes:
         """End one *answer*; return the last events with the last one, nothing before."""
         if not self._end(answer):
             return b""
         usage = msgspec.structs.replace(self._begun(answer), usage=self._usage)
-        return (_event(usage) if self._ends_with_usage else b"") + DONE
+        return (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
 
     def _begun(self, answer: Answer) -> Completion:
         """Return what all pieces have, which the answer that comes first decides."""
@@ -139,7 +137,7 @@ class CompletionWriter:
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the event for *error*, after which no [DONE] comes."""
-        return b"data: " + encode_error(error) + b"\n\n"
+        return event(encode_error(error))
 
     def _whole_choice(self, answer: Answer, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
         places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
@@ -272,7 +270,3 @@ def _sum(first: Usage, second: Usage) -> Usage:
         PromptTokensDetails(num_cached),
         CompletionTokensDetails(reasoning),
     )
-
-
-def _event(completion: Completion) -> bytes:
-    return b"data: " + msgspec.json.encode(completion) + b"\n\n"

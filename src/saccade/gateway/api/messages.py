@@ -32,7 +32,7 @@ from saccade.gateway.anthropic.chats import parse_messages
 from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import TOOL_CALLS, Chunk, GeneratedChoice
-from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.event_stream import EventStream, named_event
 from saccade.gateway.http.middleware import encode_messages_error
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -80,7 +80,7 @@ class MessageWriter:
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the event for *error*, the last one."""
-        return b"event: error\ndata: " + encode_messages_error(error) + b"\n\n"
+        return named_event("error", encode_messages_error(error))
 
 
 class _BlockEvents:

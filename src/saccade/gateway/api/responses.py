@@ -17,7 +17,7 @@ from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall
-from saccade.gateway.http.event_stream import EventStream
+from saccade.gateway.http.event_stream import EventStream, named_event
 from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai.answers import ErrorAnswer
 from saccade.gateway.openai.field_names import FieldNames
@@ -177,7 +177,7 @@ class _Output:
         """Return the next event."""
         values = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(values) + b"\n\n"
+        return named_event(kind, msgspec.json.encode(values))
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none where it has no text and no call."""

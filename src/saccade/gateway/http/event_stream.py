@@ -18,11 +18,23 @@ EVENT_STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The last event of OpenAI's streams that did not fail."""
 
 BACKLOG_BYTES = 4 << 20
 """Bytes that may wait for the client before generation waits, too; less where memory is short."""
 
 _logger = structlog.get_logger(__name__)
+
+
+def event(data: bytes) -> bytes:
+    """Return *data* as a server-sent event without a name."""
+    return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    """Return *data* as a server-sent event."""
+    return b"event: " + name.encode() + b"\n" + event(data)
 
 
 class EventStream:
@@ -104,9 +116,9 @@ class EventStream:
 
 
 async def report_errors(
-    stream: EventStream, work: Coroutine[Any, Any, object], event: Callable[[SaccadeError], bytes]
+    stream: EventStream, work: Coroutine[Any, Any, object], told: Callable[[SaccadeError], bytes]
 ) -> None:
-    """Run *work*; an error after the stream began becomes its last *event*. An earlier one is raised."""
+    """Run *work*; an error after the stream began becomes its last one, as *told* has it. An earlier one is raised."""
     try:
         await work
     except SaccadeError as error:
@@ -121,4 +133,4 @@ async def report_errors(
         return
     if not stream.started:
         raise failure
-    await stream.write(event(failure), more=False)
+    await stream.write(told(failure), more=False)

@@ -20,7 +20,6 @@ from saccade.gateway.openai.requests import (
     ImageUrl,
     JsonSchemaFormat,
     ResponseFormat,
-    StreamOptions,
     ToolCall,
 )
 from saccade.gateway.responses.requests import (
@@ -133,7 +132,6 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> tuple[ChatReq
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
-        stream_options=StreamOptions(include_usage=True) if request.stream else None,
         tools=None if request.tools is None else _tools(request.tools),
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
