@@ -109,7 +109,7 @@ async def test_too_slow(reply: Handler) -> None:
 )
 async def test_answer_that_is_not_whole_http(reply: bytes | Handler) -> None:
     error = await refused(reply)
-    sentence = "The image's server closed the connection or did not answer in HTTP."
+    sentence = "The URL's server closed the connection or did not answer in HTTP."
     assert (type(error), error.message) == (InvalidImageUrl, sentence)
 
 

@@ -50,10 +50,10 @@ _READ_HEADERS = (*REUSE_HEADERS, "location", "content-encoding")
 _TROUBLES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     (
         (aiohttp.ClientSSLError, ssl.SSLError),
-        "No secure connection to the image's server could be made: its certificate does not verify.",
+        "No secure connection to the URL's server could be made: its certificate does not verify.",
     ),
     ((aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL), NOT_FETCHED),
-    ((aiohttp.ClientError, OSError, ValueError), "The image's server closed the connection or did not answer in HTTP."),
+    ((aiohttp.ClientError, OSError, ValueError), "The URL's server closed the connection or did not answer in HTTP."),
 )
 
 
@@ -210,7 +210,7 @@ class Fetcher:
                 return await self._follow(url, known, holding)
         except TimeoutError:
             raise InvalidImageUrl(
-                f"The image's server is too slow: an image must arrive within {limit_seconds:g} seconds."
+                f"The URL's server is too slow: the whole file must arrive within {limit_seconds:g} seconds."
             ) from None
 
     async def _follow(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched:
@@ -223,7 +223,7 @@ class Fetcher:
             location, seconds = outcome
             fresh_seconds = min(fresh_seconds, seconds)
             url = self._urls.follow(url, location)
-        raise InvalidImageUrl(f"The image's URL redirects more than {self._config.max_redirects} times.")
+        raise InvalidImageUrl(f"The URL redirects more than {self._config.max_redirects} times.")
 
     async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
         """Return the picture at *url*, or the target of its redirect and how long the redirect is fresh."""
@@ -250,12 +250,12 @@ class Fetcher:
             return headers["location"], redirect_fresh_seconds(response.status, headers, time.time())
         is_known = response.status == 304 and known is not None
         if response.status != 200 and not is_known:
-            raise InvalidImageUrl(f"The image's server answered with status {response.status}.")
+            raise InvalidImageUrl(f"The URL's server answered with status {response.status}.")
         reuse = reuse_of(str(url), headers, time.time(), time.monotonic() - started, known if is_known else None)
         if is_known:
             return Fetched(b"", reuse, not_modified=True)
         if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-            raise InvalidImageUrl("The image's server sent a compressed body, which is not supported.")
+            raise InvalidImageUrl("The URL's server sent a compressed body, which is not supported.")
         return Fetched(await self._body(response, holding), reuse)
 
     async def _body(self, response: aiohttp.ClientResponse, holding: _Holding) -> bytes:
@@ -274,7 +274,7 @@ class Fetcher:
                     return body.getvalue()
                 num_bytes += body.write(chunk)
                 await asyncio.sleep(0)  # a fast server would otherwise block the event loop
-        raise ImageTooLarge(f"The image at the URL has more than {limit_bytes} bytes, which is the limit.")
+        raise ImageTooLarge(f"The file at the URL has more than {limit_bytes} bytes, which is the limit.")
 
 
 def _next_step(num_bytes: int) -> int:

@@ -15,23 +15,23 @@ from saccade.errors import InvalidImageUrl, StartupError
 from saccade.media.refusals import Refusals
 
 NOT_FETCHED = (
-    "The image's URL cannot be fetched: it must be an http or https URL of a host that answers and that this server "
-    "may reach. Otherwise send the image itself as a data: URL in base64."
+    "The URL cannot be fetched: it must be an http or https URL of a host that answers and that this server "
+    "may reach. Otherwise send the file itself as a data: URL in base64."
 )
 """The message for refused URLs and for hosts that are forbidden, unknown or silent; it does not reveal which."""
 
-_INSTEAD = "Send the image itself as a data: URL in base64, as `data:image/png;base64,iVBORw0...`"
-FILES_NOT_READ = f"The image's URL names a file, and this server reads no files. {_INSTEAD}, or an http or https URL."
+_INSTEAD = "Send the file itself as a data: URL in base64, as `data:image/png;base64,iVBORw0...`"
+FILES_NOT_READ = f"The URL names a file, and this server reads no files. {_INSTEAD}, or an http or https URL."
 BARE_BASE64 = (
-    "The image's URL is base64 without a prefix: write `data:image/png;base64,` (or image/jpeg, image/webp, image/gif) "
+    "The URL is base64 without a prefix: write `data:image/png;base64,` (or image/jpeg, video/mp4 and so on) "
     "in front of it."
 )
 NO_SCHEME = (
-    "The image's URL has no scheme, so it is a path or a name, and this server opens no paths. "
+    "The URL has no scheme, so it is a path or a name, and this server opens no paths. "
     f"{_INSTEAD}, or a URL that begins with http:// or https://."
 )
-UNKNOWN_SCHEME = f"The image's URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
-UNSUPPORTED_SCHEME = "Images are not fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."
+UNKNOWN_SCHEME = f"The URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
+UNSUPPORTED_SCHEME = "Nothing is fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."
 
 _NAMED_SCHEMES = frozenset(
     {"abfs", "az", "blob", "cid", "ftp", "ftps", "gs", "hdfs", "hf", "ipfs", "oss", "s3", "sftp", "ws", "wss"}
@@ -41,7 +41,7 @@ _NAMED_SCHEMES = frozenset(
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.ASCII | re.IGNORECASE)  # a single letter is a Windows drive
 _HOST_AND_PORT = re.compile(r"[a-z0-9.-]+:[0-9]+(/|$)", re.ASCII | re.IGNORECASE)
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF, WebP
-_BASE64_MEDIA = re.compile(r"image/[a-z0-9.+-]+;base64,", re.ASCII | re.IGNORECASE)
+_BASE64_MEDIA = re.compile(r"(image|video)/[a-z0-9.+-]+;base64,", re.ASCII | re.IGNORECASE)
 _LONG_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{256}", re.ASCII)
 
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"})
@@ -67,9 +67,7 @@ class UrlReader:
         """Return *text* as an http, https or file URL. Raises InvalidImageUrl."""
         _check_kind(text)
         if len(text) > self._max_characters:
-            raise InvalidImageUrl(
-                f"The image's URL has {len(text)} characters; at most {self._max_characters} are accepted."
-            )
+            raise InvalidImageUrl(f"The URL has {len(text)} characters; at most {self._max_characters} are accepted.")
         url = _parse(text)
         if url.scheme != "file":
             self._check_host(url)

@@ -24,7 +24,7 @@ def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
     with _open(url, root) as file:
         num_bytes = os.fstat(file.fileno()).st_size
     if num_bytes > max_bytes:
-        raise ImageTooLarge(f"The image's file has more than {max_bytes} bytes, which is the limit.")
+        raise ImageTooLarge(f"The file has more than {max_bytes} bytes, which is the limit.")
     return num_bytes
 
 

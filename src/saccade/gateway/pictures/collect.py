@@ -150,5 +150,6 @@ class PictureCollector:
         ):
             if number > limit:
                 raise ImageTooLarge(
-                    f"The images have more than {limit} {unit} together; send fewer or smaller.", "messages"
+                    f"The pictures and videos have more than {limit} {unit} together; send fewer or smaller.",
+                    "messages",
                 )

@@ -54,7 +54,9 @@ def decode_data_url(url: str) -> bytes:
     """Return the bytes of a data: URL. Raises InvalidImageUrl and InvalidBase64."""
     head, comma, payload = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InvalidImageUrl("A data: URL must be `data:image/png;base64,` followed by the image in base64.")
+        raise InvalidImageUrl(
+            "A data: URL must be `data:image/png;base64,`, or another media type, followed by the file in base64."
+        )
     try:
         return pybase64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
