@@ -1,5 +1,7 @@
 """Uploaded files: each tenant's own, for their time, within the bound."""
 
+import tracemalloc
+
 import pytest
 
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
@@ -114,3 +116,14 @@ def test_a_store_of_nothing_names_the_field() -> None:
         FileStore(0, 100).get(b"t", "file-", "messages[0]")
     assert refused.value.param == "messages[0]"
     assert "--file-store-bytes" in refused.value.message
+
+
+def test_uploads_of_one_file_take_no_memory_for_each(store: FileStore) -> None:
+    kept = put(store, b"t", 0)
+    tracemalloc.start()
+    for _ in range(10_000):
+        put(store, b"t", 0)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 100_000
+    assert is_there(store, b"t", kept)

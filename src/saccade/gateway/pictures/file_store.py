@@ -14,6 +14,9 @@ from saccade.gateway.openai.files import FileObject
 ENTRY_BYTES = 2048
 """What a file takes at most besides its content."""
 
+SPARE_TIMES = 64
+"""How many times of files that are gone, or were uploaded again, may wait beside as many as there are files."""
+
 
 @dataclass(frozen=True)
 class StoredFile:
@@ -65,6 +68,7 @@ class FileStore:
         files = self._files.setdefault(tenant, ByteLru(self._budget_bytes))
         files.put(file.about.id, file, num_bytes)
         heapq.heappush(self._expiring, (file.about.expires_at, tenant, file.about.id))
+        self._tidy()
         while self.num_bytes > self._budget_bytes:
             largest = max(self._files, key=lambda one: self._files[one].num_bytes)
             self._drop(largest, next(iter(self._files[largest])))
@@ -102,6 +106,16 @@ class FileStore:
             # The same content may have been uploaded again, for longer.
             if file is not None and file.about.expires_at <= now:
                 self._drop(tenant, known_as)
+
+    def _tidy(self) -> None:
+        """Forget the times of files that are gone, where they are many."""
+        if len(self._expiring) > 2 * sum(map(len, self._files.values())) + SPARE_TIMES:
+            self._expiring = [
+                (file.about.expires_at, tenant, known_as)
+                for tenant, files in self._files.items()
+                for known_as, file in files.items()
+            ]
+            heapq.heapify(self._expiring)
 
     def _drop(self, tenant: bytes, known_as: str) -> None:
         self._files[tenant].pop(known_as)
