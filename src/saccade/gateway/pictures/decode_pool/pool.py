@@ -1,14 +1,13 @@
 """The gateway's pool of decode processes: encoded bytes in, a filled slot out. No torch, no pixels.
 
-A job takes one process for itself. Jobs wait in order of arrival for a process and for room in the budget of decoded
-bytes. Once begun, a job runs to its end even if its request is gone: a job takes milliseconds, and the process is kept.
-A process that takes too long fails the one request it worked on, and is replaced. So is a process that dies; the
-picture may not be the cause, so it gets a second process, and is refused when that one dies, too.
+A job takes one process for itself, for which it waits in a DecodeQueue. Once begun, a job runs to its end even if its
+request is gone: a picture takes milliseconds, a video seconds, and the process is kept. A process that takes too long
+fails the one request it worked on, and is replaced. So is a process that dies; the picture may not be the cause, so it
+gets a second process, and is refused when that one dies, too.
 """
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from saccade.gateway.pictures.decode_pool.job import (
     VideoHeaderJob,
     VideoJob,
 )
+from saccade.gateway.pictures.decode_pool.queue import DecodeQueue, Turn
 from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
@@ -46,8 +46,8 @@ from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, o
 _logger = structlog.get_logger(__name__)
 T = TypeVar("T")
 J = TypeVar("J", PictureJob, VideoHeaderJob, VideoJob)
-Work = Callable[[DecodeProcess, int, J, float], Coroutine[Any, Any, T]]
-"""What is done with a job in a process; it gives back what the queue gave, so many bytes."""
+Work = Callable[[Turn, J, float], Coroutine[Any, Any, T]]
+"""What is done with a job in its turn; it ends the turn."""
 
 HEADER_BYTES = 128 << 20
 """Estimate of the memory that a video's header takes, one frame included, before its size is known."""
@@ -94,75 +94,6 @@ class PreparedPicture:
     waited_seconds: float
 
 
-class DecodeQueue:
-    """Assigns jobs, in order of arrival, to idle processes while the budget of decoded bytes has room.
-
-    *lost* is called with a process that died while it was idle.
-    """
-
-    def __init__(self, budget_bytes: int, lost: Callable[[DecodeProcess], None]) -> None:
-        self.budget_bytes = budget_bytes
-        self.in_flight_bytes = 0
-        self.num_running = 0
-        self._lost = lost
-        self._idle: deque[DecodeProcess] = deque()
-        self._waiting: deque[tuple[int, asyncio.Future[DecodeProcess]]] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        """Jobs that have no process yet."""
-        return sum(not turn.done() for _, turn in self._waiting)
-
-    async def enter(self, nbytes: int) -> DecodeProcess:
-        """Wait for a process and for *nbytes* of the budget; a job over the whole budget runs alone."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((nbytes, turn))
-        self._advance()
-        try:
-            process: DecodeProcess = await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave(nbytes, turn.result())
-            raise
-        return process
-
-    def leave(self, nbytes: int, process: DecodeProcess | None) -> None:
-        """Give back what enter() gave; *process* is None where it has ended, and its replacement comes by add()."""
-        self.in_flight_bytes -= nbytes
-        self.num_running -= 1
-        self.add(process)
-
-    def add(self, process: DecodeProcess | None) -> None:
-        """Take in an idle process, and let the next jobs begin."""
-        if process is not None:
-            self._idle.append(process)
-        self._advance()
-
-    def refuse(self, error: SaccadeError) -> None:
-        """Fail all waiting jobs with *error*."""
-        while self._waiting:
-            _, turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
-
-    def _advance(self) -> None:
-        while self._waiting and self._idle:
-            nbytes, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()
-                continue
-            if self.in_flight_bytes and self.in_flight_bytes + nbytes > self.budget_bytes:
-                return
-            process = self._idle.popleft()
-            if not process.alive:
-                self._lost(process)
-                continue
-            self._waiting.popleft()
-            self.in_flight_bytes += nbytes
-            self.num_running += 1
-            turn.set_result(process)
-
-
 class DecodePool:
     """Pictures to patches, in processes of their own. start() before use, close() after; one event loop."""
 
@@ -170,7 +101,7 @@ class DecodePool:
         self._config = config
         self._slots = SlotPool(config.slot_bytes)
         self._server = DecodeServer(config.memory_bytes)
-        self._queue = DecodeQueue(config.in_flight_bytes, self._lose)
+        self._queue = DecodeQueue(config.in_flight_bytes, max(1, config.num_processes - 1), self._lose)
         self._processes: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -259,9 +190,9 @@ class DecodePool:
             raise _draining()
         loop = asyncio.get_running_loop()
         arrived = loop.time()
-        process = await self._queue.enter(nbytes)
+        turn = await self._queue.enter(nbytes, is_video=not isinstance(job, PictureJob))
         waited = loop.time() - arrived
-        task = self._spawn(work(process, nbytes, job, waited))
+        task = self._spawn(work(turn, job, waited))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -315,32 +246,28 @@ class DecodePool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read_header(
-        self, process: DecodeProcess, nbytes: int, job: VideoHeaderJob, waited: float
-    ) -> VideoHeader:
+    async def _read_header(self, turn: Turn, job: VideoHeaderJob, waited: float) -> VideoHeader:
         survivor: DecodeProcess | None = None
         try:
-            answer = await self._ask(process, job, None)
-            survivor = process
+            answer = await self._ask(turn.process, job, None)
+            survivor = turn.process
             if answer.failure:
                 raise from_code(answer.failure.code, answer.failure.message)
             if answer.video_header is None:
                 raise InternalError("A decode process answered without the video's header.")
             return _checked(answer.video_header, self._config.video_limits)
         finally:
-            self._queue.leave(nbytes, survivor)
+            self._queue.leave(turn, survivor)
 
-    async def _fill(
-        self, process: DecodeProcess, nbytes: int, job: PictureJob | VideoJob, waited: float
-    ) -> PreparedPicture:
+    async def _fill(self, turn: Turn, job: PictureJob | VideoJob, waited: float) -> PreparedPicture:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
         survivor: DecodeProcess | None = None
         filled = False
         try:
-            answer = await self._ask(process, msgspec.structs.replace(job, slot=ref), descriptor)
-            survivor = process
+            answer = await self._ask(turn.process, msgspec.structs.replace(job, slot=ref), descriptor)
+            survivor = turn.process
             if answer.failure:
                 raise from_code(answer.failure.code, answer.failure.message)
             filled = answer.inline is None
@@ -351,7 +278,7 @@ class DecodePool:
                 os.close(descriptor)
             if ref and not filled:
                 self._slots.release(ref.name)
-            self._queue.leave(nbytes, survivor)
+            self._queue.leave(turn, survivor)
 
     def _acquire(self, num_bytes: int) -> Slot | None:
         slot = self._slots.acquire(num_bytes)
