@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from saccade.errors import InternalError, InvalidValue, UnsupportedParameter
+from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
 from saccade.gateway.structured_output import trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
@@ -41,6 +41,16 @@ def test_memory_is_limited() -> None:
 def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
     assert trial.run(constraint({}), TrialLimits()).code == InternalError.code
+
+
+async def test_a_starved_child_says_nothing_about_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = RequestGrammars()
+    with monkeypatch.context() as starved:
+        starved.setattr(trial, "START_SECONDS", -TrialLimits().seconds)
+        with pytest.raises(DeadlineExceeded):
+            await subject.of(constraint({"type": "boolean"}))
+    assert (await subject.of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
+    subject.close()
 
 
 @pytest.mark.parametrize(

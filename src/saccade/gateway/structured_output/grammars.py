@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import InternalError, QueueFull, from_code
+from saccade.errors import DeadlineExceeded, InternalError, QueueFull, from_code
 from saccade.gateway.structured_output import trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, TrialLimits
@@ -16,6 +16,8 @@ BYTES_BESIDE_TEXT = 1024
 TRIALS_AT_A_TIME = 2
 MAX_WAITING = 64
 MAX_NAMES = 8
+SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
+"""What a child that failed says about no grammar: the next request tries again."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ class RequestGrammars:
             running.add_done_callback(lambda _: self._running.pop(constraint, None))
         # A client that goes away must not end the trial for others that wait for it.
         outcome = await asyncio.shield(running)
-        # A child that failed says nothing about the grammar; the next request tries again.
-        if outcome.code != InternalError.code:
+        if outcome.code not in SAYS_NOTHING:
             self._known.put(constraint, outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
         return outcome
 

@@ -17,7 +17,7 @@ import structlog
 from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from saccade.errors import InternalError, InvalidValue, RequestError
+from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
 from saccade.gateway.confinement import sandbox
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
@@ -65,8 +65,10 @@ def run(constraint: Constraint, limits: TrialLimits) -> Outcome:
         child = subprocess.run(
             command, input=given, stdout=subprocess.PIPE, env=environment, timeout=limits.seconds + START_SECONDS
         )
-    except subprocess.TimeoutExpired:
-        return _too_large(constraint, limits)
+    except subprocess.TimeoutExpired as error:
+        # Its own limit did not end the child, so the child had little of the CPU: that says nothing about the grammar.
+        message = f"Trying the answer's grammar took longer than {error.timeout:g} seconds; try again shortly."
+        return Outcome(code=DeadlineExceeded.code, message=message, param=constraint.param)
     if child.returncode < 0:
         return _too_large(constraint, limits)
     try:
