@@ -35,6 +35,7 @@ SERVER_FLAGS = (
     *("--threads", "2"),
     *("--kv-cache-memory-bytes", str(5 * MIB // 2), "--encoder-cache-bytes", str(MIB)),
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
+    *("--response-store-bytes", str(2 * MIB)),
 )
 CLIENTS = 12
 SAMPLE_SECONDS = 5.0
