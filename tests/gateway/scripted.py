@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import decode_servers
 import openai
 import structlog
 import uvloop
@@ -240,7 +241,8 @@ def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutpu
     ready = threading.Event()
 
     async def serve() -> None:
-        pool = DecodePool(config.media)
+        with decode_servers.shared():
+            pool = DecodePool(config.media)
         await pool.start()
         fleet = Fleet((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)

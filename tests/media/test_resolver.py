@@ -28,13 +28,13 @@ def num_open_files() -> int:
 
 
 async def test_innocent_is_fetched_while_lookups_hang() -> None:
-    settings = {"allowed_networks": HERE, "max_concurrent": 33}
+    settings = {"allowed_networks": HERE, "max_concurrent": 25}
     async with serving() as web, naming() as (server, resolver), fetching(resolver, **settings) as fetcher:
         hung = [
             asyncio.create_task(fetcher.fetch(f"http://silent{index}.test:{web.port}/", client=b"slow"))
-            for index in range(32)
+            for index in range(24)
         ]
-        await asked(server, 32)
+        await asked(server, 24)
         assert (await fetcher.fetch(f"http://healthy.test:{web.port}/", client=b"innocent")).encoded == PICTURE
         for task in hung:
             task.cancel()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import decode_servers
 from chats import data_url, picture
 from echo_worker import until
 
@@ -87,7 +88,8 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
     command = [sys.executable, "-m", "saccade.engine", "--config", json.dumps(engine)]
     worker = Worker(WorkerConfig(f"unix:{socket}/w.sock", command, shutdown_timeout_seconds=0), lambda _: None)
     config = GatewayConfig(num_decode_processes=1, picture_cache_bytes=0)
-    pool = DecodePool(config.media)
+    with decode_servers.shared():
+        pool = DecodePool(config.media)
     fleet = Fleet([worker.server.bind], pool.release)
     application = app.create_app(config, fleet, pool)
     listener = app.listen("127.0.0.1", 0)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import attacks
+import decode_servers
 import numpy as np
 import pictures
 import psutil
@@ -244,7 +245,8 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:  # [e
 
 
 async def test_without_shared_memory_patches_come_inline() -> None:
-    pool = DecodePool(DecodePoolConfig(num_processes=1, slot_bytes=0))
+    with decode_servers.shared():
+        pool = DecodePool(DecodePoolConfig(num_processes=1, slot_bytes=0))
     await pool.start()
     try:
         prepared = await _ask(pool, JPEG)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import clips
+import decode_servers
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -29,7 +30,8 @@ BROKEN = clips.broken()
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[DecodePool]:
-    pool = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=20, slot_bytes=64 << 20))
+    with decode_servers.shared():
+        pool = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=20, slot_bytes=64 << 20))
     await pool.start()
     yield pool
     await pool.close()
@@ -105,7 +107,8 @@ async def test_limits_of_memory_and_time() -> None:
             await pool.video_header(large)
     finally:
         await pool.close()
-    hurried = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=0.001))
+    with decode_servers.shared():
+        hurried = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=0.001))
     await hurried.start()
     try:
         with pytest.raises(DeadlineExceeded, match="video"):
