@@ -5,7 +5,7 @@ A new family adds its class to ORACLES and the writer of its tiny checkpoint to 
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -178,7 +178,7 @@ class TilesOracle(LlavaOracle):
         return {"pixel_values": torch.cat([self._normalised(item) for item in items]).unsqueeze(0)}
 
 
-ORACLES: Mapping[str, Callable[[Path], Oracle]] = {
+ORACLES: Mapping[str, type[Oracle]] = {
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": TimedOracle,
     "llava": LlavaOracle,
