@@ -90,7 +90,7 @@ def is_whole(config: Any) -> bool:
     return option.markexpr == MARK and is_everywhere and not any(narrowed)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def print_table(terminalreporter: Any) -> None:
     """Print the table behind a run of the conformance suite or a part of it."""
     import checkpoints
 

@@ -11,17 +11,19 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton computes on the CPU
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".cache")
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import hypothesis
 import pytest
 import structlog
 import torch
-from conformance_table import aspect, pytest_sessionfinish, pytest_terminal_summary
+from conformance_table import aspect, print_table, pytest_sessionfinish
 from torchvision_schemas import import_torchvision
 
-__all__ = ["aspect", "pytest_sessionfinish", "pytest_terminal_summary"]
+__all__ = ["aspect", "pytest_sessionfinish"]
 
 torch.set_num_threads(1)
 # How long an example takes says more about the machine than about the code.
@@ -31,6 +33,14 @@ hypothesis.settings.load_profile("untimed")
 plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 import_torchvision()  # before anything imports transformers, which would fail on the first try and remember it
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table of conformance, and how many tests were skipped for which reason."""
+    print_table(terminalreporter)
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number} {reason[0].lower()}{reason[1:]}")
 
 
 @pytest.fixture(scope="session")
