@@ -1,5 +1,6 @@
 """pyproject.toml and constraints.txt agree, and what Saccade depends on too closely has an upper bound."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -40,3 +41,12 @@ def test_close_dependency_has_an_upper_bound_as_long_as_it_is_one(name: str) -> 
     assert words in (ROOT / "src" / "saccade" / file).read_text()
     (requirement,) = (one for one in REQUIREMENTS if canonicalize_name(one.name) == name)
     assert any(bound.operator in ("<", "<=", "==", "~=") for bound in requirement.specifier)
+
+
+def test_readme_names_the_pinned_torch() -> None:
+    """Another version in the first command of a row would be replaced by the second, with CUDA libraries."""
+    readme = (ROOT / "README.md").read_text()
+    installs = re.findall(r"`pip install [^`]*\btorch\b[^`]*`", readme)
+    assert len(installs) == 2
+    assert all(command.endswith(f"torch=={PINNED['torch']}`") for command in installs), installs
+    assert f"pinned to {PINNED['torch']}" in readme
