@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from saccade.cli.flags import EngineFlags, ImageLimit, MediaFlags, ServerFlags
+from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
 from saccade.cli.gateway import RoutingFlags
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dispatch import DispatchLimits
+from saccade.gateway.prompt.draft import MediaLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
@@ -37,7 +38,8 @@ def value(written: str, kind: type) -> object:
     if written in WORDS:
         return WORDS[written]
     if written.startswith("`{"):
-        return ImageLimit(json.loads(written.strip("`"))["image"])
+        limits = json.loads(written.strip("`"))
+        return MediaLimits(limits["image"], limits["video"])
     number, _, unit = written.partition(" ")
     return int(number) * UNITS[unit] if unit else kind(written)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from saccade import config
-from saccade.cli.flags import SECRET, EngineFlags, ImageLimit, MediaFlags, ServerFlags, engine_config, gateway_config
+from saccade.cli.flags import SECRET, EngineFlags, MediaFlags, ServerFlags, engine_config, gateway_config
 from saccade.cli.main import make_app, run
+from saccade.gateway.prompt.draft import MediaLimits
 
 
 def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
@@ -23,8 +24,9 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
     [
         (["serve", "--nope"], 2, "--nope"),
         (["serve", "--port", "0"], 2, "--port"),
-        (["serve", "--limit-mm-per-prompt", '{"video": 1}'], 2, "images"),
-        (["serve", "--limit-mm-per-prompt", '{"image": 4, "video": 1}'], 2, "images"),
+        (["serve", "--limit-mm-per-prompt", '{"audio": 1}'], 2, "other media are"),
+        (["serve", "--limit-mm-per-prompt", '{"image": -1}'], 2, "whole numbers"),
+        (["serve", "--limit-mm-per-prompt", "image"], 2, "must be JSON"),
         (["nope"], 2, "nope"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
@@ -170,7 +172,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         admin_port=82,
         admin_key=("k3", "k4"),
     )
-    media = MediaFlags(ImageLimit(4), 7, 8, 9.5, 10, 11)
+    media = MediaFlags(MediaLimits(4, 2), 7, 8, 9.5, 10, 11)
     engine = EngineFlags(
         served_model_name=("name", "alias"),
         max_model_len=12,
@@ -262,9 +264,14 @@ def test_child_gets_no_setting_from_our_environment() -> None:
 
 def test_gateway_config_follows_the_flags() -> None:
     made = gateway_config(
-        ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=ImageLimit(2)), ("unix:/w",)
+        ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=MediaLimits(2, 1)), ("unix:/w",)
     )
-    assert (made.port, made.api_keys, made.limit_images, made.worker_urls) == (81, ("k",), 2, ("unix:/w",))
+    assert (made.port, made.api_keys, made.media_limits, made.worker_urls) == (
+        81,
+        ("k",),
+        MediaLimits(2, 1),
+        ("unix:/w",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,6 +290,14 @@ def test_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "SACCADE_API_KEY" in capsys.readouterr().err
 
 
-def test_limits_of_media_that_are_not_served_may_be_zero() -> None:
-    media = parse("--limit-mm-per-prompt", '{"image": 4, "video": 0}')["media"]
-    assert media == MediaFlags(limit_mm_per_prompt=ImageLimit(4))
+def test_limits_of_media_are_those_of_vllm() -> None:
+    """A kind that is left out keeps its default; only audio, which is not served, can only be 0."""
+    default = MediaFlags().limit_mm_per_prompt
+    written = {
+        '{"image":4,"video":1}': MediaLimits(4, 1),
+        '{"image": 4}': MediaLimits(4, default.videos),
+        '{"video": 0}': MediaLimits(default.images, 0),
+        '{"image": 0, "video": 9, "audio": 0}': MediaLimits(0, 9),
+    }
+    for limits, meant in written.items():
+        assert parse("--limit-mm-per-prompt", limits)["media"] == MediaFlags(limit_mm_per_prompt=meant), limits

@@ -1,6 +1,5 @@
 """The flags, one frozen dataclass per group. A flag that means the same as one of `vllm serve` has its name."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from saccade.engine.config import EngineConfig
 from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.http.connection import ConnectionLimits
+from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import Parsers, ReasoningParser, ToolParser
 from saccade.gateway.tenants.directory import flag_keys, read_keys_file
 from saccade.gateway.tenants.keys_file import MAX_BYTES
@@ -29,6 +29,7 @@ GIB = 1 << 30
 
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+NumMedia = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
@@ -50,25 +51,23 @@ def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 Origins = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, converter=_origins)]
 
 
-class ImageLimit(int):
-    """The most pictures per request, in vLLM's form: {"image": 4}."""
+class _WrittenLimits(msgspec.Struct, forbid_unknown_fields=True):
+    """Limits as vLLM writes them. Audio is not served, so its limit can only be 0."""
 
-    def __str__(self) -> str:
-        return json.dumps({"image": int(self)})
+    image: NumMedia = DEFAULTS.media_limits.images
+    video: NumMedia = DEFAULTS.media_limits.videos
+    audio: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
 
 
-def _image_limit(_: Any, tokens: list[Token]) -> ImageLimit:
+def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
     try:
-        limits = json.loads(tokens[0].value)
-    except ValueError as error:
-        raise ValueError('must be JSON such as {"image": 4}') from error
-    match limits:
-        case {"image": int(number), **others} if (
-            number >= 0 and not isinstance(number, bool) and not any(others.values())
-        ):
-            return ImageLimit(number)
-        case _:
-            raise ValueError('must be JSON such as {"image": 4}; images are the only supported media')
+        limits = msgspec.json.decode(tokens[0].value, type=_WrittenLimits)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            'must be JSON such as {"image": 4, "video": 1}: whole numbers of "image" and "video"; other media are '
+            "not served"
+        ) from error
+    return MediaLimits(limits.image, limits.video)
 
 
 @Parameter(name="*", group=Group("Server", sort_key=1))
@@ -146,8 +145,8 @@ class ServerFlags:
             read_keys_file(WatchedFile(self.keys_path, MAX_BYTES), flag_keys(self.api_key, self.admin_key))
 
 
-AsJson = Annotated[ImageLimit, Parameter(converter=_image_limit, n_tokens=1, accepts_keys=False)]
-DEFAULT_LIMIT = ImageLimit(DEFAULTS.limit_images)
+AsJson = Annotated[MediaLimits, Parameter(converter=_media_limits, n_tokens=1, accepts_keys=False)]
+DEFAULT_LIMITS = DEFAULTS.media_limits
 
 
 @Parameter(name="*", group=Group("Pictures", sort_key=3))
@@ -155,8 +154,8 @@ DEFAULT_LIMIT = ImageLimit(DEFAULTS.limit_images)
 class MediaFlags:
     """Limits and caches of pictures."""
 
-    limit_mm_per_prompt: AsJson = DEFAULT_LIMIT
-    "Pictures per request, as JSON."
+    limit_mm_per_prompt: AsJson = DEFAULT_LIMITS
+    "Pictures and videos per request, as JSON; a kind that is left out keeps its default."
     max_image_pixels: Count = DEFAULTS.max_picture_pixels
     "Pixels of the largest accepted picture."
     decode_processes: Count = DEFAULTS.num_decode_processes
@@ -308,7 +307,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         metrics_without_key=server.metrics_without_key,
         admin_port=server.admin_port,
         admin_keys=server.admin_key,
-        limit_images=int(media.limit_mm_per_prompt),
+        media_limits=media.limit_mm_per_prompt,
         max_picture_pixels=media.max_image_pixels,
         max_requests=server.max_requests,
         max_body_bytes=server.max_body_bytes,

@@ -15,7 +15,7 @@ from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPar
 from saccade.gateway.pictures.collect import Asker, Picture
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
-from saccade.gateway.prompt.draft import Draft
+from saccade.gateway.prompt.draft import Draft, MediaLimits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits
@@ -38,7 +38,7 @@ class Stopwatch:
 
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[tuple[Picture, ...], Draft]:
     """Return pictures and prompt of one message: the pictures, then the question. Raises RequestError."""
-    config = GatewayConfig(limit_images=len(encoded))
+    config = GatewayConfig(media_limits=MediaLimits(images=len(encoded)))
     admission = Admission(config.max_requests, config.max_pixel_bytes)
     memory = ByteBudget(config.max_request_memory_bytes)
     preparation = Preparation(config, DecodePool(config.media), admission, memory, Metrics())

@@ -95,9 +95,14 @@ SERVED = (
     _served(
         "--trust-remote-code", "Accepted with a warning: code that ships with a model is never run.", takes="nothing"
     ),
-    _served("--limit-mm-per-prompt", "JSON as in vLLM; videos count as pictures, and at most four are served."),
     _served(
-        "--language-model-only", "Use `--limit-mm-per-prompt '{\"image\": 0}'`.", "--limit-mm-per-prompt", "nothing"
+        "--limit-mm-per-prompt", "JSON as in vLLM, for `image` and `video`; by default 16 and 4, where vLLM allows 999."
+    ),
+    _served(
+        "--language-model-only",
+        'Use `--limit-mm-per-prompt \'{"image": 0, "video": 0}\'`.',
+        "--limit-mm-per-prompt",
+        "nothing",
     ),
     _served("--mm-processor-cache-gb", "Prepared pictures are kept in shared memory."),
     _served(

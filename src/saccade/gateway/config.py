@@ -10,6 +10,7 @@ from saccade.gateway.group.member import Member
 from saccade.gateway.http.connection import ConnectionLimits
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
+from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
@@ -35,7 +36,7 @@ class GatewayConfig:
     over TCP; *worker_sources* are where further workers come from. Without *api_keys* and *api_keys_file* every client
     is served that uses an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens
     /metrics although there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*.
-    *limit_images* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
+    *media_limits* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
     get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning; if it
     *trusts_request_templates*, requests may bring chat templates. *parsers* choose what is read out of answers of
     every model. *response_store_bytes* of conversations are kept for requests that continue them, 0 for none,
@@ -65,7 +66,7 @@ class GatewayConfig:
     metrics_without_key: bool = False
     admin_port: int | None = None
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    limit_images: int = 16
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
     max_picture_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256
     max_body_bytes: int = 64 << 20

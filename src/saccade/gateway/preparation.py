@@ -41,7 +41,7 @@ class Preparation:
         metrics.registry.register(CacheCollector("url", self._urls))
         metrics.registry.register(FetchCollector(self._fetcher))
         self.prompts = PromptDrafter(
-            config.limit_images, metrics, self.threads, takes_templates=config.trusts_request_templates
+            config.media_limits, metrics, self.threads, takes_templates=config.trusts_request_templates
         )
         self.pictures = PictureCollector(
             loader=MediaLoader(self._fetcher, self._urls, memory, metrics),

@@ -15,12 +15,13 @@ from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConf
 from saccade.gateway.pictures.pixels import PromptPictures
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
-from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.draft import MediaLimits, PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.protocol.media import VideoHeader
 from saccade.telemetry import Metrics
 
+PICTURE = ContentPart(type="image_url", image_url="data:image/png;base64,AAAA")
 VIDEO = ContentPart(type="video_url", video_url="data:video/mp4;base64,AAAA")
 
 
@@ -28,11 +29,14 @@ def asked(*parts: ContentPart) -> ChatRequest:
     return ChatRequest(model="m", messages=[ChatMessage("user", list(parts))])
 
 
-@pytest.fixture
-async def prompts() -> PromptDrafter:
-    config = GatewayConfig()
+def prompts_of(config: GatewayConfig) -> PromptDrafter:
     admission = Admission(config.max_requests, config.max_pixel_bytes)
     return Preparation(config, DecodePool(DecodePoolConfig()), admission, ByteBudget(1 << 30), Metrics()).prompts
+
+
+@pytest.fixture
+async def prompts() -> PromptDrafter:
+    return prompts_of(GatewayConfig())
 
 
 @pytest.fixture
@@ -51,6 +55,15 @@ async def test_a_request_has_four_videos(prompts: PromptDrafter, model: Callable
     assert len(prompts.read(served, asked(*[VIDEO] * 4)).pictures) == 4
     with pytest.raises(TooManyImages, match="5 videos"):
         prompts.read(served, asked(*[VIDEO] * 5))
+
+
+async def test_pictures_and_videos_have_limits_of_their_own(model: Callable[[str], ServedModel]) -> None:
+    """As with vLLM's --limit-mm-per-prompt."""
+    served, prompts = model("qwen2_vl"), prompts_of(GatewayConfig(media_limits=MediaLimits(images=2, videos=1)))
+    assert len(prompts.read(served, asked(PICTURE, VIDEO, PICTURE)).pictures) == 3
+    for parts, words in (([PICTURE] * 3, "3 images; at most 2"), ([PICTURE, VIDEO, VIDEO], "2 videos; at most 1")):
+        with pytest.raises(TooManyImages, match=words):
+            prompts.read(served, asked(*parts))
 
 
 async def test_workers_of_other_engines_take_no_videos(

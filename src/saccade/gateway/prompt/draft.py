@@ -4,6 +4,7 @@ Whether the prompt fits the context shows first by the bytes of its text, before
 picture's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,11 +25,20 @@ from saccade.tokenization.tokenizer import Segment
 THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
 
-MAX_VIDEOS = 4
-"""Of a request: each may take a decode process for half a minute."""
-
 MAX_UTF8_BYTES = 4
 """Of a character."""
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """The most pictures and the most videos of a request. Each video may take a decode process for half a minute."""
+
+    images: int = 16
+    videos: int = 4
+
+    def __str__(self) -> str:
+        """As vLLM's --limit-mm-per-prompt takes them."""
+        return json.dumps({"image": self.images, "video": self.videos})
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,11 @@ class Draft:
 
 @dataclass(frozen=True)
 class PromptDrafter:
-    """Turns the requests of one gateway into token ids. A request holds at most *max_pictures*.
-
-    Only where it *takes_templates*, requests may bring their own.
+    """Turns the requests of one gateway into token ids. A request holds as many pictures and videos as *limits*
+    allow. Only where it *takes_templates*, requests may bring their own.
     """
 
-    max_pictures: int
+    limits: MediaLimits
     metrics: Metrics
     threads: WorkThreads
     takes_templates: bool = False
@@ -60,12 +69,7 @@ class PromptDrafter:
                 "chat_template",
             )
         chat = read_chat_that_may_fit(request, served)
-        if len(chat.pictures) > self.max_pictures:
-            raise TooManyImages(
-                f"The messages hold {len(chat.pictures)} images; at most {self.max_pictures} are served per request.",
-                "messages",
-            )
-        _check_videos(served, chat)
+        self._check_media(served, chat)
         template = template_of(served, chat)
         check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
         check_history(chat.messages, template)
@@ -131,24 +135,29 @@ class PromptDrafter:
         long = len(token_ids) > THREAD_FROM_CHARACTERS
         return await self.threads.run(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
+    def _check_media(self, served: ServedModel, chat: Chat) -> None:
+        """Raise RequestError for too many pictures or videos, and for videos of a model that takes none."""
+        videos = [source for source in chat.pictures if isinstance(source.options, VideoOptions)]
+        if videos and served.videos is None:
+            raise UnsupportedParameter(
+                f"`{videos[0].field}`: this model takes no videos here; send pictures, as {PICTURE_PART}.",
+                videos[0].field,
+            )
+        num_images = len(chat.pictures) - len(videos)
+        for kind, number, most in (
+            ("images", num_images, self.limits.images),
+            ("videos", len(videos), self.limits.videos),
+        ):
+            if number > most:
+                raise TooManyImages(
+                    f"The messages hold {number} {kind}; at most {most} are served per request.", "messages"
+                )
+
     async def _encode(self, long: bool, num_bytes: int, encode: Callable[[], list[int]], field: str) -> list[int]:
         try:
             return await self.threads.run(long, num_bytes, encode)
         except RequestError as error:
             raise error.at(field) from error
-
-
-def _check_videos(served: ServedModel, chat: Chat) -> None:
-    """Raise RequestError for videos of a model that takes none, and for too many."""
-    videos = [source for source in chat.pictures if isinstance(source.options, VideoOptions)]
-    if videos and served.videos is None:
-        raise UnsupportedParameter(
-            f"`{videos[0].field}`: this model takes no videos here; send pictures, as {PICTURE_PART}.", videos[0].field
-        )
-    if len(videos) > MAX_VIDEOS:
-        raise TooManyImages(
-            f"The messages hold {len(videos)} videos; at most {MAX_VIDEOS} are served per request.", "messages"
-        )
 
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
