@@ -11,6 +11,7 @@ from PIL import Image
 from reference import Reference
 from server import free_port
 
+from saccade.cli.bundled import bundled
 from saccade.cli.main import run
 
 
@@ -54,6 +55,26 @@ def test_keys_are_summed_up_unless_all_are_asked_for(
     assert keys.findall(every) == [str(number) for number in range(count)]
     assert "--blocks" in few
     assert "--blocks" not in every
+
+
+def test_a_picture_alone_is_shown_with_the_bundled_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / "one.png", tmp_path / "two.png"]
+    for path in paths:
+        picture(64, 96, 2).save(path)
+    assert run(["inspect", *map(str, paths), "--out", str(tmp_path)]) == 0
+    alone = capsys.readouterr().out
+    assert run(["inspect", str(bundled("model")), *map(str, paths), "--out", str(tmp_path)]) == 0
+    with_model = capsys.readouterr().out
+    assert alone.count("content_hash") == 2
+    assert alone.splitlines()[:-1] == with_model.splitlines()[:-1]  # the last line has times
+
+
+@pytest.mark.parametrize("name", ["missing.png", "/nowhere/missing.png", "owner/model"])
+def test_no_picture_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", name]) == 1
+    shown = capsys.readouterr().err
+    assert f"There is no picture {name}." in shown
+    assert "[MODEL] PICTURE" in shown
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture"])

@@ -12,6 +12,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from saccade.cli.bundled import bundled
 from saccade.cli.inspect_route import show_route
 from saccade.cli.inspection import Stopwatch, draft_of, resized
 from saccade.engine.config import EngineConfig
@@ -41,7 +42,7 @@ class RouteFlags:
     admin_key: str | None = None
     "A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
     api_key: str | None = None
-    "The API key of the tenant that would send the chat; needed where the gateway has API keys."
+    "The API key of the tenant that would send the chat; needed if the gateway has API keys."
     json: Annotated[bool, Parameter(negative="")] = False
     "Print the gateway's answer as JSON."
 
@@ -66,7 +67,8 @@ def inspect(
     Parameters
     ----------
     model
-        A folder in hub layout, or a hub id. With --gateway a chat: the body of a chat completion request, a JSON file.
+        A folder in hub layout, or a hub id; without it, the small model that ships with Saccade. With --gateway a
+        chat: the body of a chat completion request, a JSON file.
     images
         Picture files, all in one user message.
     question
@@ -81,8 +83,10 @@ def inspect(
             raise StartupError("With --gateway name one file: `saccade inspect --gateway URL CHAT.json`.")
         show_route(route.gateway, route.admin_key, route.api_key, Path(model), as_json=route.json)
         return
+    if Path(model).expanduser().is_file():  # no model is a file: the first word is a picture
+        model, images = str(bundled("model")), (Path(model), *images)
     if not images:
-        raise StartupError("Name at least one picture: `saccade inspect MODEL IMAGE...`.")
+        raise StartupError(f"There is no picture {model}. Name one at least: `saccade inspect [MODEL] PICTURE...`.")
     folder = resolve_model(model, weights=False)
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
