@@ -9,7 +9,7 @@ import pytest
 
 from saccade import config
 from saccade.cli.flags import SECRET, EngineFlags, MediaFlags, ServerFlags, engine_config, gateway_config
-from saccade.cli.main import make_app, run
+from saccade.cli.main import COMMANDS, make_app, run
 from saccade.gateway.prompt.draft import MediaLimits
 
 
@@ -62,6 +62,21 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 0
     assert "--config FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_word(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Help is rendered as Markdown, which drops words such as <think> outside of backticks."""
+    monkeypatch.setenv("COLUMNS", "4000")  # a line of its own for every flag
+    app = make_app(None)
+    app([command, "--help"], result_action="return_value")
+    shown = capsys.readouterr().out.split()
+    app.help_format = "plaintext"
+    app([command, "--help"], result_action="return_value")
+    written = capsys.readouterr().out.replace("`", "").split()
+    assert set(written) - set(shown) == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

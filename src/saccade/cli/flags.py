@@ -122,7 +122,7 @@ class ServerFlags:
     tool_call_parser: ToolParser = DEFAULTS.parsers.tool_calls
     "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
     reasoning_parser: ReasoningParser = DEFAULTS.parsers.reasoning
-    "auto, or a name of vLLM's, reads reasoning between <think> and </think>; none leaves it in the content."
+    "auto, or a name of vLLM's, reads reasoning between `<think>` and `</think>`; none leaves it in the content."
 
     def __post_init__(self) -> None:
         """Raise StartupError for a malformed key, or a missing or shared admin key."""
