@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
-from saccade.gateway.structured_output import trial
+from saccade.gateway.structured_output import grammars, trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.structured_output.trial import Outcome, TrialLimits
+from saccade.gateway.structured_output.trial import Outcome, Trial, TrialLimits
 from saccade.protocol.request import Grammar
 
 PARAM = "response_format.json_schema.schema"
@@ -24,23 +23,23 @@ def constraint(schema: Any, strict: bool = False) -> Constraint:
 
 
 def test_a_child_compiles() -> None:  # F13
-    outcome = trial.run(constraint({"type": "array", "uniqueItems": True}), TrialLimits())
+    outcome = Trial(constraint({"type": "array", "uniqueItems": True}), TrialLimits()).run()
     assert outcome == Outcome(Grammar("json_schema", '{"type":"array"}'), [f"{PARAM}.uniqueItems"])
 
 
 def test_an_endless_schema_is_a_clients_error() -> None:  # F13
-    outcome = trial.run(constraint(ENDLESS), TrialLimits(seconds=0.7))
+    outcome = Trial(constraint(ENDLESS), TrialLimits(seconds=0.7)).run()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_memory_is_limited() -> None:
-    outcome = trial.run(constraint(ENDLESS), TrialLimits(seconds=20, memory_bytes=1 << 20))
+    outcome = Trial(constraint(ENDLESS), TrialLimits(seconds=20, memory_bytes=1 << 20)).run()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
-    assert trial.run(constraint({}), TrialLimits()).code == InternalError.code
+    assert Trial(constraint({}), TrialLimits()).run().code == InternalError.code
 
 
 async def test_a_starved_child_says_nothing_about_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +80,12 @@ def test_a_grammar_that_is_none() -> None:
 async def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Constraint] = []
 
-    def counting(given: Constraint, limits: TrialLimits) -> Outcome:
-        tried.append(given)
-        time.sleep(0.05)
-        return trial.try_constraint(given)
+    class Counted(Trial):
+        def __init__(self, given: Constraint, limits: TrialLimits) -> None:
+            tried.append(given)
+            super().__init__(given, limits)
 
-    monkeypatch.setattr(trial, "run", counting)
+    monkeypatch.setattr(grammars, "Trial", Counted)
     subject = RequestGrammars()
     wanted, refused = constraint({"uniqueItems": True}), constraint({"not": {}}, strict=True)
     first, second = await asyncio.gather(subject.of(wanted), subject.of(wanted))
@@ -96,16 +95,4 @@ async def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UnsupportedParameter):
             await subject.of(refused)
     assert tried == [wanted, refused]
-    subject.close()
-
-
-async def test_a_client_that_goes_away_does_not_end_the_trial_of_others() -> None:
-    subject = RequestGrammars()
-    wanted = constraint({"type": "boolean"})
-    gone = asyncio.ensure_future(subject.of(wanted))
-    await asyncio.sleep(0)
-    stays = asyncio.ensure_future(subject.of(wanted))
-    await asyncio.sleep(0)
-    gone.cancel()
-    assert (await stays).grammar.text == '{"type":"boolean"}'
     subject.close()

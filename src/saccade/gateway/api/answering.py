@@ -20,6 +20,7 @@ from saccade.gateway.generation.generate import Asked, Generation
 from saccade.gateway.http.body_reader import COPIES, BodyReader
 from saccade.gateway.http.clients import TrustedProxies
 from saccade.gateway.http.connection import CONNECTION
+from saccade.gateway.http.disconnection import beside, while_connected
 from saccade.gateway.http.event_stream import EventStream, report_errors
 from saccade.gateway.http.middleware import WARNINGS, send_json
 from saccade.gateway.limits.admission import Admission
@@ -29,10 +30,11 @@ from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
-from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
-from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.structured_output.constraint import Constraint, read_constraint, without_constraint
+from saccade.gateway.structured_output.grammars import HeldAnswer, RequestGrammars
 from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.output import TokenDelta
 
 T = TypeVar("T")
@@ -107,11 +109,9 @@ class Answering:
         account.begin_request()
         with ExitStack() as at_end:
             memory = at_end.enter_context(self.memory.reservation(tenant or self.proxies.client_of(scope)))
-            parts = await self._read(api, scope, receive, memory, account, at_end)
-            if parts[0].asked.request.stream:
-                await self._stream(parts, scope, receive, send)
-            else:
-                await unless_disconnected(receive, self._answer_whole(parts, send))
+            # Only _read() has the body, and drops it.
+            reading = self._read(api, scope, await self.bodies.read(scope, receive, memory), memory, account, at_end)
+            await while_connected(receive, self._answer(reading, scope, send))
 
     async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
@@ -122,29 +122,30 @@ class Answering:
         self.admission.check(tenant)
         with ExitStack() as at_end:
             memory = at_end.enter_context(self.memory.reservation(tenant or self.proxies.client_of(scope)))
-            part, *_ = await self._read(api, scope, receive, memory, account, at_end)
+            body = await self.bodies.read(scope, receive, memory)
+            part, *_ = await self._read(api, scope, body, memory, account, at_end)
             return await self.generation.preview(part.asked)
 
     async def _read(
         self,
         api: Api,
         scope: Scope,
-        receive: Receive,
+        body: bytes | bytearray,
         memory: Reservation,
         account: Account,
         at_end: ExitStack,
     ) -> list[_Part]:
-        body = await self.bodies.read(scope, receive, memory)
         async with self.admission.turn(len(body)):
             read = api.read(body, account.tenant.id)
             at_end.callback(read.at_end)
             scope[WARNINGS] = read.warning
-            with read.writer.names.in_errors():
+            names = read.writer.names
+            with names.in_errors():
                 constraint = read_constraint(read.request)
                 request = without_constraint(read.request)
                 served = self.model_registry.get(request.model)
                 chat = None if read.prompts or is_long(request) else self.prompts.read(served, request)
-        with read.writer.names.in_errors():
+        with names.in_errors():
             if chat is not None:
                 chats = [(chat, read.writer)]
             elif read.prompts:
@@ -155,17 +156,31 @@ class Answering:
             # From here on only the chat is kept, which is as long as the body at most.
             memory.keep(memory.num_bytes // COPIES)
             request = msgspec.structs.replace(request, messages=[])
-            held = None if constraint is None else await self.grammars.of(constraint)
+            del body, read
+            held = None if constraint is None else await self._hold(constraint, request, account, memory)
         if held is not None and held.warning:
-            scope[WARNINGS] = "; ".join(filter(None, (read.warning, held.warning)))
+            scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], held.warning)))
         return [_Part(Asked(request, chat, served, account, memory, held), writer) for chat, writer in chats]
 
-    async def _stream(self, parts: Sequence[_Part], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _hold(
+        self, constraint: Constraint, request: ChatRequest, account: Account, memory: Reservation
+    ) -> HeldAnswer:
+        salt = request_salt(account.tenant.salt, request.cache_salt)
+        return await self.grammars.of(constraint, salt, memory.client, account.tenant.priority)
+
+    async def _answer(self, reading: Coroutine[Any, Any, list[_Part]], scope: Scope, send: Send) -> None:
+        parts = await reading
+        if parts[0].asked.request.stream:
+            await self._stream(parts, scope, send)
+        else:
+            await self._answer_whole(parts, send)
+
+    async def _stream(self, parts: Sequence[_Part], scope: Scope, send: Send) -> None:
         connection = scope.get(CONNECTION)
         is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
         with self.memory.reservation(parts[0].asked.memory.client) as unread:
             async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
-                await unless_disconnected(receive, self._answer_in_events(parts, stream), stream.keep_alive())
+                await beside(self._answer_in_events(parts, stream), stream.keep_alive())
 
     async def _answer_in_events(self, parts: Sequence[_Part], stream: EventStream) -> None:
         async def generate(part: _Part) -> None:
@@ -194,25 +209,3 @@ async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def unless_disconnected(
-    receive: Receive, work: Coroutine[Any, Any, None], *beside: Coroutine[Any, Any, None]
-) -> bool:
-    """Run *work*, and *beside* as long; cancel all when the client disconnects. Return whether *work* was done."""
-    tasks = [asyncio.ensure_future(part) for part in (work, _disconnect(receive), *beside)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in tasks:
-        if not task.cancelled():
-            task.result()
-    return not tasks[0].cancelled()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

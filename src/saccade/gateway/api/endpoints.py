@@ -13,6 +13,7 @@ from saccade.gateway.api.openapi import describe, server_version
 from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.http.body_reader import COPIES, BodyReader
 from saccade.gateway.http.clients import TrustedProxies
+from saccade.gateway.http.disconnection import while_connected
 from saccade.gateway.http.middleware import WARNINGS
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
@@ -64,7 +65,8 @@ class Endpoints:
                 with self.admission.admit(_account(request).tenant.id):
                     token_ids = await self.prompts.token_ids(served, asked.prompt or "")
             else:
-                token_ids = await self._chat_token_ids(request, served, asked, memory)
+                counting = self._chat_token_ids(request, served, asked, memory)
+                token_ids = await while_connected(request.receive, counting)
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -74,7 +76,8 @@ class Endpoints:
             async with self.admission.turn(len(body)):
                 asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
             with names.in_errors():
-                token_ids = await self._chat_token_ids(request, self._served(asked.model), asked, memory)
+                counting = self._chat_token_ids(request, self._served(asked.model), asked, memory)
+                token_ids = await while_connected(request.receive, counting)
         return _json(CountAnswer(len(token_ids)))
 
     async def detokenize(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import structlog
 from starlette.types import Send
@@ -86,7 +86,7 @@ class EventStream:
         if self._sending is not None:
             await asyncio.shield(self._sending)
 
-    async def keep_alive(self) -> None:
+    async def keep_alive(self) -> NoReturn:
         """Send a comment after every silence, so that proxies keep the connection; runs until cancelled."""
         while True:
             silence = time.monotonic() - self._last

@@ -7,7 +7,7 @@ import pybase64
 
 from saccade.errors import InvalidBase64, InvalidImageUrl
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
-from saccade.gateway.pictures.concurrency import SingleFlight
+from saccade.gateway.limits.single_flight import SingleFlight
 from saccade.gateway.pictures.url_cache import UrlCache
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics

@@ -7,7 +7,7 @@ hit costs no copy either; slots that requests need go before slots that may be n
 from collections.abc import Awaitable, Callable
 
 from saccade.byte_lru import ByteLru
-from saccade.gateway.pictures.concurrency import SingleFlight
+from saccade.gateway.limits.single_flight import SingleFlight
 from saccade.gateway.pictures.decode_pool.pool import DecodePool, PreparedPicture
 
 Key = tuple[bytes, bytes, str]

@@ -1,20 +1,28 @@
-"""The grammars of requests, tried once each and kept."""
+"""The grammars of requests, tried once each and kept.
+
+Tenants share neither the trials nor what is known of them: the time of an answer would tell one of another's grammars.
+"""
 
 import asyncio
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import DeadlineExceeded, InternalError, QueueFull, from_code
-from saccade.gateway.structured_output import trial
+from saccade.errors import DeadlineExceeded, InternalError, from_code
+from saccade.gateway.limits.fair_queue import FairQueue
+from saccade.gateway.limits.single_flight import SingleFlight
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.gateway.structured_output.trial import Outcome, TrialLimits
+from saccade.gateway.structured_output.trial import Outcome, Trial, TrialLimits
 from saccade.protocol.request import Grammar
 
 CACHE_BYTES = 16 << 20
 BYTES_BESIDE_TEXT = 1024
 TRIALS_AT_A_TIME = 2
 MAX_WAITING = 64
+WAIT_SECONDS = 60.0
+"""How long a new grammar waits for its trial."""
+
 MAX_NAMES = 8
 SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 """What a child that failed says about no grammar: the next request tries again."""
@@ -30,22 +38,27 @@ class HeldAnswer:
 
 
 class RequestGrammars:
-    """Tries constraints, each in a child, a few at a time; constraints that were tried before are known."""
+    """Tries constraints, each in a child, a few at a time, fair between clients; what was tried before is known."""
 
     def __init__(self, limits: TrialLimits | None = None) -> None:
         self._limits = limits or TrialLimits()
-        self._known: ByteLru[Constraint, Outcome] = ByteLru(CACHE_BYTES)
-        self._running: dict[Constraint, asyncio.Future[Outcome]] = {}
+        self._known: ByteLru[tuple[bytes, Constraint], Outcome] = ByteLru(CACHE_BYTES)
+        self._flights = SingleFlight[tuple[bytes, Constraint], Outcome]()
+        self._queue = FairQueue(TRIALS_AT_A_TIME, "new grammars", max_waiting=MAX_WAITING, wait_seconds=WAIT_SECONDS)
         self._threads = ThreadPoolExecutor(TRIALS_AT_A_TIME, thread_name_prefix="grammar-trial")
 
-    async def of(self, constraint: Constraint) -> HeldAnswer:
-        """Return the grammar of *constraint*.
+    async def of(
+        self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
+    ) -> HeldAnswer:
+        """Return the grammar of *constraint* for the tenant of *salt*; a trial is *client*'s, whose turns it takes.
 
-        Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull where many wait already.
+        Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull where many wait already. When
+        the last request that waits for a trial is cancelled, the trial ends.
         """
-        outcome = self._known.get(constraint)
+        key = salt, constraint
+        outcome = self._known.get(key)
         if outcome is None:
-            outcome = await self._tried(constraint)
+            outcome = await self._flights.join(key, lambda: self._tried(salt, constraint, client, priority))
         if outcome.grammar is None:
             raise from_code(outcome.code, outcome.message, outcome.param)
         return HeldAnswer(outcome.grammar, constraint.param, _warning(outcome.dropped))
@@ -54,19 +67,15 @@ class RequestGrammars:
         """Give up trials that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _tried(self, constraint: Constraint) -> Outcome:
-        running = self._running.get(constraint)
-        if running is None:
-            if len(self._running) >= MAX_WAITING:
-                raise QueueFull("Many new grammars are waiting to be compiled; try again shortly.")
-            loop = asyncio.get_running_loop()
-            running = loop.run_in_executor(self._threads, trial.run, constraint, self._limits)
-            self._running[constraint] = running
-            running.add_done_callback(lambda _: self._running.pop(constraint, None))
-        # A client that goes away must not end the trial for others that wait for it.
-        outcome = await asyncio.shield(running)
+    async def _tried(self, salt: bytes, constraint: Constraint, client: Hashable, priority: int) -> Outcome:
+        with await self._queue.enter(client, priority=priority):
+            trial = Trial(constraint, self._limits)
+            try:
+                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, trial.run)
+            finally:
+                trial.kill()
         if outcome.code not in SAYS_NOTHING:
-            self._known.put(constraint, outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
+            self._known.put((salt, constraint), outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
         return outcome
 
 

@@ -25,8 +25,11 @@ from saccade.grammars.json_schema import Schema, SchemaReader
 from saccade.grammars.tool_calls import HeldCalls, read_parameters, write_grammar
 from saccade.protocol.request import Grammar
 
-START_SECONDS = 5.0
-"""For the child's imports, on a busy machine. The time of its CPU is limited apart from this."""
+NICENESS = 5
+"""As that of decode processes: behind the gateway's event loop, but a quarter of a core where all are busy."""
+
+START_SECONDS = 15.0
+"""For the child's imports and its waits for a core of a busy machine. Its time of the CPU is limited by itself."""
 
 PROGRAM = "saccade.gateway.structured_output.trial"
 
@@ -57,25 +60,55 @@ class Outcome(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-def run(constraint: Constraint, limits: TrialLimits) -> Outcome:
-    """Try *constraint* in a child, and wait for it."""
-    given = msgspec.msgpack.encode(Task(constraint, limits))
-    command, environment = [sys.executable, "-m", PROGRAM], sandbox.environment(os.environ)
-    try:
-        child = subprocess.run(
-            command, input=given, stdout=subprocess.PIPE, env=environment, timeout=limits.seconds + START_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        # Its own limit did not end the child, so the child had little of the CPU: that says nothing about the grammar.
-        message = f"Trying the answer's grammar took longer than {error.timeout:g} seconds; try again shortly."
-        return Outcome(code=DeadlineExceeded.code, message=message, param=constraint.param)
-    if child.returncode < 0:
-        return _too_large(constraint, limits)
-    try:
-        return msgspec.msgpack.decode(child.stdout, type=Outcome)
-    except msgspec.DecodeError:
-        logger.error("trying a grammar failed", exit_code=child.returncode)
-        return Outcome(code=InternalError.code, message="Trying the answer's grammar failed.", param=constraint.param)
+class Trial:
+    """The trial of *constraint* in a child."""
+
+    def __init__(self, constraint: Constraint, limits: TrialLimits) -> None:
+        self._constraint = constraint
+        self._limits = limits
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_unwanted = False
+
+    def kill(self) -> None:
+        """End the child, or never begin it: nobody waits for the outcome. Any thread may call it, at any time."""
+        self._is_unwanted = True
+        if self._child is not None:
+            self._child.kill()
+
+    def run(self) -> Outcome:
+        """Return what came of it; blocks until the child has ended."""
+        if self._is_unwanted:
+            return _failed(self._constraint)
+        command, environment = [sys.executable, "-m", PROGRAM], sandbox.environment(os.environ)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
+            self._child = child
+            # kill() may have come before it could see the child.
+            if self._is_unwanted:
+                child.kill()
+            return self._outcome(child)
+
+    def _outcome(self, child: "subprocess.Popen[bytes]") -> Outcome:
+        constraint, limits = self._constraint, self._limits
+        try:
+            answer, _ = child.communicate(
+                msgspec.msgpack.encode(Task(constraint, limits)), limits.seconds + START_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            # Its own limit did not end the child, so it had little of the CPU: that says nothing about the grammar.
+            message = f"Trying the answer's grammar took longer than {error.timeout:g} seconds; try again shortly."
+            return Outcome(code=DeadlineExceeded.code, message=message, param=constraint.param)
+        if child.returncode < 0:
+            return _too_large(constraint, limits)
+        try:
+            return msgspec.msgpack.decode(answer, type=Outcome)
+        except msgspec.DecodeError:
+            logger.error("trying a grammar failed", exit_code=child.returncode)
+            return _failed(constraint)
+
+
+def _failed(constraint: Constraint) -> Outcome:
+    return Outcome(code=InternalError.code, message="Trying the answer's grammar failed.", param=constraint.param)
 
 
 def _too_large(constraint: Constraint, limits: TrialLimits) -> Outcome:
@@ -156,6 +189,7 @@ def _lark(constraint: Constraint) -> str:
 
 
 def main() -> None:
+    os.nice(NICENESS)
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
     seconds = math.ceil(task.limits.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))

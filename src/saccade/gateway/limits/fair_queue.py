@@ -1,0 +1,194 @@
+"""A waiting line for what a gateway has only so much of at a time: turns go to the client that is served least.
+
+    films = FairQueue(4, "films", max_waiting=64, wait_seconds=30.0)
+    with await films.enter(client):
+        await show(film)
+
+A unit of capacity is whatever is scarce: a process, a thread, a byte; the weight of a turn says how many it takes. A
+client is whoever shares fairly with others: a tenant, or an address without API keys.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+from saccade.errors import QueueFull, SaccadeError
+
+CLIENT_SHARE = 0.75
+"""The part of the waiting places that others leave which one client may have. So a client alone has three quarters of
+them, two have three sevenths each, and one that comes later finds a place unless there are very many."""
+
+MAX_REMEMBERED = 1024
+"""Clients of which a queue remembers when they last had a turn."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    """A request for a turn; *granted* is done when it has one, was refused, or was cancelled."""
+
+    client: Hashable
+    weight: int
+    priority: int
+    granted: asyncio.Future[None]
+
+
+class FairQueue:
+    """Gives out turns that weigh at most *capacity* together, those of one client at most *client_capacity*.
+
+    The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
+    was served longest ago. The turns of one client are in order of arrival. A turn that does not fit yet waits for
+    others to end, and later ones wait behind it, so that light turns do not keep out a heavy one; only a client at its
+    own capacity is passed over. A turn over a capacity is given where there is no other.
+
+    At most *max_waiting* wait, each for at most *wait_seconds*, None without an end; of the places that others leave,
+    one client has at most *client_share*. *what* names in errors what waits, in the plural.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        what: str,
+        *,
+        max_waiting: int,
+        wait_seconds: float | None,
+        client_capacity: int | None = None,
+        client_share: float = CLIENT_SHARE,
+    ) -> None:
+        self._capacity = capacity
+        self._what = what
+        self._max_waiting = max_waiting
+        self._wait_seconds = wait_seconds
+        self._client_capacity = capacity if client_capacity is None else client_capacity
+        self._client_share = client_share
+        self._held: Counter[Hashable] = Counter()
+        self._waiting: list[_Waiter] = []
+        self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
+        self._num_turns = 0
+
+    @property
+    def held(self) -> int:
+        """The weight of all turns."""
+        return self._held.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait for a turn."""
+        return sum(not waiter.granted.done() for waiter in self._waiting)
+
+    async def enter(self, client: Hashable = None, weight: int = 1, priority: int = 1) -> "Turn":
+        """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
+
+        When the waiting task is cancelled, it has left the line. Raises QueueFull where too many wait and after the
+        deadline, and what refuse() is given.
+        """
+        waiter = _Waiter(client, weight, priority, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._advance()
+        if not waiter.granted.done():
+            self._check_places(waiter)
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await waiter.granted
+        except BaseException as error:
+            self._withdraw(waiter)
+            if isinstance(error, TimeoutError):
+                raise QueueFull(
+                    f"Other {self._what} kept this one waiting for {self._wait_seconds:g} seconds; try again later, or "
+                    "send fewer at a time."
+                ) from None
+            raise
+        return Turn(partial(self._leave, client, weight))
+
+    def refuse(self, error: SaccadeError) -> None:
+        """Fail all that wait now with *error*."""
+        for waiter in self._waiting:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
+        self._waiting.clear()
+
+    def _check_places(self, waiter: _Waiter) -> None:
+        """Let *waiter*, the last in the line, go again where there is no waiting place for it. Raises QueueFull."""
+        num_own = sum(other.client == waiter.client for other in self._waiting)
+        num_left = self._max_waiting - (len(self._waiting) - num_own)
+        if num_own > num_left:
+            self._waiting.remove(waiter)
+            raise QueueFull(f"Too many {self._what} are waiting; try again shortly.")
+        if num_own > max(1, self._client_share * num_left):
+            self._waiting.remove(waiter)
+            raise QueueFull(
+                f"Your share of the {self._what} that wait is used up ({num_own - 1}); send the next ones when these "
+                "are done."
+            )
+
+    def _withdraw(self, waiter: _Waiter) -> None:
+        """Take *waiter* out, which will not use what it may have been granted in the same round of the event loop."""
+        granted = waiter.granted
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self._leave(waiter.client, waiter.weight)
+            return
+        granted.cancel()
+        self._advance()
+
+    def _leave(self, client: Hashable, weight: int) -> None:
+        self._held[client] -= weight
+        if not self._held[client]:
+            del self._held[client]
+        self._advance()
+
+    def _advance(self) -> None:
+        """Grant turns as long as the next one fits. Those who were cancelled may not have run yet to withdraw."""
+        self._waiting = [waiter for waiter in self._waiting if not waiter.granted.done()]
+        while (waiter := self._next()) is not None and self._fits(self.held, waiter.weight, self._capacity):
+            self._waiting.remove(waiter)
+            self._held[waiter.client] += waiter.weight
+            self._note_turn(waiter.client)
+            waiter.granted.set_result(None)
+
+    def _next(self) -> _Waiter | None:
+        """Return who has the next turn, whether or not it fits."""
+        firsts: dict[Hashable, _Waiter] = {}
+        for waiter in self._waiting:
+            firsts.setdefault(waiter.client, waiter)
+        candidates = [
+            first
+            for client, first in firsts.items()
+            if self._fits(self._held[client], first.weight, self._client_capacity)
+        ]
+        return min(candidates, key=self._service, default=None)
+
+    def _service(self, waiter: _Waiter) -> tuple[float, int]:
+        """Return how well the waiter's client is served: the weight of its turns, and when it last had one."""
+        return self._held[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0)
+
+    def _note_turn(self, client: Hashable) -> None:
+        self._num_turns += 1
+        self._last_turns[client] = self._num_turns
+        self._last_turns.move_to_end(client)
+        if len(self._last_turns) > MAX_REMEMBERED:
+            self._last_turns.popitem(last=False)
+
+    @staticmethod
+    def _fits(held: int, weight: int, capacity: int) -> bool:
+        return not held or held + weight <= capacity
+
+
+class Turn:
+    """A client's turn. A context manager: at the end of the block it ends."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end: Callable[[], None] | None = end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """End the turn, so that the next ones may begin. Again is no error."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
