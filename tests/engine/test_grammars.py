@@ -11,11 +11,13 @@ import jsonschema_rs
 import msgspec
 import pytest
 import recordings
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from saccade.engine.core import grammars
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
-from saccade.grammars.compiler import Vocabulary
+from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar
@@ -235,3 +237,20 @@ def test_text_that_must_come_has_the_models_own_tokens(
     assert answer.token_ids[: len(ids)] == ids
     assert len(ids) < len(text)
     assert text_of(answer, vocabulary) == text
+
+
+def test_tenants_share_no_compiled_grammar(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Grammar] = []
+
+    def counting(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+        compiled.append(grammar)
+        return compile_grammar(tokenizer, grammar)
+
+    monkeypatch.setattr(grammars, "compile_grammar", counting)
+    schema = {"const": "of one tenant"}
+    for number, salt in enumerate((b"one", b"one", b"another", b"one")):
+        asked = msgspec.structs.replace(held(tiny_qwen3_vl, schema, name=str(number)), salt=salt)
+        assert_valid(engines.drain(subject, asked).answers[str(number)], vocabulary, schema)
+    assert len(compiled) == 2

@@ -55,7 +55,7 @@ class Grammars:
         self._drawable = add_ids(no_words(vocab_size), range(vocab_size), vocab_size) & ~never
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._loaded = self._thread.submit(self._load, read_vocabulary)
-        self._compiled: ByteLru[tuple[str, str], Future[LLMatcher]] = ByteLru(CACHE_BYTES)
+        self._compiled: ByteLru[tuple[bytes, str, str], Future[LLMatcher]] = ByteLru(CACHE_BYTES)
         self._pending: dict[tuple[int, str], Future[LLMatcher]] = {}
 
     @property
@@ -65,7 +65,8 @@ class Grammars:
 
     def begin(self, sequence: Sequence, grammar: Grammar) -> None:
         """Compile *grammar* for the request of *sequence*, unless it is compiled."""
-        key = (grammar.kind, grammar.text)
+        # Tenants do not share them: the time to the first token would tell one of another's grammars.
+        key = (sequence.request.salt, grammar.kind, grammar.text)
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._thread.submit(self._compile, grammar)
