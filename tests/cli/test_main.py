@@ -1,5 +1,6 @@
 """The program from outside: flags, their sources, how errors end."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -62,6 +63,25 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 0
     assert "--config FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["key", "new", "--tenant", "a"],
+        ["serve", "--help"],
+        pytest.param(["completion", "bash"], marks=pytest.mark.conformance),
+    ],
+)
+def test_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "saccade.cli.main", *arguments]
+    with open(writer, "wb") as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

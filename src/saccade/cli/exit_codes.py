@@ -9,6 +9,9 @@ USAGE = 2
 TOLD = (ERROR, USAGE)
 """With these codes the program has printed the error itself, so its parent prints nothing."""
 
+CLOSED_PIPE = 141
+"""The reader of the program's output has gone, as `head` does; a shell shows the same code for SIGPIPE."""
+
 DIFFERENT = 1
 """`saccade replay`: a step gave another result than the recording."""
 

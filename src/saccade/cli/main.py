@@ -95,7 +95,22 @@ def main() -> None:
     # gRPC's fork handlers are for children that use gRPC. Saccade's children immediately execute another program, so
     # the handlers would only print a warning at every start. gRPC reads this variable at its first use.
     os.environ.setdefault(FORK_SUPPORT, "0")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _end_of_pipe()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # what rich makes of one
+            raise
+        code = _end_of_pipe()
+    sys.exit(code)
+
+
+def _end_of_pipe() -> int:
+    """Drop what is still to be printed, as nobody reads it; return the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_codes.CLOSED_PIPE
 
 
 if __name__ == "__main__":
