@@ -6,11 +6,13 @@ A flag overrides its environment variable, the variable overrides the settings f
 
 import dataclasses
 import os
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyclopts.config import Env, Toml
+from cyclopts.config import Dict, Env
 
 from saccade.errors import StartupError
 
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PREFIX = "SACCADE_"
+_PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
 
 
 def sources(file: Path | None) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    Raises StartupError if *file* is missing or a variable is empty: an empty SACCADE_API_KEY, from a secret without a
-    value, must not start a server without keys.
+    Raises StartupError if *file* is missing or not TOML, or a variable is empty: an empty SACCADE_API_KEY, from a
+    secret without a value, must not start a server without keys.
     """
     for name, value in os.environ.items():
         if name.startswith(PREFIX) and not value.strip():
@@ -34,7 +37,27 @@ def sources(file: Path | None) -> tuple[Any, ...]:
         return (environment,)
     if not file.is_file():
         raise StartupError(f"There is no settings file {file}.")
-    return (environment, Toml(file, use_commands_as_keys=False))
+    try:
+        settings = parse_toml(file.read_bytes())
+    except OSError as error:
+        raise StartupError(f"Cannot read the settings file {file}: {error.strerror}.") from error
+    except StartupError as error:
+        raise StartupError(
+            f"The settings file {file} must be TOML, with lines such as `max-model-len = 4096`. {error.message}"
+        ) from error
+    return (environment, Dict(settings, source=str(file.absolute()), use_commands_as_keys=False))
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Return the tables in *content*. Raises StartupError that names the line."""
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise StartupError("It is not text in UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        place = _PLACE.search(str(error))
+        line = int(place[1]) if place else len(content.splitlines())  # else the end is missing
+        raise StartupError(f"It is not TOML: look at line {line}.") from error
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -198,6 +198,25 @@ def test_unknown_setting_in_a_file_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "prot" in capsys.readouterr().err
 
 
+def test_settings_file_that_is_not_toml_is_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {
+        "port: 8001\n": "look at line 1.",
+        "port = 8001\nhost: here\n": "look at line 2.",
+        'port = 8001\nhost = "here': "look at line 2.",
+        "port = '\udcff'": "not text in UTF-8.",
+    }
+    file = tmp_path / "settings.yaml"
+    for content, words in contents.items():
+        file.write_bytes(content.encode(errors="surrogateescape"))
+        assert run(["serve", "--config", str(file)]) == 1
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"saccade: The settings file {file} must be TOML"), content
+        assert shown.endswith(f"{words}\n"), content
+        assert "TOMLDecodeError" not in shown
+
+
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerFlags(
         *("::1", 81, 3, ("k1", "k2"), Path("/etc/keys.toml"), ("http://a", "http://b"), 5, 6, 7),

@@ -18,12 +18,12 @@ Errors name the entry and never repeat its value, which could be a key that was 
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from saccade.config import parse_toml
 from saccade.errors import StartupError
 from saccade.gateway.tenants.tenant import Limits, Tenant, named_tenant
 
@@ -36,7 +36,6 @@ NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "up to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
 
 _HASH_FORM = re.compile(r"[0-9a-fA-F]{64}")
-_PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
 _TOP = ("salt_key", "tenants", "keys")
 _OF_TENANT = ("group", "priority", "requests_per_minute", "tokens_per_minute", "picture_bytes_per_minute")
 _OF_KEY = ("tenant", "sha256")
@@ -60,7 +59,7 @@ def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
 
     *flags* are the hashes of keys that are given otherwise, each with its flag: the file must not have them.
     """
-    table = _toml(content)
+    table = parse_toml(content)
     _check_names(table, _TOP, "at the top level")
     salt_key = table.get("salt_key", "")
     if not isinstance(salt_key, str) or 0 < len(salt_key) < MIN_SALT_KEY_CHARACTERS:
@@ -81,16 +80,6 @@ def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
             raise StartupError(f"{where} has a key that is also given by {flags[digest]}; a key belongs in one place.")
         names[digest] = name
     return KeyTable(tenants, names)
-
-
-def _toml(content: bytes) -> dict[str, Any]:
-    try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise StartupError("It is not text in UTF-8.") from error
-    except tomllib.TOMLDecodeError as error:
-        place = _PLACE.search(str(error))
-        raise StartupError(f"It is not TOML{f': look at line {place[1]}' if place else ''}.") from error
 
 
 def _tenant(name: str, entry: object, salt_key: str) -> Tenant:
