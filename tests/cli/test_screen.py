@@ -1,10 +1,13 @@
 """What the terminal shows of a start."""
 
+import base64
 import io
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +16,10 @@ from rich.console import Console
 from waiting import wait_until
 
 from saccade.cli.screen import StartProgress, curl, show_summary
+from saccade.cli.serve import BUNDLED_NAME
 from saccade.protocol.engine_ipc import EngineProgress
 
-PATH = {"PATH": os.environ["PATH"]}
+START = Path(__file__).parents[2] / "docs" / "start.md"
 
 
 def test_percentage_is_shown_once_the_total_is_known() -> None:
@@ -41,17 +45,47 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     assert line.endswith(shown)
 
 
+@pytest.fixture
+def posted(tmp_path: Path) -> Callable[[str], tuple[list[str], Any]]:
+    """Runs a line of shell in tmp_path; returns what its `curl` was called with, and the JSON that it would send."""
+    program = tmp_path / "bin" / "curl"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nprintf "%s\\0" "$@" > arguments\ncat > body\n')
+    program.chmod(0o755)
+
+    def run(line: str) -> tuple[list[str], Any]:
+        path = f"{program.parent}:{os.environ['PATH']}"
+        subprocess.run(["bash", "-c", line], check=True, cwd=tmp_path, env={"SACCADE_API_KEY": "k", "PATH": path})
+        words = (tmp_path / "arguments").read_text().split("\0")[:-1]
+        assert words[-2:] == ["-d", "@-"]  # the body is what the pipe has
+        return words, json.loads((tmp_path / "body").read_bytes())
+
+    return run
+
+
+PHOTO = bytes(2_000_000)
+"""More than fits an argument."""
+
+
 @pytest.mark.parametrize("model", ["tiny", 'it\'s "mine"'])
 @pytest.mark.parametrize("with_key", [False, True])
-def test_line_to_paste_is_one_request(model: str, with_key: bool, tmp_path: Path) -> None:
-    picture = tmp_path / "it's one.png"
-    picture.write_bytes(b"pixels")
-    line = curl("http://127.0.0.1:8000/v1", model, picture, with_key)
-    shell = ["bash", "-c", f"curl() {{ printf '%s\\0' \"$@\"; }}\n{line}"]
-    done = subprocess.run(shell, capture_output=True, text=True, check=True, env={"SACCADE_API_KEY": "k", **PATH})
-    words = done.stdout.split("\0")
+def test_line_to_paste_is_one_request(
+    model: str, with_key: bool, tmp_path: Path, posted: Callable[[str], tuple[list[str], Any]]
+) -> None:
+    photo = tmp_path / "it's one.png"
+    photo.write_bytes(PHOTO)
+    words, body = posted(curl("http://127.0.0.1:8000/v1", model, photo, with_key))
     assert words[:3] == ["http://127.0.0.1:8000/v1/chat/completions", "-H", "Content-Type: application/json"]
     assert ("Authorization: Bearer k" in words) is with_key
-    body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == model
-    assert body["messages"][0]["content"][0]["image_url"]["url"] == "data:image/png;base64,cGl4ZWxz"
+    head, _, payload = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")
+    assert (head, base64.b64decode(payload)) == ("data:image/png;base64", PHOTO)
+
+
+def test_line_of_the_tutorial_is_one_request(tmp_path: Path, posted: Callable[[str], tuple[list[str], Any]]) -> None:
+    (tmp_path / "photo.jpg").write_bytes(PHOTO)
+    _, line = START.read_text().split("    { printf", 1)
+    _, body = posted("{ printf" + line.partition("\n\n")[0])
+    assert body["model"] == BUNDLED_NAME
+    payload = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")[2]
+    assert base64.b64decode(payload) == PHOTO

@@ -68,7 +68,7 @@ def test_example_without_a_server_ends_in_one_sentence(example: Path) -> None:
 def shown_at_start(server: Server) -> str:
     """What `saccade serve` prints until its summary is whole."""
     assert server.log is not None
-    while not (shown := server.log.read_text()).rpartition("Try it:\n")[2].endswith("'\n"):
+    while not (shown := server.log.read_text()).rpartition("Try it:\n")[2].endswith("-d @-\n"):
         assert server.process.poll() is None
         time.sleep(0.05)
     return shown
@@ -81,13 +81,18 @@ def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server
     assert "\ndevice     cpu, float32" in summary
     assert "\nattention  torch_sdpa (auto for float32 on cpu) " in summary
     assert "vision encoder: torch_sdpa (auto for float32 on cpu" in summary
-    assert "\nTry it:\ncurl " in summary
+    assert "\nTry it:\n{ printf " in summary
 
 
-def test_line_of_the_summary_works_when_it_is_pasted(reader: Server) -> None:
+def test_line_of_the_summary_works_when_it_is_pasted(reader: Server, tmp_path: Path) -> None:
+    """With a picture of one's own too, which may be larger than an argument."""
     line = shown_at_start(reader).splitlines()[-1]
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == expected(TEXTS[0])[0]
+    assert str(TEXTS[0]) in line
+    large = tmp_path / "large.png"
+    large.write_bytes(TEXTS[0].read_bytes() + bytes(2_000_000))
+    for pasted in (line, line.replace(str(TEXTS[0]), str(large))):
+        done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == expected(TEXTS[0])[0]
 
 
 def test_port_in_use_is_one_sentence(reader: Server) -> None:

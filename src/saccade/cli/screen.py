@@ -84,7 +84,10 @@ def show_summary(console: Console, description: Description, address: str, comma
 
 
 def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
-    """Return a shell command that asks *model* at *url*, the root of the API, about *picture*."""
+    """Return a shell command that asks *model* at *url*, the root of the API, about *picture*.
+
+    The body goes through a pipe: an argument may have 128 KiB, which a photo exceeds.
+    """
     mark = "PICTURE"
     parts = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
@@ -92,11 +95,11 @@ def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
     ]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
     before, _, after = body.rpartition(mark)
-    encoded = f'"$(base64 -w0 {shlex.quote(str(picture))})"'
     key = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if with_key else ""
+    before, name, after = map(shlex.quote, (before, str(picture), after))
     return (
-        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{key} '
-        f"-d {shlex.quote(before)}{encoded}{shlex.quote(after)}"
+        f"{{ printf %s {before}; base64 -w0 {name}; printf %s {after}; }} | "
+        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{key} -d @-'
     )
 
 
