@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from openai import APIConnectionError, OpenAI
+from openai import APIConnectionError, APIStatusError, OpenAI
 
 URL = os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1")
 KEY = os.environ.get("SACCADE_API_KEY", "none")
@@ -41,3 +41,5 @@ if __name__ == "__main__":
         main()
     except APIConnectionError:
         sys.exit(f"No server answers at {URL}; start one with `saccade serve`.")
+    except APIStatusError as error:  # such as a picture that is damaged; the body says what is wrong
+        sys.exit(error.body["message"] if isinstance(error.body, dict) else error.message)

@@ -65,6 +65,17 @@ def test_example_without_a_server_ends_in_one_sentence(example: Path) -> None:
     assert done.stderr == f"No server answers at {url}; start one with `saccade serve`.\n"
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_with_a_damaged_picture_ends_in_the_sentence_of_the_server(
+    reader: Server, example: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(TEXTS[0].read_bytes()[:100])
+    done = finished(str(example), str(damaged), url=f"{reader.url}/v1")
+    assert done.returncode == 1
+    assert done.stderr == "The PNG is damaged or truncated: its pixels could not be decoded.\n"
+
+
 def shown_at_start(server: Server) -> str:
     """What `saccade serve` prints until its summary is whole."""
     assert server.log is not None
