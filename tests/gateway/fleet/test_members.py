@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import structlog
 from echo_worker import STALL, ask, serving, until
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry, generate_latest
@@ -78,6 +79,36 @@ def folder(root: Path, name: str) -> Path:
 
 def url(place: Path) -> str:
     return f"unix:{place}/w.sock"
+
+
+class Contexts(logging.Handler):
+    """Keeps each message with the context of structlog in which it was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, dict[str, object]] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines[record.getMessage()] = structlog.contextvars.get_contextvars()
+
+
+async def test_lines_about_a_worker_lack_the_id_of_the_request_that_added_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = folder(tmp_path, "a")
+    contexts = Contexts()
+    logger = logging.getLogger("saccade.gateway.fleet")
+    with caplog.at_level(logging.INFO, logger.name), structlog.contextvars.bound_contextvars(request_id="r"):
+        logger.addHandler(contexts)
+        try:
+            async with gateway() as running:
+                async with serving(place):
+                    await running.members.want("POST /workers", url(place))
+                    await until(lambda: f"worker {url(place)} is ready" in contexts.lines)
+                await until(lambda: f"worker {url(place)} is not ready" in contexts.lines)
+        finally:
+            logger.removeHandler(contexts)
+    assert {line for line, context in contexts.lines.items() if context} == set()
 
 
 async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path: Path) -> None:  # E1

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,7 +74,8 @@ class Members:
     async def replace(self, source: str, urls: Sequence[str]) -> None:
         """Note that *source* wants *urls* and nothing else. A url of which no client can be made is logged."""
         self._wanted[source] = tuple(dict.fromkeys(urls))
-        await self._apply()
+        # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
+        await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())
 
     async def close(self) -> None:
         """Stop following sources and waiting for workers that leave; the fleet closes their clients."""
