@@ -7,11 +7,12 @@ import resource
 from pathlib import Path
 
 import pytest
+import structlog
 from web import PICTURE, Handler, Resolver, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull, SaccadeError, StartupError
 from saccade.media.fetch import FetchConfig, Fetcher
-from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED
+from saccade.media.image_url import FILE_NOT_READ, FILES_NOT_READ, NOT_FETCHED
 from saccade.media.resolver import DnsResolver
 
 HERE = ("127.0.0.1/32",)
@@ -251,7 +252,28 @@ async def test_nothing_outside_and_nothing_but_files_is_read(root: Path, path: s
     async with fetching(local_root=root) as fetcher:
         with pytest.raises(InvalidImageUrl) as caught:
             await fetcher.fetch(f"file://{root}{path}")
-        assert caught.value.message == NOT_FETCHED
+        assert caught.value.message == (NOT_FETCHED if "%00" in path else FILE_NOT_READ)
+
+
+async def test_file_outside_of_the_folder_is_logged_with_the_flag(root: Path) -> None:
+    """A missing file in it is refused in the same words, but by no setting."""
+    async with fetching(local_root=root) as fetcher:
+        with structlog.testing.capture_logs() as lines:
+            for path in ("/missing.png", "/../secret"):
+                with pytest.raises(InvalidImageUrl):
+                    await fetcher.fetch(f"file://{root}{path}")
+    (line,) = lines
+    assert (line["event"], line["flag"]) == ("picture not fetched", "--allowed-local-media-path")
+    assert str(root) not in str(line)
+
+
+async def test_path_is_answered_by_how_to_name_a_file_if_files_are_read(root: Path) -> None:
+    for settings, is_named in (({"local_root": root}, True), ({}, False)):
+        async with fetching(**settings) as fetcher:
+            with pytest.raises(InvalidImageUrl) as caught:
+                await fetcher.fetch(f"{root}/link.png")
+        assert ("file://" in caught.value.message) is is_named
+        assert ("opens no paths" in caught.value.message) is not is_named
 
 
 @pytest.mark.parametrize("settings", [{}, {"local_root": True}])
@@ -262,7 +284,7 @@ async def test_file_of_another_host_and_any_file_without_a_folder_is_forbidden(
         host = "other.test" if settings else ""
         with pytest.raises(InvalidImageUrl) as caught:
             await fetcher.fetch(f"file://{host}{root}/in%20ner/a.png")
-        assert caught.value.message == (NOT_FETCHED if settings else FILES_NOT_READ)
+        assert caught.value.message == (FILE_NOT_READ if settings else FILES_NOT_READ)
 
 
 async def test_size_of_a_local_file(root: Path) -> None:

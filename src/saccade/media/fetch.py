@@ -24,8 +24,8 @@ from saccade.media.addresses import SocketGuard
 from saccade.media.fair_turns import FairTurns
 from saccade.media.freshness import HEADERS as REUSE_HEADERS
 from saccade.media.freshness import Reuse, redirect_fresh_seconds, reuse_of
-from saccade.media.image_url import FILES_NOT_READ, NOT_FETCHED, UrlReader
-from saccade.media.local_files import local_file_size, read_local_file
+from saccade.media.image_url import FILE_NOT_READ, FILES_NOT_READ, NOT_FETCHED, UrlReader
+from saccade.media.local_files import is_inside, local_file_size, read_local_file
 from saccade.media.refusals import Refusals
 from saccade.media.resolver import DnsResolver
 from saccade.media.response_limits import limit_responses
@@ -129,7 +129,12 @@ class Fetcher:
         self.outcomes: Counter[str] = Counter()
         self.num_bytes = 0
         self._config = config
-        self._urls = UrlReader(config.allowed_domains, config.max_url_characters, self._refusals)
+        self._urls = UrlReader(
+            config.allowed_domains,
+            config.max_url_characters,
+            self._refusals,
+            reads_files=config.local_root is not None,
+        )
         self._resolver = resolver or DnsResolver()
         self._turns = FairTurns(config.max_concurrent, config.max_concurrent_per_client)
         self._session: aiohttp.ClientSession | None = None
@@ -196,6 +201,9 @@ class Fetcher:
         return fetched
 
     async def _read_file(self, url: URL, root: Path, hold: Callable[[int], Awaitable[None]]) -> Fetched:
+        if not await asyncio.to_thread(is_inside, url, root):
+            self._refusals.note("the file is not in the allowed folder", "--allowed-local-media-path")
+            raise InvalidImageUrl(FILE_NOT_READ)
         num_bytes = await asyncio.to_thread(local_file_size, url, root, self._config.max_bytes)
         await hold(num_bytes)
         encoded = await asyncio.to_thread(read_local_file, url, root, num_bytes)

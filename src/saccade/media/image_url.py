@@ -22,6 +22,12 @@ NOT_FETCHED = (
 
 _INSTEAD = "Send the file itself as a data: URL in base64, as `data:image/png;base64,iVBORw0...`"
 FILES_NOT_READ = f"The URL names a file, and this server reads no files. {_INSTEAD}, or an http or https URL."
+FILE_NOT_READ = (
+    "The file cannot be read: a file: URL must name a regular file in the folder that this server's operator allows, "
+    "by its whole path. Otherwise send the file itself as a data: URL in base64."
+)
+"""The message for files that are missing or forbidden; it does not reveal which."""
+
 BARE_BASE64 = (
     "The URL is base64 without a prefix: write `data:image/png;base64,` (or image/jpeg, video/mp4 and so on) "
     "in front of it."
@@ -29,6 +35,10 @@ BARE_BASE64 = (
 NO_SCHEME = (
     "The URL has no scheme, so it is a path or a name, and this server opens no paths. "
     f"{_INSTEAD}, or a URL that begins with http:// or https://."
+)
+NO_SCHEME_OF_A_FILE = (
+    "The URL has no scheme, so it is a path or a name. A file that this server may read is named by its whole path "
+    f"behind file://, as `file:///folder/picture.png`. {_INSTEAD}, or a URL that begins with http:// or https://."
 )
 UNKNOWN_SCHEME = f"The URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
 UNSUPPORTED_SCHEME = "Nothing is fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."
@@ -53,19 +63,25 @@ class UrlReader:
     """Parse URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
-    *refusals* logs names that are not allowed.
+    *refusals* logs names that are not allowed. If the server *reads_files*, a path's message says how to name one.
     """
 
     def __init__(
-        self, allowed_domains: Iterable[str] = (), max_characters: int = 8192, refusals: Refusals | None = None
+        self,
+        allowed_domains: Iterable[str] = (),
+        max_characters: int = 8192,
+        refusals: Refusals | None = None,
+        *,
+        reads_files: bool = False,
     ) -> None:
         self._domains = frozenset(_canonical_domain(domain) for domain in allowed_domains)
         self._max_characters = max_characters
         self._refusals = refusals or Refusals()
+        self._no_scheme = NO_SCHEME_OF_A_FILE if reads_files else NO_SCHEME
 
     def read(self, text: str) -> URL:
         """Return *text* as an http, https or file URL. Raises InvalidImageUrl."""
-        _check_kind(text)
+        _check_kind(text, self._no_scheme)
         if len(text) > self._max_characters:
             raise InvalidImageUrl(f"The URL has {len(text)} characters; at most {self._max_characters} are accepted.")
         url = _parse(text)
@@ -98,10 +114,11 @@ class UrlReader:
         return not self._domains or host in self._domains or any(suffix in self._domains for suffix in suffixes)
 
 
-def _check_kind(text: str) -> None:
+def _check_kind(text: str, no_scheme: str) -> None:
     """Raise InvalidImageUrl if *text* is not a supported kind of URL, with a message for what it looks like.
 
-    The message depends on the text alone, so that it reveals nothing about reachable hosts.
+    The message, *no_scheme* for a path or a name, depends on the text alone, so that it reveals nothing about reachable
+    hosts.
     """
     start = text[:512].strip()
     if start.startswith(_BASE64_STARTS) or _BASE64_MEDIA.match(start) or _LONG_BASE64.match(start):
@@ -111,9 +128,9 @@ def _check_kind(text: str) -> None:
     if scheme in _NAMED_SCHEMES:
         raise InvalidImageUrl(UNSUPPORTED_SCHEME.format(scheme=scheme))
     if not found and start:
-        raise InvalidImageUrl(NO_SCHEME)
+        raise InvalidImageUrl(no_scheme)
     if scheme not in ("http", "https", "file"):
-        raise InvalidImageUrl(NO_SCHEME if _HOST_AND_PORT.match(start) else UNKNOWN_SCHEME)
+        raise InvalidImageUrl(no_scheme if _HOST_AND_PORT.match(start) else UNKNOWN_SCHEME)
 
 
 def _parse(text: str, is_relative: bool = False) -> URL:

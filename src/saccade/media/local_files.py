@@ -10,10 +10,16 @@ from typing import BinaryIO
 from yarl import URL
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl
-from saccade.media.image_url import NOT_FETCHED
+from saccade.media.image_url import FILE_NOT_READ
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
+
+
+def is_inside(url: URL, root: Path) -> bool:
+    """Return whether file: *url* names a path below *root* after links are resolved."""
+    path = "" if "\0" in url.path else url.path
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
@@ -42,16 +48,16 @@ def _open(url: URL, root: Path) -> Iterator[BinaryIO]:
     replaced in between.
     """
     if url.raw_host not in (None, "", "localhost") or "\0" in url.path:
-        raise InvalidImageUrl(NOT_FETCHED)
+        raise InvalidImageUrl(FILE_NOT_READ)
     try:
         real_root = Path(os.path.realpath(root))
         inner = Path(os.path.realpath(url.path)).relative_to(real_root)
         with os.fdopen(_open_inside(real_root, inner.parts), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InvalidImageUrl(NOT_FETCHED)
+                raise InvalidImageUrl(FILE_NOT_READ)
             yield file
     except (OSError, ValueError):
-        raise InvalidImageUrl(NOT_FETCHED) from None
+        raise InvalidImageUrl(FILE_NOT_READ) from None
 
 
 def _open_inside(root: Path, parts: tuple[str, ...]) -> int:
