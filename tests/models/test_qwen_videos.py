@@ -177,7 +177,7 @@ def test_options_choose_frames_and_pixels(family: str) -> None:
     assert len(slow.frames) == len(plain.frames) // 2
     small = subject.video(header, subject.settings_for(VideoOptions(min_pixels=64 * 64, max_pixels=100 * 100)))
     assert small.num_tokens < plain.num_tokens
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue, match="send a `min_pixels` of at most 10 too"):
         subject.settings_for(VideoOptions(max_pixels=10))
     every = subject.video(VideoHeader(5, 30.0, 640, 480), subject.settings_for(VideoOptions(num_frames=64)))
     assert every.frames == tuple(range(5 if family in TIMED else 4))

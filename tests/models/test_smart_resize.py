@@ -136,6 +136,29 @@ def test_limits_that_make_no_sense_are_refused(options: PictureOptions) -> None:
     assert (caught.value.param or "").startswith("mm_processor_kwargs")
 
 
+def test_crossed_limits_are_refused_with_what_to_send() -> None:
+    """`detail` is named only to those who sent it."""
+    cases = {
+        PictureOptions(
+            max_pixels=50_000
+        ): "this model's `min_pixels` (65536); send a `min_pixels` of at most 50000 too.",
+        PictureOptions("high", max_pixels=50_000): "send a `min_pixels` of at most 50000 too.",
+        PictureOptions(min_pixels=90_000, max_pixels=80_000): "`min_pixels` (90000) is more than `max_pixels` (80000).",
+        PictureOptions(
+            "low", min_pixels=300_000
+        ): "than `detail: low` allows (262144); send less, or leave out `detail`.",
+        PictureOptions("low", min_pixels=90_000, max_pixels=80_000): "more than `max_pixels` (80000).",
+    }
+    for options, words in cases.items():
+        with pytest.raises(InvalidValue) as caught:
+            smart_resize.adjusted(SETTINGS, options)
+        assert caught.value.message.endswith(words), options
+        assert ("detail" in caught.value.message) is ("detail" in words), options
+    small = {**SETTINGS, "max_pixels": 80_000}
+    with pytest.raises(InvalidValue, match="send a `max_pixels` of at least 90000 too"):
+        smart_resize.adjusted(small, PictureOptions(min_pixels=90_000))
+
+
 def test_a_models_own_limit_may_be_asked_for() -> None:
     large = {**SETTINGS, "max_pixels": 10**8}
     assert smart_resize.adjusted(large, PictureOptions(min_pixels=10**8))["min_pixels"] == 10**8

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
-from saccade.models.family import PictureOptions
+from saccade.models.family import PictureOptions, VideoOptions
 from saccade.models.preprocessing.processor_config import (
     CHANNELS,
     check_fixed,
@@ -155,15 +155,35 @@ def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[st
     if options.detail == "low":
         maximum = min(maximum, LOW_DETAIL_PIXELS)
         minimum = min(minimum, maximum) if options.min_pixels is None else minimum
-    if minimum > maximum:
-        raise InvalidValue(
-            f"min_pixels ({minimum}) may not be more than max_pixels ({maximum}), which `detail: low` lowers. Limits "
-            "that the request does not set are the model's.",
-            "mm_processor_kwargs",
-        )
+        if minimum > maximum == LOW_DETAIL_PIXELS:
+            raise InvalidValue(
+                f"`min_pixels` ({minimum}) is more than `detail: low` allows ({maximum}); send less, or leave out "
+                "`detail`.",
+                "mm_processor_kwargs",
+            )
+    check_order(minimum, maximum, options)
     if (minimum, maximum) == (settings["min_pixels"], settings["max_pixels"]):
         return settings
     return {**settings, "min_pixels": minimum, "max_pixels": maximum}
+
+
+def check_order(minimum: int, maximum: int, options: PictureOptions | VideoOptions) -> None:
+    """Raise InvalidValue if *minimum* is over *maximum*: limits of *options*, or the model's own if those are None."""
+    if minimum <= maximum:
+        return
+    if options.min_pixels is None:
+        fault = (
+            f"`max_pixels` ({maximum}) is less than this model's `min_pixels` ({minimum}); send a `min_pixels` of at "
+            f"most {maximum} too."
+        )
+    elif options.max_pixels is None:
+        fault = (
+            f"`min_pixels` ({minimum}) is more than this model's `max_pixels` ({maximum}); send a `max_pixels` of at "
+            f"least {minimum} too."
+        )
+    else:
+        fault = f"`min_pixels` ({minimum}) is more than `max_pixels` ({maximum})."
+    raise InvalidValue(fault, "mm_processor_kwargs")
 
 
 def _asked(value: int | None, key: str, settings: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from saccade.errors import InvalidValue, StartupError, VideoTooLarge
+from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.processor_config import CHANNELS
@@ -61,8 +61,7 @@ class SmartVideoLayout:
             **self.settings,
             **{key: limit for key in ("min_pixels", "max_pixels") if (limit := getattr(options, key)) is not None},
         }
-        if settings["min_pixels"] > settings["max_pixels"]:
-            raise InvalidValue("`min_pixels` of a video may not be more than `max_pixels`.", "mm_processor_kwargs")
+        smart_resize.check_order(settings["min_pixels"], settings["max_pixels"], options)
         if options.num_frames is not None:
             settings["num_frames"] = min(options.num_frames, settings["max_frames"])
         elif options.fps is not None:
