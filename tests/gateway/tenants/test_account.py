@@ -1,10 +1,11 @@
 """What a tenant may use in a minute, by a clock that the test moves."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from saccade.errors import RateLimitExceeded
+from saccade.errors import Draining, RateLimitExceeded, ServiceError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.tenants.account import Account, duration
 from saccade.gateway.tenants.tenant import Limits, Tenant
 from saccade.protocol.gateway_calls import Usage
@@ -34,6 +35,13 @@ def refused(use: Callable[[], None]) -> int:
     return error.value.retry_after_seconds
 
 
+def serve(tenant: Account, error: Exception | None = None) -> None:
+    """Serve a request, or fail with *error*."""
+    with contextlib.suppress(ServiceError), tenant.request():
+        if error is not None:
+            raise error
+
+
 def shown(tenant: Account) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in tenant.headers()}
 
@@ -42,32 +50,45 @@ def test_requests_of_a_minute_may_come_at_once_and_then_evenly() -> None:  # F13
     clock = Clock()
     tenant = account(clock, requests=3)
     for _ in range(3):
-        tenant.begin_request()
-    assert refused(tenant.begin_request) == 20
+        serve(tenant)
+    assert refused(lambda: serve(tenant)) == 20
     clock.seconds += 19.5
-    assert refused(tenant.begin_request) == 1  # rounded up
+    assert refused(lambda: serve(tenant)) == 1  # rounded up
     clock.seconds += 0.5
-    tenant.begin_request()
-    assert refused(tenant.begin_request) == 20
+    serve(tenant)
+    assert refused(lambda: serve(tenant)) == 20
     clock.seconds += 1000  # a bucket holds no more than a minute's worth
     for _ in range(3):
-        tenant.begin_request()
-    assert refused(tenant.begin_request) == 20
+        serve(tenant)
+    assert refused(lambda: serve(tenant)) == 20
     assert tenant.usage == Usage(requests=7, refused=4)
+
+
+def test_requests_that_no_worker_could_serve_are_not_charged() -> None:
+    tenant = account(Clock(), requests=2)
+    for _ in range(5):
+        serve(tenant, WorkerUnavailable("No worker is ready."))
+        serve(tenant, Draining("The server is shutting down."))
+    assert tenant.usage == Usage()
+    assert shown(tenant)["x-ratelimit-remaining-requests"] == "2"
+    serve(tenant, WorkerFailed("The engine failed."))  # a worker worked on it
+    serve(tenant)
+    assert refused(lambda: serve(tenant)) == 30
+    assert tenant.usage == Usage(requests=2, refused=1)
 
 
 def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first() -> None:
     clock = Clock()
     tenant = account(clock, tokens=60)
-    tenant.begin_request()
+    serve(tenant)
     tenant.use_prompt(50)
-    tenant.begin_request()  # 10 are left, so a prompt of any length is taken
+    serve(tenant)  # 10 are left, so a prompt of any length is taken
     tenant.use_prompt(40)
     tenant.use_answer(9)  # what runs goes on
-    assert refused(tenant.begin_request) == 40  # -39 to 1
+    assert refused(lambda: serve(tenant)) == 40  # -39 to 1
     assert refused(lambda: tenant.use_prompt(1)) == 40  # a request that came in before
     clock.seconds += 40
-    tenant.begin_request()
+    serve(tenant)
     tenant.use_prompt(1)
     tenant.use_cached(1)
     assert tenant.usage == Usage(requests=3, refused=2, prompt_tokens=91, completion_tokens=9, cached_tokens=1)
@@ -76,11 +97,11 @@ def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first()
 def test_bytes_of_pictures() -> None:
     clock = Clock()
     tenant = account(clock, picture_bytes=600)
-    tenant.begin_request()
+    serve(tenant)
     tenant.use_pictures(650)
     assert refused(lambda: tenant.use_pictures(1)) == 6  # -50 to 1, 10 a second
     assert refused(lambda: tenant.begin_pictures(2)) == 6
-    tenant.begin_request()  # text needs none
+    serve(tenant)  # text needs none
     tenant.begin_pictures(0)
     tenant.use_pictures(0)
     assert tenant.usage.picture_bytes == 650
@@ -90,7 +111,7 @@ def test_bytes_of_pictures() -> None:
 def test_without_limits_everything_is_counted_and_nothing_refused() -> None:
     tenant = account(Clock())
     for _ in range(1000):
-        tenant.begin_request()
+        serve(tenant)
         tenant.use_prompt(1 << 40)
         tenant.use_pictures(1 << 40)
     assert tenant.usage.requests == 1000
@@ -100,7 +121,7 @@ def test_without_limits_everything_is_counted_and_nothing_refused() -> None:
 def test_headers_are_those_of_openai() -> None:
     clock = Clock()
     tenant = account(clock, requests=60, tokens=6000)
-    tenant.begin_request()
+    serve(tenant)
     tenant.use_prompt(7225)
     assert shown(tenant) == {
         "x-ratelimit-limit-requests": "60",

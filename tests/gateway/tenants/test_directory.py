@@ -64,7 +64,8 @@ def test_a_program_does_not_start_with_a_file_that_is_wrong(path: Path, tmp_path
 async def test_the_file_is_read_again_when_it_changes(path: Path) -> None:
     directory = Directory((), path)
     account = directory.account(b"one")
-    account.begin_request()
+    with account.request():
+        pass
     write(path, text("two", "three", limits="requests_per_minute = 50"))
     await directory.look()
     assert directory.account(b"two") is directory.account(b"three") is account
@@ -107,12 +108,11 @@ def test_metrics_count_by_tenant_of_the_file(path: Path) -> None:
     directory, registry = Directory(("flag",), path), CollectorRegistry()
     registry.register(TenantMetrics(directory))
     account = directory.account(b"one")
-    account.begin_request()
-    account.use_prompt(7)
-    account.use_cached(6)
-    account.use_answer(5)
-    account.use_pictures(4)
-    directory.account(b"flag").begin_request()
+    with account.request(), directory.account(b"flag").request():
+        account.use_prompt(7)
+        account.use_cached(6)
+        account.use_answer(5)
+        account.use_pictures(4)
     names = ("requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "picture_bytes")
     values = [registry.get_sample_value(f"saccade_tenant_{name}_total", {"tenant": "acme"}) for name in names]
     assert values == [1, 0, 7, 6, 5, 4]

@@ -106,8 +106,7 @@ class Answering:
         account: Account = scope[ACCOUNT]
         tenant = account.tenant.id
         self.admission.check(tenant)
-        account.begin_request()
-        with ExitStack() as at_end:
+        with account.request(), ExitStack() as at_end:
             memory = at_end.enter_context(self.memory.reservation(tenant or self.proxies.client_of(scope)))
             # Only _read() has the body, and drops it.
             reading = self._read(api, scope, await self.bodies.read(scope, receive, memory), memory, account, at_end)

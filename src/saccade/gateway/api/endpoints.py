@@ -1,5 +1,7 @@
 """The small endpoints: models, token ids, health, metrics, version, description."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -135,16 +137,18 @@ class Endpoints:
             layouts = [picture.layout for picture in pictures]
             return (await self.prompts.draft(served, asked, chat, layouts, num_bytes)).token_ids
 
-    def begin(self, request: Request) -> Reservation:
-        """Count a request, and return what counts its bytes.
+    @contextmanager
+    def begin(self, request: Request) -> Iterator[Reservation]:
+        """Count the request that the block serves, and yield what counts its bytes.
 
         Raises Draining, QueueFull and RateLimitExceeded where it would not be served.
         """
         account = _account(request)
         tenant = account.tenant.id
         self.admission.check(tenant)
-        account.begin_request()
-        return self.memory.reservation(tenant or self.proxies.client_of(request.scope))
+        client = tenant or self.proxies.client_of(request.scope)
+        with account.request(), self.memory.reservation(client) as memory:
+            yield memory
 
     def _served(self, name: str | None) -> ServedModel:
         """Return the model *name*; None means the only one there is."""

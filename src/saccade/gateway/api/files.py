@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import msgspec
@@ -36,7 +37,7 @@ class Files:
     """The files of each tenant, which other tenants do not find. *begin* counts a request, as Endpoints does."""
 
     store: FileStore
-    begin: Callable[[Request], Reservation]
+    begin: Callable[[Request], AbstractContextManager[Reservation]]
     bodies: BodyReader
     limits: PictureLimits
     threads: WorkThreads

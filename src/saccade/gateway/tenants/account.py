@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from saccade.errors import RateLimitExceeded
+from saccade.errors import Draining, RateLimitExceeded, WorkerUnavailable
 from saccade.gateway.tenants.tenant import Tenant
 from saccade.gateway.tenants.token_bucket import TokenBucket
 from saccade.protocol.gateway_calls import Usage
@@ -38,12 +39,27 @@ class Account:
         self._tokens.resize(limits.tokens)
         self._picture_bytes.resize(limits.picture_bytes)
 
-    def begin_request(self) -> None:
-        """Count a request, before its body is read. Raises RateLimitExceeded where no request or token is left."""
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Serve a request in the block, and count it: for the limit at once, as used at its end.
+
+        A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, where no
+        request or token is left.
+        """
         self._check(self._requests, "requests")
         self._check(self._tokens, "tokens")
         self._requests.spend(1)
-        self.usage.requests += 1
+        is_charged = True
+        try:
+            yield
+        except (Draining, WorkerUnavailable):
+            is_charged = False
+            raise
+        finally:
+            if is_charged:
+                self.usage.requests += 1
+            else:
+                self._requests.spend(-1)
 
     def begin_pictures(self, num_pictures: int) -> None:
         """Raise RateLimitExceeded where a request has pictures and no byte is left: they need not be fetched."""

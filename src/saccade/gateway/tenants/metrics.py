@@ -10,7 +10,7 @@ from saccade.gateway.tenants.directory import Directory
 from saccade.protocol.gateway_calls import Usage
 
 DESCRIPTIONS = {
-    "requests": "Requests of a tenant, but for those that its limits refused at once.",
+    "requests": "Ended requests of a tenant, but for those that its limits refused at once and those that got 503.",
     "refused": "Requests of a tenant that one of its limits refused.",
     "prompt_tokens": "Tokens of a tenant's prompts.",
     "cached_tokens": "Tokens of a tenant's prompts that were computed before.",

@@ -41,7 +41,7 @@ class TokenBucket:
         return 0.0 if self.per_minute is None else self._seconds_until(float(self.per_minute))
 
     def spend(self, num_units: int) -> None:
-        """Take *num_units*, whether or not they are there."""
+        """Take *num_units*, whether or not they are there; give back, if they are negative."""
         if self.per_minute is not None:
             self._level = self.level - num_units
 

@@ -1,0 +1,40 @@
+"""What the requests of a tenant cost, seen through the gateway."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import scripted
+
+from saccade.gateway.config import GatewayConfig
+
+KEY = "sk-" + "k" * 32
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    "/v1/responses": {"input": "hi"},
+    "/v1/completions": {"prompt": "hi"},
+    "/tokenize": {"prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    file.write_text(f'[tenants.acme]\nrequests_per_minute = 2\n[[keys]]\ntenant = "acme"\nsha256 = "{digest}"\n')
+
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=file, api_keys=("own",))) as gateway:
+
+        def ask(path: str) -> scripted.Answer:
+            body = {"model": "tiny", **BODIES[path]} | ({"stream": True} if stream and path != "/tokenize" else {})
+            return gateway.ask("POST", path, body, Authorization=f"Bearer {KEY}")
+
+        gateway.worker.ready = False
+        for path in (*BODIES, "/tokenize"):
+            answer = ask(path)
+            assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (503, "2"), path
+        gateway.worker.ready = True
+        assert [ask("/tokenize").status for _ in range(3)] == [200, 200, 429]
+        page = gateway.ask("GET", "/metrics", Authorization="Bearer own").body.decode()
+        assert 'saccade_tenant_requests_total{tenant="acme"} 2.0' in page
