@@ -90,8 +90,9 @@ class TemplateProgram:
         looked_for = {name: written(text) for name, text in self._looked_for.items()}
         chunks: list[str] = []
         num_characters = 0
+        context = self._template.new_context({**variables, **looked_for})
         try:
-            for chunk in self._environment.metered(lambda: self._template.generate(**variables, **looked_for)):
+            for chunk in self._environment.metered(lambda: self._template.root_render_func(context)):
                 chunks.append(chunk)
                 num_characters += len(chunk)
                 if num_characters > MAX_RENDERED_CHARACTERS:
@@ -106,6 +107,10 @@ class TemplateProgram:
             ) from error
         except _FAULTS as error:
             raise InvalidValue("The model's chat template cannot render these messages.", "messages") from error
+        finally:
+            # The template's macros and their context hold each other, and the context holds the messages.
+            for names in (context.parent, context.vars, context.exported_vars):
+                names.clear()
         return "".join(chunks)
 
 

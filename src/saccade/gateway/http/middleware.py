@@ -10,6 +10,7 @@ Each part is an ASGI application around another one, outermost first:
 import asyncio
 import re
 import time
+import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 
@@ -131,23 +132,33 @@ class GuardMiddleware:
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:
             return
-        except HTTPException as error:
-            failure: SaccadeError = _routing_failure(error, scope)
-            headers = dict(error.headers or {})
-        except SaccadeError as error:
-            failure = error
         except asyncio.CancelledError:
             # Only the end of the server cancels a whole request. Without this, uvicorn answers 500 in plain text.
-            failure = Draining("The server is shutting down and could not wait for this answer.")
-        except Exception:
-            _logger.exception("unforeseen error")
-            failure = InternalError(UNFORESEEN)
+            failure: SaccadeError = Draining("The server is shutting down and could not wait for this answer.")
+        except Exception as error:
+            failure = _failure(error, scope)
+            headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+            drop_frames(error)
         else:
             return
         is_messages = scope["path"].startswith(MESSAGES_PATH)
         body = encode_messages_error(failure) if is_messages else encode_error(failure)
         if not started:
             await send_json(send_watched, failure.status, body, headers | _headers(failure))
+
+
+def drop_frames(error: BaseException) -> None:
+    """Free what the frames of *error* hold, such as the request's body, and those of the errors that led to it.
+
+    An error that a variable holds forms a cycle with the frame of that variable, which the collector finds late.
+    """
+    errors: list[BaseException | None] = [error]
+    while errors:
+        if (one := errors.pop()) is None:
+            continue
+        traceback.clear_frames(one.__traceback__)
+        errors += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+        one.__traceback__ = one.__cause__ = one.__context__ = None
 
 
 def encode_error(error: SaccadeError) -> bytes:
@@ -180,6 +191,17 @@ async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, 
 def _request_id(scope: Scope) -> str:
     given: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+
+
+def _failure(error: Exception, scope: Scope) -> SaccadeError:
+    match error:
+        case SaccadeError():
+            return error
+        case HTTPException():
+            return _routing_failure(error, scope)
+        case _:
+            _logger.exception("unforeseen error")
+            return InternalError(UNFORESEEN)
 
 
 def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:

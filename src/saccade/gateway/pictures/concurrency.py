@@ -16,4 +16,5 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(step)
     except BaseExceptionGroup as failures:
         # The step that failed first: the errors of the cancelled steps do not tell the cause.
-        raise failures.exceptions[0] from None
+        first = failures.exceptions[0]
+        raise first from first.__cause__
