@@ -70,13 +70,39 @@ def send(gateway: scripted.Gateway, pieces: Iterable[bytes]) -> bytes:
 )
 def test_endless_head_is_cut_off(start: bytes, gateway: scripted.Gateway) -> None:
     answer = send(gateway, [start, *[FILLER] * 64])
-    assert answer == b"closed" or b"head is over the limit" in answer
+    assert answer == b"closed" or b"head is over the limit" in answer or b"too many bytes besides its body" in answer
     assert gateway.chat().status == 200
 
 
 def test_many_headers_are_cut_off(gateway: scripted.Gateway) -> None:
     answer = send(gateway, [b"GET /live HTTP/1.1\r\nHost: localhost\r\n", *[b"X-Short: a\r\n" * 1024] * 64])
     assert answer == b"closed" or b"head is over the limit" in answer
+
+
+def test_chunks_of_a_byte_are_cut_off(gateway: scripted.Gateway) -> None:
+    answer = send(gateway, [CHUNKED, *[b"1\r\na\r\n" * 1024] * 64])
+    assert answer == b"closed" or b"too many bytes besides its body" in answer
+
+
+def test_chunks_of_a_byte_are_cut_off_in_a_refused_body(tiny_qwen3_vl: Path) -> None:
+    limits = ConnectionLimits(drain_seconds=60)
+    with (
+        scripted.running(tiny_qwen3_vl, GatewayConfig(connections=limits)) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection,
+    ):
+        connection.sendall(CHUNKED.replace(b"/tokenize", b"/nothing"))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"1\r\na\r\n" * 50_000)
+            assert connection.recv(1) == b""
+        wait_until(lambda: gateway.connections.num_open == 0)
+
+
+def test_small_chunks_pass_while_they_are_more_than_their_framing(gateway: scripted.Gateway) -> None:
+    body = json.dumps({"prompt": "a" * 100_000}).encode()
+    chunks = b"".join(b"8\r\n" + body[start : start + 8].ljust(8) + b"\r\n" for start in range(0, len(body), 8))
+    answer = send(gateway, [CHUNKED[: -len(b"2\r\n{}\r\n")], chunks, b"0\r\n\r\n"])
+    assert answer.startswith(b"HTTP/1.1 200"), answer
 
 
 def test_large_head_and_long_pipeline_pass(gateway: scripted.Gateway) -> None:

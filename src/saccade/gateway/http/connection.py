@@ -26,13 +26,19 @@ CONNECTION = "saccade.connection"
 """Key of the ASGI scope under which the Connection lies that a request came over."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Limit of a request besides its body: request line and headers, chunk extensions, trailers."""
+"""Limit of a request's line and headers. The framing of its body, that is sizes, extensions and ends of chunks and
+trailers, may take as many bytes again as the body has so far.
+"""
 
 FIRST_READ_BYTES = 16 << 10
 READ_BYTES = 120 << 10
 """Bytes that are read from a connection at a time: at first, and once the application reads the rest of a body. More
 would delay other connections, and allocate memory from the system at every read.
 """
+
+SMALL_READ_BYTES = 4 << 10
+SMALL_PIECE_BYTES = 256
+"""Pieces of a body that are smaller on average are read SMALL_READ_BYTES at a time, because each piece takes some microseconds."""
 
 OTHER_DESCRIPTORS = 256
 """File descriptors besides client connections: workers, decode processes, fetches, files."""
@@ -71,10 +77,12 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **settings)
         self._connections = connections
         self._limits = connections.limits
-        self._num_head_bytes = 0
+        self._num_framing_bytes = 0
+        self._num_pieces = 0
+        self._has_small_pieces = False
         self._head_since: float | None = None
         self._expects_body = False
-        self.has_begun_body = False
+        self._has_begun_body = False
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         self._drained_since: float | None = None
@@ -88,6 +96,13 @@ class Connection(HttpToolsProtocol):
         """Whether the client reads its answer as fast as it is sent."""
         return not self.flow.write_paused
 
+    @property
+    def num_read_bytes(self) -> int:
+        """How many bytes are read at a time now."""
+        if self._has_small_pieces:
+            return SMALL_READ_BYTES
+        return READ_BYTES if self._has_begun_body else FIRST_READ_BYTES
+
     def vouch(self) -> None:
         """Note that a request with a valid key came over this connection."""
         self._connections.vouch(self)
@@ -98,14 +113,24 @@ class Connection(HttpToolsProtocol):
         self._head_since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*; bodies and ends of requests in it reset the count of the head's bytes."""
+        """Parse *data*, and refuse a request with too many bytes besides its body."""
         if self._head_since is None and not self._expects_body:
             # Any byte between two requests, a blank line too, ends uvicorn's own wait for the next request.
             self._head_since = self.loop.time()
-        self._num_head_bytes += len(data)
+        self._num_framing_bytes += len(data)
+        self._num_pieces = 0
         super().data_received(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        self._has_small_pieces = self._num_pieces * SMALL_PIECE_BYTES > len(data)
+        if self._num_framing_bytes <= MAX_HEAD_BYTES + self._num_body_bytes or self.transport.is_closing():
+            return
+        if not self._expects_body:
             self.send_400_response(f"The request's head is over the limit of {MAX_HEAD_BYTES} bytes.")
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.send_400_response(
+                "The request has too many bytes besides its body: send larger chunks, and no trailers."
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -115,7 +140,7 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for the body. The answer may end before it: then the connection closes with a delay."""
         self._head_since = None
         self._expects_body = True
-        self.has_begun_body = False
+        self._has_begun_body = False
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         super().on_headers_complete()
@@ -123,18 +148,19 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body; after the first one, reading pauses until the application receives."""
-        self._num_head_bytes = 0
+        self._num_pieces += 1
+        self._num_framing_bytes = max(0, self._num_framing_bytes - len(body))
         self._num_body_bytes += len(body)
         super().on_body(body)
         if self.cycle.response_complete:
             self._drain(len(body))
-        elif not self.has_begun_body:
-            self.has_begun_body = True
+        elif not self._has_begun_body:
+            self._has_begun_body = True
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._num_head_bytes = 0
-        self._expects_body = self.has_begun_body = False
+        self._num_framing_bytes = self._num_body_bytes = 0
+        self._expects_body = self._has_begun_body = False
         super().on_message_complete()
         if self._drained_since is not None:
             # The answer was sent before the body ended, and uvicorn's wait for the next request has ended.
@@ -338,7 +364,7 @@ class _Reader(asyncio.BufferedProtocol):
             self._connection.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._memory if self._connection.has_begun_body else self._memory[:FIRST_READ_BYTES]
+        return self._memory[: self._connection.num_read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._is_refused:
