@@ -17,7 +17,7 @@ configure_logging()
 with structlog.contextvars.bound_contextvars(request_id="r1"):
     structlog.get_logger("saccade.a").info("hello", number=3)
     logging.getLogger("saccade.b").warning("worker %s left", "w")
-    logging.getLogger("uvicorn.error").info("chatter")
+    logging.getLogger("uvicorn.error").warning("Unsupported upgrade request.")
     try:
         local = "a local variable"
         1 / 0

@@ -226,7 +226,8 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Its warnings are about requests that clients send wrongly: any client could fill the log.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     return LogOutput(writer, level, is_terminal)
 

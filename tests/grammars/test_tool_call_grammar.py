@@ -180,6 +180,13 @@ def test_what_a_bare_text_cannot_be_held_to() -> None:
         grammar("qwen3_coder", {"say": {"type": "object", "properties": {"a>b": {"type": "string"}}}})
 
 
+def test_warning_about_a_parameter_is_safe_in_a_header() -> None:
+    schema = {"type": "object", "properties": {"\u00e4\tb": {"type": "string", "maxLength": 3}}}
+    calls = HeldCalls([HeldFunction("say", schema, "tools.say")], FORMS["qwen3_coder"], must_call=True, many=False)
+    outcome = try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
+    assert outcome.dropped == ["tools.say.properties.??b.maxLength"]
+
+
 def test_errors_name_the_schema() -> None:
     with pytest.raises(UnsupportedParameter, match=r"tools\.say\.not"):
         grammar("hermes", {"say": {**SAY, "not": {}}}, strict=True)

@@ -245,6 +245,12 @@ def test_templates_that_fail(source: str, sentence: str) -> None:
         ChatTemplate(source, SPECIAL, {}).render([user("x" * 200)])
 
 
+def test_log_does_not_have_what_a_template_says_of_the_messages() -> None:
+    with pytest.raises(InvalidValue, match="my secret") as caught:
+        ChatTemplate("{{ raise_exception(messages[0].content) }}", SPECIAL, {}).render([user("my secret")])
+    assert caught.value.reason == "The model's chat template refuses the messages."
+
+
 def test_length_is_the_text_s_own_not_its_disguise_s() -> None:
     """Special tokens are made of letters too; in disguise such a letter takes four bytes."""
     content = "i" * (2 * 2**20)

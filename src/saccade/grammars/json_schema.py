@@ -182,7 +182,7 @@ def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Schema]]
     for keyword in MAPS:
         if isinstance(schema.get(keyword), dict):
             named = schema[keyword].items()
-            yield from ((f"{path}.{keyword}.{_shown(name)}", part) for name, part in named if isinstance(part, dict))
+            yield from ((f"{path}.{keyword}.{shown(name)}", part) for name, part in named if isinstance(part, dict))
 
 
 def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
@@ -198,5 +198,6 @@ def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
     raise InvalidValue(f"`{param}` is nested more than {MAX_DEPTH} schemas deep.", param)
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
+    """Return the first 64 characters of *name*, a client's, with `?` for all but visible ASCII."""
     return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])

@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, Held, Schema
+from saccade.grammars.json_schema import OPTIONS, Held, Schema, shown
 from saccade.grammars.property_types import property_types
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
@@ -75,7 +75,7 @@ def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callab
     if tokens.format != "qwen3_coder":
         return held
     for name, schema in _properties(held.schema).items():
-        place = f"{function.place}.properties.{name}"
+        place = f"{function.place}.properties.{shown(name)}"
         if not name or set(name) & set("<>\n\r"):
             raise InvalidValue(f"`{function.place}.properties`: a parameter's name has no <, > or line break.", place)
         unheld = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, held.schema) and keyword in schema]

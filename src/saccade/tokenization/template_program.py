@@ -98,9 +98,9 @@ class TemplateProgram:
                 if num_characters > MAX_RENDERED_CHARACTERS:
                     raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
-            raise InvalidValue(
-                f"The model's chat template refuses the messages: {error.message}", "messages"
-            ) from error
+            # The template may repeat what the messages say.
+            refusal = "The model's chat template refuses the messages"
+            raise InvalidValue(f"{refusal}: {error.message}", "messages", reason=f"{refusal}.") from error
         except TooCostly as error:
             raise InvalidValue(
                 f"The model's chat template {error.message} for these messages. Send fewer or shorter ones.", "messages"

@@ -38,7 +38,7 @@ would delay other connections, and allocate memory from the system at every read
 
 SMALL_READ_BYTES = 4 << 10
 SMALL_PIECE_BYTES = 256
-"""Pieces of a body that are smaller on average are read SMALL_READ_BYTES at a time, because each piece takes some microseconds."""
+"""Pieces of a body that are smaller on average are read SMALL_READ_BYTES at a time: each piece takes microseconds."""
 
 OTHER_DESCRIPTORS = 256
 """File descriptors besides client connections: workers, decode processes, fetches, files."""
