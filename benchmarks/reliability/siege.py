@@ -7,7 +7,8 @@ The bundled model, everything on loopback. Eight clients with pictures and eight
 alone (quiet), then beside the attacks of .siege_attacks (besieged). Attackers use other addresses than honest clients;
 with --keys they also use a key of their own. The exit status is 1 where an honest request is refused or fails, memory
 passes its budget, or something is left behind 10 s after the attackers stopped; times are reported only.
-With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
+Before that, bodies that are refused are sent for BODIES_SECONDS to the server alone: other traffic would have Python's
+collector run. With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
 """
 
 import argparse
@@ -48,6 +49,8 @@ CLIENTS = {"pictures": 8, "text": 8}
 TEXT_CLIENTS = {"text": 8}
 HONEST_KEYS, ATTACKER_KEY = ("honest-1", "honest-2"), "attacker"
 WARM_UP_SECONDS = 5.0
+BODIES = ("refused requests", "maximal bodies")
+BODIES_SECONDS = 30.0
 QUIET_PART, BESIEGED_PART = 0.3, 0.6
 ONLY_PART = 0.225
 LEFT_SECONDS = 10.0
@@ -91,6 +94,16 @@ async def attacking(plan: Plan, into: list[dict[str, Any]]) -> AsyncIterator[Non
             await process.wait()
 
 
+async def send_bodies(server: Server, key: str | None, siege: Siege) -> None:
+    """Attack with bodies alone, and note the memory before and meanwhile."""
+    with Watch(server) as before:
+        await asyncio.sleep(1.0)
+    async with attacking(Plan(server.port, server.name, key, BODIES, 2 * BODIES_SECONDS), siege.attackers):
+        with Watch(server) as meanwhile:
+            await asyncio.sleep(BODIES_SECONDS)
+    siege.bodies_alone = (before.peaks, meanwhile.peaks)
+
+
 async def besiege(server: Server, load: Honest, attacks: tuple[str, ...], seconds: list[tuple[bool, float]]) -> Siege:
     """Run phases in turn, each besieged or not, for so many seconds; then look at what is left behind."""
     siege = Siege()
@@ -99,6 +112,8 @@ async def besiege(server: Server, load: Honest, attacks: tuple[str, ...], second
     await asyncio.to_thread(quiet.learn, PROBE)
     await load.run(WARM_UP_SECONDS)
     before = await asyncio.to_thread(pids, server)
+    if len(attacks) > 1:
+        await send_bodies(server, key, siege)
     for is_besieged, duration in seconds:
         if not is_besieged:
             peaks = siege.quiet.peaks

@@ -30,8 +30,12 @@ class Phase:
 
 @dataclass
 class Siege:
-    """Both kinds of phases, what the attackers saw, and what was left behind."""
+    """Both kinds of phases, what the attackers saw, and what was left behind.
 
+    *bodies_alone* are peaks in MiB before and while attackers send bodies to a server that has no other client.
+    """
+
+    bodies_alone: tuple[Mapping[str, float], Mapping[str, float]] | None = None
     quiet: Phase = field(default_factory=Phase)
     besieged: Phase = field(default_factory=Phase)
     attackers: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +79,10 @@ def verdicts(siege: Siege, budgets_mib: Mapping[str, float], is_of_one: bool) ->
         wanted = f"< {1000 * MOST_REFUSAL_SECONDS:.0f} ms"
         holds = slowest < MOST_REFUSAL_SECONDS
         found.append(Verdict(f"p99 to refuse: {name}", f"{1000 * slowest:.0f} ms", wanted, holds, is_strict=False))
-    found += [_memory(siege, name, budgets_mib.get(name)) for name in (PRIVATE, TREE)]
+    for name in (PRIVATE, TREE):
+        found.append(_memory(name, siege.quiet.peaks, siege.besieged.peaks, budgets_mib))
+        if siege.bodies_alone is not None:
+            found.append(_memory(f"{name}, bodies alone", *siege.bodies_alone, budgets_mib))
     found.append(_none("left behind", Counter(siege.left)))
     crashed = Counter(error for one in siege.attackers for error in one["failed"])
     return [*found, _none("attackers that failed by themselves", crashed)]
@@ -99,12 +106,15 @@ def _none(goal: str, counted: Counter[str]) -> Verdict:
     return Verdict(goal, words or "none", "none", not counted)
 
 
-def _memory(siege: Siege, name: str, budget: float | None) -> Verdict:
-    grown = siege.besieged.peaks[name] - siege.quiet.peaks[name]
+def _memory(
+    what: str, before: Mapping[str, float], after: Mapping[str, float], budgets_mib: Mapping[str, float]
+) -> Verdict:
+    name, _, _ = what.partition(", bodies alone")
+    grown, budget = after[name] - before[name], budgets_mib.get(name)
     if budget is None:
-        return Verdict(f"peak memory over quiet, {name}", f"{grown:.0f} MiB", "no budget stated", True)
+        return Verdict(f"peak memory over quiet, {what}", f"{grown:.0f} MiB", "no budget stated", True)
     wanted = f"<= {MEMORY_MARGIN:g} x {budget:.0f} MiB"
-    return Verdict(f"peak memory over quiet, {name}", f"{grown:.0f} MiB", wanted, grown <= MEMORY_MARGIN * budget)
+    return Verdict(f"peak memory over quiet, {what}", f"{grown:.0f} MiB", wanted, grown <= MEMORY_MARGIN * budget)
 
 
 def report(siege: Siege, verdicts: Sequence[Verdict]) -> list[str]:
