@@ -240,3 +240,17 @@ def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scr
     connection.close()
     wait_until(lambda: num_left() == before + 1)
     wait_until(lambda: not child.is_running())
+
+
+def test_fetches_end_when_the_client_that_counts_tokens_leaves(tiny_qwen3_vl: Path) -> None:
+    patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
+    with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=patient)) as gateway:
+        picture = {"type": "image", "source": {"type": "url", "url": f"{tarpit.url}?1"}}
+        for path, part in (("/tokenize", image(tarpit.url)), ("/v1/messages/count_tokens", picture)):
+            num_before = len(tarpit.connections)
+            body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": [part]}]})
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            wait_until(lambda num=num_before + 1: len(tarpit.connections) == num)
+            connection.close()
+            wait_until(lambda num=num_before + 1: tarpit.num_left == num)

@@ -204,7 +204,8 @@ class Delivery:
 
     async def _pixels(self, media: PromptPictures) -> tuple[MediaItem, ...]:
         await self._held.enter_async_context(self._sender.admission.pixels(media.num_pixel_bytes))
-        return await self._sender.pixels.prepare(self._served.family, media, self._drafted.prompt.salt)
+        salt = self._drafted.prompt.salt
+        return await self._sender.pixels.prepare(self._served.family, media, salt, self._memory.client)
 
     async def _take_turn(self, media: PromptPictures) -> None:
         """Take turns with requests that waited for the same picture: they go on at the same moment."""

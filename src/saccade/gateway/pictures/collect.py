@@ -1,7 +1,7 @@
 """From the sources of pictures to encoded pictures: decoded from data: URLs or fetched, read, hashed, all at once."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,12 +53,12 @@ class Asker:
 class PictureCollector:
     """Collects the pictures of one request at a time: each within *limits*, all within *max_encoded_bytes*.
 
-    *video_header* reads a video's header, outside of this process.
+    *video_header* reads a video's header for a client, outside of this process.
     """
 
     loader: MediaLoader
     files: FileStore
-    video_header: Callable[[bytes], Awaitable[VideoHeader]]
+    video_header: Callable[[bytes, Hashable], Awaitable[VideoHeader]]
     limits: PictureLimits
     max_encoded_bytes: int
     metrics: Metrics
@@ -128,7 +128,7 @@ class PictureCollector:
             )
         else:
             content = await self.loader.fetch(source.url, salt, memory)
-        header = await self.video_header(content)
+        header = await self.video_header(content, memory.client)
 
         def read() -> Picture:
             layout = videos.layout.video(header, settings)

@@ -7,7 +7,7 @@ the encoded picture until the worker has begun to answer, for the case that it d
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -102,8 +102,10 @@ class PixelPreparer:
     metrics: Metrics
     resend_seconds: float
 
-    async def prepare(self, family: str, media: PromptPictures, salt: bytes) -> tuple[MediaItem, ...]:
+    async def prepare(self, family: str, media: PromptPictures, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
         """Return an item for each picture of *media*, with its pixels where a worker can read them.
+
+        Videos are decoded in turns of *client*.
 
         A picture that is there twice is prepared once and lies in one slot. Each item with a slot holds one reference
         to it, until the item is sent or released; on failure and cancellation there are none. Raises RequestError,
@@ -113,7 +115,7 @@ class PixelPreparer:
         pixels: dict[bytes, PreparedPicture] = {}
 
         async def prepare(key: bytes, picture: Picture) -> None:
-            pixels[key] = await self._pixels(family, picture, salt)
+            pixels[key] = await self._pixels(family, picture, salt, client)
 
         with self.metrics.stage("media"):
             try:
@@ -127,7 +129,7 @@ class PixelPreparer:
         """Give back the slots of items that will not be sent."""
         self.pool.release(item.slot.name for item in items if item.slot is not None)
 
-    async def resend(self, family: str, media: PromptPictures, salt: bytes) -> tuple[MediaItem, ...]:
+    async def resend(self, family: str, media: PromptPictures, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
         """Return what prepare() does, for a worker that waits for it.
 
         Raises WorkerUnavailable after *resend_seconds*.
@@ -135,18 +137,20 @@ class PixelPreparer:
         self.metrics.pixels_wanted.inc(len(media.pictures))
         try:
             async with asyncio.timeout(self.resend_seconds):
-                return await self.prepare(family, media, salt)
+                return await self.prepare(family, media, salt, client)
         except TimeoutError as error:
             raise WorkerUnavailable(
                 "The worker no longer held a picture, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _pixels(self, family: str, picture: Picture, salt: bytes) -> PreparedPicture:
+    async def _pixels(self, family: str, picture: Picture, salt: bytes, client: Hashable) -> PreparedPicture:
         async def prepare() -> PreparedPicture:
             if picture.video is None:
                 pixels = await self.pool.picture(picture.encoded, family, picture.settings, picture.layout)
             else:
-                pixels = await self.pool.video(picture.encoded, picture.video, family, picture.settings, picture.layout)
+                pixels = await self.pool.video(
+                    picture.encoded, picture.video, family, picture.settings, picture.layout, client
+                )
             self.metrics.observe_stage("queue", pixels.waited_seconds)
             for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
                 self.metrics.observe_stage(stage, seconds)
@@ -226,7 +230,7 @@ class PixelResend:
             raise InternalError("The worker asked for pixels that it was not sent a picture for.")
         wanted = kept.of(media)
         await self._held.enter_async_context(self._admission.pixels(wanted.num_pixel_bytes))
-        items = await self._preparer.resend(self._family, wanted, self._salt)
+        items = await self._preparer.resend(self._family, wanted, self._salt, self._memory.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 
     def forget(self) -> None:

@@ -1,11 +1,13 @@
 """Videos in decode processes: headers and patches, confined and within limits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import clips
 import decode_servers
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 from clips import clip
@@ -31,7 +33,7 @@ BROKEN = clips.broken()
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[DecodePool]:
     with decode_servers.shared():
-        pool = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=20, slot_bytes=64 << 20))
+        pool = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=60, slot_bytes=64 << 20))
     await pool.start()
     yield pool
     await pool.close()
@@ -130,3 +132,28 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:
     async with asyncio.timeout(20):
         while pool.num_running or pool.num_slots:  # noqa: ASYNC110  what is waited for happens in other processes
             await asyncio.sleep(0.01)
+
+
+async def test_the_job_of_a_client_that_left_does_not_hold_the_line(pool: DecodePool) -> None:
+    header = await pool.video_header(clip())
+    layout = LAYOUT.video(header, SETTINGS)
+    jobs: list[Callable[[], Coroutine[Any, Any, object]]] = [
+        lambda: pool.video_header(clip(), "evil"),
+        lambda: pool.video(clip(), header, FAMILY, SETTINGS, layout, "evil"),
+    ]
+    for job in jobs:
+        (before,) = pool.pids
+        psutil.Process(before).suspend()  # as one that works for long
+        left = asyncio.create_task(job())
+        waits = asyncio.create_task(job())
+        async with asyncio.timeout(20):
+            while not pool.num_running:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            left.cancel()
+            made = await waits
+            assert before not in pool.pids
+            if isinstance(made, PreparedPicture):
+                assert made.slot is not None
+                pool.release([made.slot.name])
+            while pool.num_running or pool.num_slots or psutil.pid_exists(before):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)

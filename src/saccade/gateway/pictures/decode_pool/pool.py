@@ -1,14 +1,15 @@
 """The gateway's pool of decode processes: encoded bytes in, a filled slot out. No torch, no pixels.
 
-A job takes one process for itself, for which it waits in a DecodeQueue. Once begun, a job runs to its end even if its
-request is gone: a picture takes milliseconds, a video seconds, and the process is kept. A process that takes too long
-fails the one request it worked on, and is replaced. So is a process that dies; the picture may not be the cause, so it
-gets a second process, and is refused when that one dies, too.
+A job takes one process for itself, for which it waits in a DecodeQueue. Once begun, a picture is decoded to its end
+even if its request is gone: that takes milliseconds, and the process is kept. A video may take half a minute, so the
+process of one whose request is gone is ended and replaced. A process that takes too long fails the one request it
+worked on, and is replaced. So is a process that dies; the picture may not be the cause, so it gets a second process,
+and is refused when that one dies, too.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,7 +19,6 @@ import structlog
 
 from saccade.errors import (
     DeadlineExceeded,
-    Draining,
     InternalError,
     InvalidImage,
     InvalidVideo,
@@ -35,7 +35,7 @@ from saccade.gateway.pictures.decode_pool.job import (
     VideoHeaderJob,
     VideoJob,
 )
-from saccade.gateway.pictures.decode_pool.queue import DecodeQueue, Turn
+from saccade.gateway.pictures.decode_pool.queue import DecodeQueue, Turn, draining
 from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import PictureLimits, read_header
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
@@ -76,6 +76,7 @@ class DecodePoolConfig:
     num_processes: int = field(default_factory=_default_processes)
     time_limit_seconds: float = 10.0
     video_time_limit_seconds: float = 30.0
+    video_wait_seconds: float = 60.0
     memory_bytes: int = 1 << 30
     in_flight_bytes: int = 1 << 30
     slot_bytes: int = 1 << 30
@@ -101,7 +102,9 @@ class DecodePool:
         self._config = config
         self._slots = SlotPool(config.slot_bytes)
         self._server = DecodeServer(config.memory_bytes)
-        self._queue = DecodeQueue(config.in_flight_bytes, max(1, config.num_processes - 1), self._lose)
+        self._queue = DecodeQueue(
+            config.in_flight_bytes, max(1, config.num_processes - 1), self._lose, config.video_wait_seconds
+        )
         self._processes: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -158,44 +161,55 @@ class DecodePool:
         job = PictureJob(encoded, family, dict(settings), layout, self._config.limits)
         return await self._tried(job, header.decoded_bytes, self._fill)
 
-    async def video_header(self, encoded: bytes) -> VideoHeader:
-        """Return the header of an encoded video. Raises what picture() does, for videos."""
+    async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
+        """Return the header of an encoded video, in a turn of *client*.
+
+        Raises what picture() does, for videos, and QueueFull where too many wait, or this one waited too long. The job
+        ends when the waiting task is cancelled.
+        """
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
         job = VideoHeaderJob(encoded, self._config.video_limits)
-        return await self._tried(job, HEADER_BYTES, self._read_header)
+        return await self._tried(job, HEADER_BYTES, self._read_header, client)
 
     async def video(
-        self, encoded: bytes, header: VideoHeader, family: str, settings: Mapping[str, Any], layout: PictureLayout
+        self,
+        encoded: bytes,
+        header: VideoHeader,
+        family: str,
+        settings: Mapping[str, Any],
+        layout: PictureLayout,
+        client: Hashable = None,
     ) -> PreparedPicture:
-        """Return the patches of a video with *header*, as picture() does those of a picture."""
+        """Return the patches of a video with *header*, as picture() does those of a picture; else as video_header()."""
         job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
-        return await self._tried(job, decoded_bytes(header), self._fill)
+        return await self._tried(job, decoded_bytes(header), self._fill, client)
 
-    async def _tried(self, job: J, nbytes: int, work: Work[J, T]) -> T:
+    async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
         """Return what *work* does with *job*, in another process where the first one dies."""
         num_deaths = 0
         for _ in range(MAX_ATTEMPTS):
             try:
-                return await self._attempt(job, nbytes, work)
+                return await self._attempt(job, nbytes, work, client)
             except ProcessDied as death:
                 num_deaths += not death.with_server
             if num_deaths == 2:
                 raise _ended_twice(job)
         raise InternalError("No decode process lives long enough for the picture; the request can be sent again.")
 
-    async def _attempt(self, job: J, nbytes: int, work: Work[J, T]) -> T:
-        # There is no await between this line and the queue: close() refuses all jobs that wait in the queue.
-        if self._closing:
-            raise _draining()
+    async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
+        is_video = not isinstance(job, PictureJob)
         loop = asyncio.get_running_loop()
         arrived = loop.time()
-        turn = await self._queue.enter(nbytes, is_video=not isinstance(job, PictureJob))
+        turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
         waited = loop.time() - arrived
         task = self._spawn(work(turn, job, waited))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            # A task that is done has left its turn: the process may work for another one already.
+            if is_video and not task.done():
+                turn.process.terminate()
             task.add_done_callback(self._discard)
             raise
 
@@ -225,7 +239,7 @@ class DecodePool:
         if self._closing:
             return
         self._closing = True
-        self._queue.refuse(_draining())
+        self._queue.close()
         # Before the server, which reaps them. A job that waits for its process sees the process end.
         for process in self._processes:
             process.terminate()
@@ -303,7 +317,7 @@ class DecodePool:
         if isinstance(error, ProcessDied):
             error.with_server = process.life != self._server.life
         if self._closing:
-            raise _draining()
+            raise draining()
         self._lose(process)
         raise error
 
@@ -368,7 +382,3 @@ def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
     if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:
         raise InvalidVideo("The video's header is damaged.")
     return header
-
-
-def _draining() -> Draining:
-    return Draining("The server is shutting down.")
