@@ -26,6 +26,7 @@ FOREVER = {
     "loops that pass nothing": "{% for i in range(100000) %}{% for j in range(100000) if false %}{% endfor %}{% endfor %}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "slow questions": "{% set long = 'x' * 30000000 %}{{ range(100000)|map('string')|select('in', long)|list }}",
+    "brackets in a key": "{{ ('%' ~ '(' * 30000000) % {} }}",
 }
 LARGE = {
     "text": "{{ 'x' * 10**10 }}",
@@ -62,7 +63,9 @@ LARGE = {
     "percent": "{{ '%10000000000d' % 1 }}",
     "percent star": "{{ '%*d' % (10**10, 1) }}",
     "percent often": LONG + "{{ ('%(a)s' * 1000) % {'a': long} }}",
+    "percent behind a key with brackets": "{{ '%(a(b)c)10000000000d' % {'a(b)c': 1} }}",
     "format": "{{ '{:10000000000}'.format(1) }}",
+    "format before a fault": "{{ '{:10000000000} {'.format(1) }}",
     "format by value": "{{ '{:{}}'.format(1, 10**10) }}",
     "format_map": "{{ '{a:10000000000}'.format_map({'a': 1}) }}",
     "|center": "{{ 'x'|center(10**10) }}",
@@ -93,6 +96,17 @@ def test_a_template_that_makes_too_much_is_stopped(source: str) -> None:
         ChatTemplate(WHEN_ASKED + source, (), {}).render(CHAT * 4)
 
 
+def test_a_long_form_is_read_once() -> None:
+    """Two million characters that begin a placeholder: to look behind each of them would take an hour."""
+    for form, message in {
+        "('{' ~ ':' * 2000000).format(1)": "cannot render",
+        "('%(' * 2000000) % {}": "makes a value of more than 32 MiB",
+        "('%' ~ '()' * 1000000) % {'': 1}": "cannot render",
+    }.items():
+        with pytest.raises(InvalidValue, match=message):
+            ChatTemplate(WHEN_ASKED + "{{ " + form + " }}", (), {}).render(CHAT * 4)
+
+
 @pytest.mark.parametrize("source", [FOREVER["nested loops"], LARGE["text"]], ids=["time", "memory"])
 def test_a_template_that_is_stopped_at_once_is_refused(source: str) -> None:
     with pytest.raises(
@@ -121,6 +135,7 @@ def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
         ("{{ [messages[0].role, 1] }}{{ (messages[0].role, 1) }}{{ {'a': messages[0].role} }}", "['user', 1]('user', 1){'a': 'user'}"),
         ("{{ 'a' ~ 1 ~ none ~ 2.5 }}{{ none }}{{ 1.50 }}{{ true }}", "a1None2.5None1.5True"),
         ("{{ '%s: %5.2f' % ('a', 1.5) }}{{ '{:>4}'.format(1) }}{{ 'a,b'.split(',')|join('; ') }}", "a:  1.50   1a; b"),
+        ("{{ '%5d%%99999 %-2s|' % (1, 2) }}{{ '%(a(b))s' % {'a(b)': 3} }}{{ '{a[:12345]}{{:99999}}'.format(a={':12345': 4}) }}", "    1%99999 2 |34{:99999}"),
         ("{{ 'x' * 3 }}{{ 3 * 'x' }}{{ [1] * 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}", "xxxxxx[1, 1]10243"),
         ("{{ messages|map(attribute='role')|list }}{{ range(3)|map('string')|join }}", "['user']012"),
         ("{{ {'a': [1]}|tojson(indent=2) }}{{ messages|tojson }}", '{\n  "a": [\n    1\n  ]\n}[{"role": "user", "content": "hi"}]'),

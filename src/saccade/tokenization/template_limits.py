@@ -9,10 +9,12 @@ A value that a template makes has at most MAX_VALUE_BYTES, with every part count
 lists that share their parts cannot make one comparison or one str() last for hours.
 """
 
+import contextlib
 import re
+import string
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -47,9 +49,11 @@ _LAZY = frozenset(
 )  # fmt: skip
 """Filters that do not read the parts of their value, or read it element by element."""
 
-_WIDE_PRINTF = re.compile(r"%(?:\([^)]*\))?[^a-zA-Z%]*?(?:\*|\d{5})")
-_WIDE_FORMAT = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5}|\{)")
-
+_PARENTHESIS = re.compile(r"[()]")
+_OPTIONS = re.compile(r"[^a-zA-Z%]*")
+_WIDE_PRINTF = re.compile(r"\*|\d{5}")
+_WIDE_FORMAT = re.compile(r"\{|\d{5}")
+"""What makes the options of one placeholder too wide: five digits, or a width that is a value."""
 
 ITERATION, VALUE, SLICE = "count iteration", "count value", "count slice"
 """Filters for the meter's own use: a template cannot contain a name with a space."""
@@ -307,9 +311,37 @@ def _replacement(meter: Meter, text: Any, old: Any, new: Any) -> None:
 
 def _printf(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
     form = args[0].decode("latin-1") if isinstance(args[0], bytes) else str(args[0])
-    if _WIDE_PRINTF.search(form):
-        raise TooCostly("formats a value wider than it may")
     meter.will_make(len(form) + form.count("%") * (MAX_WIDTH // 8 + weight([*args[1:], kwargs])))
+    _check_widths(_printf_options(meter, form), _WIDE_PRINTF)
+
+
+def _printf_options(meter: Meter, form: str) -> Iterator[str]:
+    """Yield flags, width and precision of each placeholder of *form*, which is read once from its start to its end."""
+    place = form.find("%")
+    while place >= 0:
+        place += 1
+        if form.startswith("(", place):
+            place = _behind_key(meter, form, place)
+        options = next(_OPTIONS.finditer(form, place))
+        yield options[0]
+        # A percent sign may end a placeholder, too: then it begins none.
+        place = form.find("%", options.end() + 1)
+
+
+def _behind_key(meter: Meter, form: str, place: int) -> int:
+    """Return where the key ends that begins at *place* with a parenthesis, and may have others in it."""
+    depth = 0
+    for found in _PARENTHESIS.finditer(form, place):
+        meter.step()
+        depth += 1 if found[0] == "(" else -1
+        if not depth:
+            return found.end()
+    return len(form)
+
+
+def _check_widths(options: Iterable[str], wide: re.Pattern[str]) -> None:
+    if any(wide.search(one) for one in options):
+        raise TooCostly("formats a value wider than it may")
 
 
 def _joined(meter: Meter, separator: Any, parts: Any) -> list[Any]:
@@ -336,9 +368,10 @@ def _width_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[s
 
 def _format_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     if isinstance(text, str):
-        if _WIDE_FORMAT.search(text):
-            raise TooCostly("formats a value wider than it may")
         meter.will_make(len(text) + text.count("{") * (MAX_WIDTH // 8 + weight([args, kwargs])))
+        # A form that is no form fails where it is used, after what comes before its fault was made.
+        with contextlib.suppress(ValueError):
+            _check_widths((options or "" for _, _, options, _ in string.Formatter().parse(text)), _WIDE_FORMAT)
     return args
 
 
