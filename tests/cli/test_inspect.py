@@ -102,6 +102,12 @@ def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pyt
     ("body", "said"),
     [
         (b'{"error": {"message": "`messages` is missing."}}', "refused with 400: `messages` is missing."),
+        (
+            b'{"error": {"message": "no", "param": "x-api-key"}}',
+            "refused with 400: the caches of tenants are apart. Pass one of its API keys as --api-key",
+        ),
+        (b'{"error": {"message": "no", "code": "invalid_api_key"}}', "refused with 400: it has no such --admin-key."),
+        (b'{"error": "no"}', "is not an answer of Saccade's admin port."),
         (b"<html>", "refused with 400: what it says is not an answer of Saccade's admin port."),
     ],
 )

@@ -7,7 +7,8 @@ from typing import Any
 import httpx2
 import msgspec
 
-from saccade.errors import StartupError
+from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.api.admin import TENANT_HEADER
 
 TIMEOUT_SECONDS = 60.0
 
@@ -32,7 +33,7 @@ def show_route(gateway: str, admin_key: str | None, api_key: str | None, chat: P
 
 def _ask(gateway: str, admin_key: str, api_key: str | None, body: bytes) -> bytes:
     headers = {"authorization": f"Bearer {admin_key}", "content-type": "application/json"}
-    headers |= {} if api_key is None else {"x-api-key": api_key}
+    headers |= {} if api_key is None else {TENANT_HEADER: api_key}
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
             response = client.post(f"{gateway.rstrip('/')}/route", content=body, headers=headers)
@@ -41,14 +42,20 @@ def _ask(gateway: str, admin_key: str, api_key: str | None, body: bytes) -> byte
             f"No gateway answers at {gateway}. Pass the address of its --admin-port, as http://127.0.0.1:PORT."
         ) from error
     if response.status_code != httpx2.codes.OK:
-        raise StartupError(f"The gateway refused with {response.status_code}: {_message(response.content)}")
+        raise StartupError(f"The gateway refused with {response.status_code}: {_fault(response.content)}")
     return response.content
 
 
-def _message(body: bytes) -> str:
+def _fault(body: bytes) -> str:
+    """Return what is wrong, with the flag instead of the header if it is a key."""
     try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+        error = msgspec.json.decode(body)["error"]
+        if error.get("code") == InvalidApiKey.code:
+            return "it has no such --admin-key."
+        if error.get("param") == TENANT_HEADER:
+            return "the caches of tenants are apart. Pass one of its API keys as --api-key, or set SACCADE_API_KEY."
+        return str(error["message"])
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return "what it says is not an answer of Saccade's admin port."
 
 

@@ -71,8 +71,9 @@ def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
 @pytest.mark.parametrize("path", RESETS)
 @pytest.mark.parametrize("key", ["", "Bearer tenant", "Bearer nothing"])
 def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
-    status, _ = admin.ask("POST", path, **({"Authorization": key} if key else {}))
+    status, body = admin.ask("POST", path, **({"Authorization": key} if key else {}))
     assert status == 401
+    assert ("This admin key" if key else "Send an admin key") in json.loads(body)["error"]["message"]
     assert not admin.gateway.worker.resets
 
 

@@ -89,7 +89,7 @@ class Admin:
             ],
             redirect_slashes=False,
         )
-        guarded = GuardMiddleware(router, Keys(Directory(keys)), WebPages((), (), keyless=False))
+        guarded = GuardMiddleware(router, Keys(Directory(keys, kind="admin")), WebPages((), (), keyless=False))
         self._app = TelemetryMiddleware(guarded, metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

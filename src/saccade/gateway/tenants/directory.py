@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from saccade.errors import InvalidApiKey, StartupError
 from saccade.gateway.tenants.account import Account
@@ -37,9 +38,10 @@ def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
 class Directory:
     """The accounts of the tenants with *api_keys*, one each, and of those in the file at *path*.
 
-    Without both, everybody has one account. *admin_keys* must not be in the file. Each of *num_processes* gateway
-    processes has its part of the limits. *named* are the accounts of the file's tenants, by name; *everybody* is
-    for requests without key; *fault* says why the file as it is now is not used, "" where it is. Raises StartupError.
+    Without both, everybody has one account. *kind* is what errors call the keys. *admin_keys* must not be in the file.
+    Each of *num_processes* gateway processes has its part of the limits. *named* are the accounts of the file's
+    tenants, by name; *everybody* is for requests without key; *fault* says why the file as it is now is not used, ""
+    where it is. Raises StartupError.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Directory:
         admin_keys: Iterable[str] = (),
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        kind: Literal["API", "admin"] = "API",
     ) -> None:
+        self._kind = kind
         self.named: dict[str, Account] = {}
         self.fault = ""
         self._content_fault = ""
@@ -73,12 +77,12 @@ class Directory:
         if self.is_open:
             return self.everybody
         if not key:
-            raise InvalidApiKey("Send an API key in the header: Authorization: Bearer KEY.")
+            raise InvalidApiKey(f"Send an {self._kind} key in the header: Authorization: Bearer KEY.")
         # How long the look-up of a hash takes tells nothing of the keys: nobody can choose the hash of a guess.
         digest = digest_of(key)
         account = self._of_file.get(digest) or self._of_flags.get(digest)
         if account is None:
-            raise InvalidApiKey("This API key is not known here.")
+            raise InvalidApiKey(f"This {self._kind} key is not known here.")
         return account
 
     async def follow(self) -> None:
