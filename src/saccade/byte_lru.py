@@ -95,3 +95,45 @@ class ByteLru(Generic[K, V]):
         """Drop everything that is not pinned."""
         for key in [key for key in self._entries if not self._is_pinned(key)]:
             self.drop(key)
+
+
+class TenantLru(Generic[K, V]):
+    """Values of each tenant by key, of *budget_bytes* together.
+
+    If there is no room, the tenant that holds most loses its least recently used value.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._tenants: dict[bytes, ByteLru[K, V]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(values.num_bytes for values in self._tenants.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tenants.values()))
+
+    def of(self, tenant: bytes) -> ByteLru[K, V]:
+        """Return the values of *tenant*, for reading; empty if there are none."""
+        return self._tenants.get(tenant) or ByteLru(0)
+
+    def items(self) -> Iterator[tuple[bytes, K, V]]:
+        """Yield every tenant, key and value."""
+        return ((tenant, key, value) for tenant, values in self._tenants.items() for key, value in values.items())
+
+    def put(self, tenant: bytes, key: K, value: V, num_bytes: int) -> None:
+        """Add a value, or replace one, as the most recently used of *tenant*."""
+        self._tenants.setdefault(tenant, ByteLru(self.budget_bytes)).put(key, value, num_bytes)
+        while self.num_bytes > self.budget_bytes:
+            largest = max(self._tenants, key=lambda one: self._tenants[one].num_bytes)
+            self.pop(largest, next(iter(self._tenants[largest])))
+
+    def pop(self, tenant: bytes, key: K) -> V | None:
+        """Remove a value and return it."""
+        values = self.of(tenant)
+        value = values.pop(key)
+        if not len(values):
+            self._tenants.pop(tenant, None)
+        return value

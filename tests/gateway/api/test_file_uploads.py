@@ -1,5 +1,6 @@
 """Files over HTTP as an openai client sees them, and chats that name them."""
 
+import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import replace
@@ -75,6 +76,19 @@ def test_lists_have_pages(client: openai.OpenAI) -> None:
     # The client asks for page after page.
     assert [file.id for file in client.files.list(order="asc", limit=1)] == everything
     assert [file.id for file in client.files.list(purpose="user_data")] == [made[1]]
+
+
+def test_every_call_about_files_counts_as_a_request(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    digest = hashlib.sha256(b"k").hexdigest()
+    keys.write_text(f'[tenants.acme]\nrequests_per_minute = 9\n[[keys]]\ntenant = "acme"\nsha256 = "{digest}"\n')
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=keys)) as gateway:
+        with gateway.client(api_key="k") as client:
+            made = upload(client)
+        calls = [("GET", ""), ("GET", f"/{made.id}"), ("GET", f"/{made.id}/content"), ("DELETE", f"/{made.id}")]
+        answers = [gateway.ask(method, f"/v1/files{path}", Authorization="Bearer k") for method, path in calls]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["7", "6", "5", "4"]
 
 
 def test_expiry(client: openai.OpenAI) -> None:

@@ -171,7 +171,26 @@ def test_what_failed_is_not_kept(tiny_qwen3_vl: Any) -> None:
         for stream in (False, True, False, True):
             with pytest.raises(openai.BadRequestError, match="context"):
                 client.responses.create(model="tiny", input="hi " * 20_000, stream=stream)
+        with pytest.raises(openai.NotFoundError, match="nope"):
+            client.responses.create(model="nope", input="hi " * 20_000)
         assert client.responses.retrieve(first.id).id == first.id
+
+
+def test_a_conversation_too_large_for_the_store_is_answered_and_not_kept(tiny_qwen3_vl: Any) -> None:
+    config = GatewayConfig(response_store_bytes=10_000)
+    with scripted.running(tiny_qwen3_vl, config) as gateway, gateway.client() as client:
+        gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+        assert client.responses.create(model="tiny", input="hi").to_dict()["store"] is True
+        assert client.responses.create(model="tiny", input="hi " * 1000).to_dict()["store"] is False
+
+
+def test_ids_of_calls_are_bounded(gateway: scripted.Gateway) -> None:
+    for item in (
+        {"type": "function_call", "call_id": "a" * 1025, "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a" * 1025, "output": "x"},
+    ):
+        answer = gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": [item]})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "input[0].call_id")
 
 
 def test_a_failure_after_silence_begins_as_every_stream(tiny_qwen3_vl: Any) -> None:

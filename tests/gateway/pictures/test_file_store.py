@@ -2,11 +2,12 @@
 
 import tracemalloc
 
+import msgspec
 import pytest
 
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
 from saccade.gateway.openai.files import FileObject, is_file_id
-from saccade.gateway.pictures.file_store import ENTRY_BYTES, FileStore, StoredFile, file_id
+from saccade.gateway.pictures.file_store import ENTRY_BYTES, MAX_FILES, FileStore, StoredFile, file_id
 
 ROOM = 4
 """Files of 1000 bytes for which there is room."""
@@ -93,14 +94,31 @@ def test_deleted_files_are_gone(store: FileStore) -> None:
     assert is_there(store, b"t", put(store, b"t", 1))
 
 
-def test_who_holds_most_loses_what_it_used_least_recently(store: FileStore) -> None:
+def test_the_tenant_that_holds_most_loses_its_oldest_file(store: FileStore) -> None:
     other = put(store, b"u", 9)
     first, second, third = (put(store, b"t", number) for number in range(3))
     assert is_there(store, b"t", first)
     put(store, b"u", 8)
-    assert [is_there(store, b"t", known_as) for known_as in (first, second, third)] == [True, False, True]
+    assert [is_there(store, b"t", known_as) for known_as in (first, second, third)] == [False, True, True]
     assert is_there(store, b"u", other)
     assert store.num_bytes <= ROOM * (1000 + ENTRY_BYTES)
+
+
+def test_files_are_listed_in_the_order_of_their_uploads(store: FileStore) -> None:
+    ids = [put(store, b"t", number) for number in (2, 0, 1)]
+    store.get(b"t", ids[0], "f")
+    assert [about.id for about in store.of(b"t")] == ids
+    assert put(store, b"t", 2) == ids[0]
+    assert [about.id for about in store.of(b"t")] == [*ids[1:], ids[0]]
+
+
+def test_a_tenant_has_a_bounded_number_of_files(clock: Clock) -> None:
+    store = FileStore(1 << 30, 100, clock)
+    about = FileObject(id="", bytes=0, created_at=0, expires_at=2000, filename="a", purpose="vision")
+    for number in range(MAX_FILES + 1):
+        store.put(b"t", StoredFile(msgspec.structs.replace(about, id=str(number)), b""))
+    ids = [about.id for about in store.of(b"t")]
+    assert (ids[0], ids[-1], len(ids)) == ("1", str(MAX_FILES), MAX_FILES)
 
 
 def test_a_file_over_the_bound(store: FileStore) -> None:

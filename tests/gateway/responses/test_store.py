@@ -3,8 +3,15 @@
 import pytest
 
 from saccade.errors import InvalidValue, ResponseNotFound
-from saccade.gateway.openai.requests import MAX_MESSAGES, ChatMessage, ContentPart, ImageUrl
-from saccade.gateway.responses.store import ResponseStore
+from saccade.gateway.openai.requests import (
+    MAX_MESSAGES,
+    CalledFunction,
+    ChatMessage,
+    ContentPart,
+    ImageUrl,
+    ToolCall,
+)
+from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_message_bytes
 
 
 def turn(text: str, role: str = "user") -> ChatMessage:
@@ -12,8 +19,8 @@ def turn(text: str, role: str = "user") -> ChatMessage:
 
 
 def keep(store: ResponseStore, name: str, previous: str | None = None, tenant: bytes = b"", size: int = 1) -> None:
-    store.begin(tenant, name, previous, [turn(name * size)])
-    store.complete(tenant, name, [turn(f"to {name}", "assistant")], b"{}")
+    messages = (turn(name * size), turn(f"to {name}", "assistant"))
+    store.put(tenant, name, StoredResponse(previous, messages, b"{}"))
 
 
 def test_conversations_go_back_to_their_beginning() -> None:
@@ -39,24 +46,6 @@ def test_tenants_do_not_see_each_other() -> None:
     assert store.conversation(b"one", "a")
 
 
-def test_what_is_not_whole_is_not_found() -> None:
-    store = ResponseStore(1 << 20)
-    store.begin(b"", "a", None, [turn("a")])
-    with pytest.raises(ResponseNotFound) as raised:
-        store.conversation(b"", "a")
-    assert raised.value.param == "previous_response_id"
-
-
-def test_a_request_that_ends_without_an_answer_leaves_nothing() -> None:
-    store = ResponseStore(16_000)
-    keep(store, "a")
-    for number in range(10):
-        store.begin(b"other", str(number), None, [turn("b" * 4000)])
-        store.end(b"other", str(number))
-    store.end(b"", "a")
-    assert store.body(b"", "a") == b"{}"
-
-
 def test_a_deleted_response_ends_what_continues_it() -> None:
     store = ResponseStore(1 << 20)
     keep(store, "a")
@@ -68,7 +57,7 @@ def test_a_deleted_response_ends_what_continues_it() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    store = ResponseStore(40_000)
+    store = ResponseStore(30_000)
     keep(store, "a", size=10_000)
     keep(store, "b", size=10_000)
     store.conversation(b"", "a")
@@ -76,19 +65,41 @@ def test_the_least_recently_used_goes_first() -> None:
     assert store.body(b"", "a")
     with pytest.raises(ResponseNotFound):
         store.body(b"", "b")
-    # One that does not fit at all is not kept, and what was dropped while it was answered stays away.
-    keep(store, "d", size=50_000)
-    with pytest.raises(ResponseNotFound):
-        store.body(b"", "d")
 
 
-def test_pictures_count() -> None:
-    store = ResponseStore(30_000)
-    part = ContentPart(type="image_url", image_url=ImageUrl("data:" + "A" * 40_000))
-    store.begin(b"", "a", None, [ChatMessage(role="user", content=[part])])
-    store.complete(b"", "a", [], b"{}")
+def test_the_tenant_that_holds_most_loses_its_own() -> None:
+    store = ResponseStore(40_000)
+    keep(store, "a", tenant=b"modest", size=1000)
+    for name in "bcdefgh":
+        keep(store, name, tenant=b"greedy", size=10_000)
+    assert store.body(b"modest", "a")
+    assert store.body(b"greedy", "h")
     with pytest.raises(ResponseNotFound):
-        store.body(b"", "a")
+        store.body(b"greedy", "b")
+
+
+def test_a_conversation_over_a_quarter_of_the_store_is_not_taken() -> None:
+    store = ResponseStore(1 << 20)
+    assert store.takes(num_message_bytes([turn("a" * 250_000)]))
+    assert not store.takes(num_message_bytes([turn("a" * 270_000)]))
+
+
+def test_every_text_of_a_message_counts() -> None:
+    long = "a" * 100_000
+    call = ToolCall("id", CalledFunction("name", "{}"))
+    for name, message in {
+        "content": ChatMessage(role="user", content=long),
+        "reasoning": ChatMessage(role="assistant", reasoning_content=long),
+        "name": ChatMessage(role="user", content="", name=long),
+        "id of a result": ChatMessage(role="tool", content="", tool_call_id=long),
+        "id of a call": ChatMessage(role="assistant", tool_calls=[ToolCall(long, call.function)]),
+        "name of a call": ChatMessage(role="assistant", tool_calls=[ToolCall("id", CalledFunction(long, "{}"))]),
+        "arguments": ChatMessage(role="assistant", tool_calls=[ToolCall("id", CalledFunction("name", long))]),
+        "text part": ChatMessage(role="user", content=[ContentPart(type="text", text=long)]),
+        "image": ChatMessage(role="user", content=[ContentPart(type="image_url", image_url=ImageUrl(long))]),
+        "image as a string": ChatMessage(role="user", content=[ContentPart(type="image_url", image_url=long)]),
+    }.items():
+        assert num_message_bytes([message]) > len(long), name
 
 
 def test_long_conversations_are_refused() -> None:

@@ -11,6 +11,7 @@ from saccade.gateway.openai.requests import (
     MAX_TOOLS,
     MAX_TOP_K,
     TOOL_NAME,
+    CallId,
     Count,
     JsonSchema,
     StopText,
@@ -49,10 +50,10 @@ class Block(Struct, frozen=True):
     source: Source | None = None
     thinking: str | None = None
     signature: str | None = None
-    id: str | None = None
+    id: CallId | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
+    tool_use_id: CallId | None = None
     content: "str | Annotated[list[Block], Meta(max_length=MAX_PARTS)] | None" = None
     is_error: bool | None = None
 

@@ -5,7 +5,7 @@ several prompts is as many requests to workers, whose answers are written side b
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -62,14 +62,14 @@ class ReadBody:
     """A body as a chat, the *warning* for its client, and the *writer* of its answer.
 
     A body without a chat has *prompts* instead, each with the writer of its answer. What these write whole is joined.
-    *at_end* is called when the request has ended, however it did.
+    *num_kept_bytes* are those of messages that *writer* keeps until the answer is whole.
     """
 
     request: ChatRequest
     warning: str
     writer: AnswerWriter
     prompts: Sequence[tuple[PlainPrompt, AnswerWriter]] = ()
-    at_end: Callable[[], object] = lambda: None
+    num_kept_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Answering:
     ) -> list[_Part]:
         async with self.admission.turn(len(body)):
             read = api.read(body, account.tenant.id)
-            at_end.callback(read.at_end)
+            at_end.enter_context(self.memory.reservation(memory.client)).take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning
             names = read.writer.names
             with names.in_errors():

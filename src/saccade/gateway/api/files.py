@@ -60,7 +60,8 @@ class Files:
         asked = request.query_params
         _check_one_of("order", order := asked.get("order", "desc"), ("asc", "desc"))
         limit = _whole_number("limit", asked.get("limit", str(MAX_LISTED)), MAX_LISTED)
-        found = self.store.of(_tenant(request))
+        with self.begin(request):
+            found = self.store.of(_tenant(request))
         if (purpose := asked.get("purpose")) is not None:
             found = [about for about in found if about.purpose == purpose]
         if order == "desc":
@@ -86,11 +87,13 @@ class Files:
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/files/{file_id}."""
         known_as = request.path_params["file_id"]
-        self.store.delete(_tenant(request), known_as, "file_id")
+        with self.begin(request):
+            self.store.delete(_tenant(request), known_as, "file_id")
         return _json(DeletedFile(known_as))
 
     def _find(self, request: Request) -> StoredFile:
-        return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
+        with self.begin(request):
+            return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:
         """Return the file in a form. Raises RequestError that names the field."""

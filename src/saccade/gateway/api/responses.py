@@ -2,9 +2,8 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,17 +39,19 @@ from saccade.gateway.responses.answers import (
 )
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.gateway.responses.requests import ResponseRequest
-from saccade.gateway.responses.store import ResponseStore
+from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason, TokenDelta
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a response is kept when it is whole."""
+    """Where a response is kept when it is whole, and with which *messages* after those of the response *previous*."""
 
     store: ResponseStore
     tenant: bytes
+    previous: str | None
+    messages: Sequence[ChatMessage]
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ class Responses:
 
         request, names, num_known = read_conversation(asked, recall)
         response_id = f"resp_{uuid.uuid4().hex}"
-        if self.store is None or asked.store is False:
+        messages = request.messages[num_known:]
+        num_bytes = num_message_bytes(messages)
+        if self.store is None or asked.store is False or not self.store.takes(num_bytes):
             return ReadBody(request, warning, ResponseWriter(names, _begun(asked, response_id, False), None))
-        kept = Kept(self.store, tenant)
+        kept = Kept(self.store, tenant, asked.previous_response_id, messages)
         writer = ResponseWriter(names, _begun(asked, response_id, True), kept)
-        self.store.begin(tenant, response_id, asked.previous_response_id, request.messages[num_known:])
-        return ReadBody(request, warning, writer, at_end=partial(self.store.end, tenant, response_id))
+        return ReadBody(request, warning, writer, num_kept_bytes=num_bytes)
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
@@ -157,7 +159,9 @@ class ResponseWriter:
         )
         body = msgspec.json.encode(response)
         if self._kept is not None:
-            self._kept.store.complete(self._kept.tenant, response.id, _as_messages(response.output), body)
+            kept = self._kept
+            messages = (*kept.messages, *_as_messages(response.output))
+            kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body))
         return status, body
 
 

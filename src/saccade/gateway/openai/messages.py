@@ -131,10 +131,10 @@ def num_characters(request: ChatRequest | TokenizeRequest) -> int:
 
 
 def _num_characters(message: ChatMessage) -> int:
-    num_characters = len(message.name or "") + len(message.reasoning_content or message.reasoning or "")
-    num_characters += PART_CHARACTERS
+    texts = (message.name, message.tool_call_id, message.reasoning_content or message.reasoning)
+    num_characters = PART_CHARACTERS + sum(len(text or "") for text in texts)
     for call in message.tool_calls or ():
-        num_characters += len(call.function.arguments) + PART_CHARACTERS
+        num_characters += len(call.id) + len(call.function.name) + len(call.function.arguments) + PART_CHARACTERS
     if isinstance(message.content, str):
         return num_characters + len(message.content)
     return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())

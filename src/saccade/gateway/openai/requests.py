@@ -28,6 +28,9 @@ MAX_PARTS = 4096
 MAX_TOOLS = 128
 MAX_CALLS = 256
 """Of tools, in one message."""
+MAX_CALL_ID = 1024
+"""OpenAI allows 64 characters; proxies of other models make ids of almost a thousand, and Kimi's have a tool's name."""
+
 MAX_TOOL_NAME = 64
 TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
 
@@ -113,6 +116,7 @@ ToolSchema = {
 # Checked by code; passed to chat templates as they are.
 Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
+CallId = Annotated[str, Meta(max_length=MAX_CALL_ID)]
 # A field that is refused unless it is empty is not decoded.
 Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 
@@ -188,7 +192,7 @@ class CalledFunction(Struct, frozen=True):
 class ToolCall(Struct, frozen=True):
     """A call of a tool in an earlier turn."""
 
-    id: str
+    id: CallId
     function: CalledFunction
     type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
 
@@ -205,7 +209,7 @@ class ChatMessage(OtherMedia, frozen=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: CallId | None = None
     image_url: Refused = UNSET
     file: Refused = UNSET
     video_url: Refused = UNSET

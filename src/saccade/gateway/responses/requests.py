@@ -11,6 +11,7 @@ from saccade.gateway.openai.requests import (
     MAX_STOP_CHARACTERS,
     MAX_TOOLS,
     TOOL_NAME,
+    CallId,
     Count,
     Detail,
     Effort,
@@ -57,7 +58,7 @@ class Item(Struct, frozen=True):
     type: ItemType = "message"
     role: ItemRole | None = None
     content: Content | None = None
-    call_id: str | None = None
+    call_id: CallId | None = None
     name: str | None = None
     arguments: str | None = None
     output: Content | None = None

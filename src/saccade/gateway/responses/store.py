@@ -1,15 +1,20 @@
 """Conversations that later requests continue: responses by tenant and id, in memory, within a bound of bytes."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from saccade.byte_lru import ByteLru
+import msgspec
+
+from saccade.byte_lru import TenantLru
 from saccade.errors import InvalidValue, ResponseNotFound
-from saccade.gateway.openai.requests import MAX_MESSAGES, ChatMessage, ImageUrl
+from saccade.gateway.openai.requests import MAX_MESSAGES, ChatMessage
 
 ENTRY_BYTES = 1024
-"""What a response takes besides its texts and pictures, and what each message and part takes."""
+"""What a response takes besides its messages and its JSON."""
+
+LARGEST_PART = 4
+"""A conversation over one part in this many of the store is not kept: it would push out many others."""
 
 
 @dataclass(frozen=True)
@@ -21,30 +26,28 @@ class StoredResponse:
 
     previous: str | None
     messages: tuple[ChatMessage, ...]
-    body: bytes = b""
+    body: bytes
+
+
+def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
+    """Return the memory that *messages* take."""
+    return sum(map(_num_bytes, messages))
 
 
 class ResponseStore:
-    """Responses of all tenants, of *budget_bytes* together; the least recently used are dropped."""
+    """Responses of all tenants, of *budget_bytes* together, as TenantLru keeps them."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self._responses: ByteLru[tuple[bytes, str], StoredResponse] = ByteLru(budget_bytes)
+        self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
 
-    def begin(self, tenant: bytes, response_id: str, previous: str | None, messages: Sequence[ChatMessage]) -> None:
-        """Keep the *messages* of a request while it is answered. Nobody knows its id unless it is completed."""
-        self._put(tenant, response_id, StoredResponse(previous, tuple(messages)))
+    def takes(self, num_bytes: int) -> bool:
+        """Whether messages of *num_bytes* are kept."""
+        return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
-    def complete(self, tenant: bytes, response_id: str, answer: Sequence[ChatMessage], body: bytes) -> None:
-        """Add the *answer* to a response, and the JSON that describes it, unless it was dropped in the meantime."""
-        begun = self._responses.peek((tenant, response_id))
-        if begun is not None:
-            self._put(tenant, response_id, replace(begun, messages=(*begun.messages, *answer), body=body))
-
-    def end(self, tenant: bytes, response_id: str) -> None:
-        """Forget a response whose request has ended, unless it was completed."""
-        begun = self._responses.peek((tenant, response_id))
-        if begun is not None and not begun.body:
-            self._responses.pop((tenant, response_id))
+    def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> None:
+        """Keep a whole response."""
+        num_bytes = ENTRY_BYTES + len(response.body) + num_message_bytes(response.messages)
+        self._responses.put(tenant, response_id, response, num_bytes)
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
         """Return the JSON of a response. Raises ResponseNotFound."""
@@ -53,7 +56,7 @@ class ResponseStore:
     def delete(self, tenant: bytes, response_id: str) -> None:
         """Forget a response; those that continue it cannot be continued then. Raises ResponseNotFound."""
         self._find(tenant, response_id, "response_id")
-        self._responses.pop((tenant, response_id))
+        self._responses.pop(tenant, response_id)
 
     def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
         """Return all messages up to a response. Raises ResponseNotFound, and InvalidValue for too many."""
@@ -71,27 +74,19 @@ class ResponseStore:
         return [message for part in reversed(parts) for message in part]
 
     def _find(self, tenant: bytes, response_id: str, param: str) -> StoredResponse:
-        found = self._responses.get((tenant, response_id))
-        # One without a body is still being answered.
-        if found is None or not found.body:
+        found = self._responses.of(tenant).get(response_id)
+        if found is None:
             raise ResponseNotFound(
                 f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
                 param,
             )
         return found
 
-    def _put(self, tenant: bytes, response_id: str, response: StoredResponse) -> None:
-        num_bytes = ENTRY_BYTES + len(response.body) + sum(map(_num_bytes, response.messages))
-        self._responses.put((tenant, response_id), response, num_bytes)
 
-
-def _num_bytes(message: ChatMessage) -> int:
-    texts = [message.reasoning_content or ""]
-    texts += [text for call in message.tool_calls or () for text in (call.function.name, call.function.arguments)]
-    if isinstance(message.content, str):
-        texts.append(message.content)
+def _num_bytes(value: object) -> int:
+    """Return the memory of a message or of a part of one, whatever its fields are called."""
+    if isinstance(value, msgspec.Struct):
+        inside = [getattr(value, name) for name in value.__struct_fields__]
     else:
-        for part in message.content or ():
-            texts.append(part.text or "")
-            texts.append(part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url or "")
-    return ENTRY_BYTES * len(texts) + sum(map(sys.getsizeof, texts))
+        inside = value if isinstance(value, list) else []
+    return sys.getsizeof(value) + sum(map(_num_bytes, inside))
