@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grammar_trials
 import pictures
-import psutil
 import scripted
 from waiting import wait_until
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.http.body_reader import STEP_BYTES
-from saccade.gateway.structured_output import trial
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import FinishReason, TokenDelta
 
@@ -223,9 +222,6 @@ def test_of_several_keys_none_takes_all_places(tiny_qwen3_vl: Path) -> None:
 
 
 def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scripted.Gateway) -> None:
-    def trials() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if trial.PROGRAM in child.cmdline()]
-
     def num_left() -> float:
         return gateway.metric("saccade_http_requests_total", route="/v1/chat/completions", status="499")
 
@@ -233,9 +229,9 @@ def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scr
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_regex": "left[0-9]"}
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    wait_until(trials)
+    wait_until(grammar_trials.children)
     # It then ends only by being killed.
-    (child,) = trials()
+    (child,) = grammar_trials.children()
     child.suspend()
     connection.close()
     wait_until(lambda: num_left() == before + 1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import chats
+import grammar_trials
 import pictures
 import psutil
 import pytest
@@ -215,6 +216,21 @@ def test_requests_whose_clients_left_keep_nothing(gateway: scripted.Gateway) -> 
         leave(gateway, path, body)
         kept = kept_by(gateway, lambda: leave(gateway, path, body))  # noqa: B023
         assert kept < MOST_KEPT, f"{name}: {kept:,} bytes"
+
+
+@pytest.mark.usefixtures("traced")
+def test_requests_whose_clients_left_while_their_grammar_was_tried_keep_nothing(gateway: scripted.Gateway) -> None:
+    def leave_trial(letter: str) -> None:
+        body = json.dumps(chat(image(NOISE), guided_regex=f"{letter}|b")).encode()
+        with connected(gateway, CHATS, len(body)) as connection:
+            connection.sendall(body)
+            wait_until(grammar_trials.children)
+            (child,) = grammar_trials.children()
+            child.suspend()
+        wait_until(lambda: not child.is_running())
+
+    leave_trial("a")
+    assert kept_by(gateway, lambda: leave_trial("c")) < MOST_KEPT
 
 
 @pytest.mark.usefixtures("traced")

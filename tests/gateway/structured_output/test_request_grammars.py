@@ -1,15 +1,14 @@
 """Grammars are tried once, kept, and tried in turns that are fair between clients."""
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 import pytest_asyncio
 from echo_worker import until
+from grammar_trials import children
 
 from saccade.errors import InternalError, QueueFull
 from saccade.gateway.structured_output import trial
@@ -33,16 +32,6 @@ async def grammars() -> AsyncIterator[RequestGrammars]:
     subject = RequestGrammars(TrialLimits(seconds=60))
     yield subject
     subject.close()
-
-
-def children() -> list[psutil.Process]:
-    """The children that try grammars."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if trial.PROGRAM in child.cmdline():
-                found.append(child)
-    return found
 
 
 def asking(grammars: RequestGrammars, constraint: Constraint, client: str) -> asyncio.Task[object]:
