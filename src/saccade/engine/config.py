@@ -10,6 +10,13 @@ DEVICES = ("auto", "cpu", "cuda")
 ENCODER_TP_MODES = ("data", "weights")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8")
+OTHER_NAMES = {
+    "kv_cache_bytes": "--kv-cache-memory-bytes",
+    "num_blocks": "num_blocks",
+    "num_state_snapshots": "num_state_snapshots",
+}
+"""What errors call fields that have a flag of another name, or none."""
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -85,43 +92,43 @@ class EngineConfig:
         )
         for name, known in choices:
             if getattr(self, name) not in known:
-                raise StartupError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
+                raise StartupError(f"{_flag(name)} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
         sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
         for name in (*counts, *sizes, "tensor_parallel_size", "attention_tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise StartupError(f"{name} must be at least 1, not {value}.")
+                raise StartupError(f"{_flag(name)} must be at least 1, not {value}.")
         for name in ("encoder_cache_bytes", "num_state_snapshots", "state_snapshot_bytes"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise StartupError(f"{name} must not be negative, not {value}.")
+                raise StartupError(f"{_flag(name)} must not be negative, not {value}.")
         if self.tensor_parallel_size % (self.attention_tensor_parallel_size or 1):
             raise StartupError(
-                f"attention_tensor_parallel_size must divide tensor_parallel_size ({self.tensor_parallel_size}), and "
-                f"{self.attention_tensor_parallel_size} does not."
+                f"--attention-tensor-parallel-size must divide --tensor-parallel-size ({self.tensor_parallel_size}), "
+                f"and {self.attention_tensor_parallel_size} does not."
             )
         if self.cuda_graphs and self.tensor_parallel_size > 1:
-            raise StartupError("cuda_graphs needs a tensor_parallel_size of 1: steps of ranks are not captured.")
+            raise StartupError("--cuda-graphs needs a --tensor-parallel-size of 1: steps of ranks are not captured.")
         if self.record_pixels and self.record_steps is None:
-            raise StartupError("record_pixels needs record_steps, the folder to record in.")
+            raise StartupError("--record-pixels needs --record-steps, the folder to record in.")
         if self.record_steps_bytes < MIB:
-            raise StartupError(f"record_steps_bytes must be at least {MIB}, not {self.record_steps_bytes}.")
+            raise StartupError(f"--record-steps-bytes must be at least {MIB}, not {self.record_steps_bytes}.")
         self._check_role()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise StartupError(
-                f"gpu_memory_utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."
+                f"--gpu-memory-utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise StartupError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running sequence needs one token a step."
             )
 
     def _check_role(self) -> None:
         """Raise StartupError for what an engine of a prefill/decode split cannot do."""
         if self.role not in get_args(Role):
-            raise StartupError(f"role must be one of {', '.join(get_args(Role))}, not {self.role!r}.")
+            raise StartupError(f"--role must be one of {', '.join(get_args(Role))}, not {self.role!r}.")
         if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
             raise StartupError(
                 f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "
@@ -140,3 +147,8 @@ class EngineConfig:
             )
         if self.kv_transfer_seconds <= 0:
             raise StartupError(f"--kv-transfer-timeout must be over 0, not {self.kv_transfer_seconds}.")
+
+
+def _flag(name: str) -> str:
+    """Return the flag that sets the field *name*."""
+    return OTHER_NAMES.get(name) or f"--{name.replace('_', '-')}"

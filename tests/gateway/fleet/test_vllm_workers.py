@@ -19,6 +19,8 @@ from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
+from saccade.transport.dialects import sglang_address, tokenspeed, vllm_http
+from saccade.transport.wire import TLS_SCHEME
 
 CHAT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
 ERROR = InvalidValue("why", "messages")
@@ -104,6 +106,13 @@ async def test_every_rank_is_a_target(fleet_of: Any) -> None:
 def test_malformed_addresses(url: str) -> None:
     with pytest.raises(StartupError):
         check_url(url)
+
+
+def test_refusal_of_an_address_names_every_kind() -> None:
+    with pytest.raises(StartupError) as caught:
+        check_url("http://h:1")
+    kinds = ("unix:", "grpc://", TLS_SCHEME, tokenspeed.SCHEME, sglang_address.SCHEME, *vllm_http.SCHEMES)
+    assert [kind for kind in kinds if kind not in caught.value.message] == []
 
 
 def test_addresses() -> None:

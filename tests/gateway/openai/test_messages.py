@@ -8,7 +8,7 @@ import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.openai.media_options import MAX_PIXELS
-from saccade.gateway.openai.messages import MAX_SWITCH, Chat, PictureSource, read_chat
+from saccade.gateway.openai.messages import MAX_SWITCH, PARTS, Chat, PictureSource, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.models.family import Family, PictureOptions
 
@@ -331,9 +331,15 @@ def test_parts_that_come_later_are_refused_by_name(kind: str) -> None:
 
 def test_unknown_parts_are_not_echoed() -> None:
     part = {"type": "secret"}
-    with pytest.raises(UnsupportedParameter, match="`text`, `image_url` and `video_url`") as raised:
+    with pytest.raises(UnsupportedParameter) as raised:
         user(part)
     assert "secret" not in raised.value.message
+    assert "those of `text`, `image_url`, `video_url`, `file` are" in raised.value.message
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_parts_that_a_refusal_offers_are_served(kind: str) -> None:
+    refused(InvalidValue, f"messages[0].content[0].{kind}", messages=[{"role": "user", "content": [{"type": kind}]}])
 
 
 def test_uuid_beside_a_picture_changes_nothing() -> None:

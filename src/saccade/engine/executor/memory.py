@@ -48,7 +48,7 @@ def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dty
     count = config.state_snapshot_bytes // size
     if config.state_snapshot_bytes and not count:
         logger.warning(
-            "prefixes are not reused: state_snapshot_bytes is less than one snapshot",
+            "prefixes are not reused: --state-snapshot-bytes is less than one snapshot",
             state_snapshot_bytes=config.state_snapshot_bytes,
             snapshot_bytes=size,
         )
@@ -77,7 +77,8 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
     if blocks < 1:
         raise StartupError(
             f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_per_block}. "
-            "Lower max_num_batched_tokens or encode_budget_patches, or raise gpu_memory_utilization or kv_cache_bytes."
+            "Lower --max-num-batched-tokens or --encode-budget-patches, or raise --gpu-memory-utilization or "
+            "--kv-cache-memory-bytes."
         )
     return blocks
 

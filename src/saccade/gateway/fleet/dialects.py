@@ -19,6 +19,11 @@ from saccade.transport.dialects.vllm import VllmClient
 from saccade.transport.dialects.vllm_server import FileReader
 from saccade.transport.wire import target
 
+ADDRESSES = (
+    "Saccade's own are unix:/path, grpc://host:port and, with TLS, grpcs://host:port; those of other engines "
+    "tokenspeed://host:port, sglang://host:port, vllm://host:port and, with TLS, vllms://host:port."
+)
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -74,7 +79,10 @@ def check_url(url: str) -> None:
     elif url.startswith(vllm_http.SCHEMES):
         vllm_http.rank_urls(url)
     else:
-        target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
+        try:
+            target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
+        except StartupError as error:
+            raise StartupError(f"{url!r} is no worker's address. {ADDRESSES}") from error
 
 
 def _traits(files: ModelFiles) -> Traits:

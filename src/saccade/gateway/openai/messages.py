@@ -30,7 +30,10 @@ from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
 
-PARTS_THAT_COME_LATER: Final = ("input_audio", "audio_url", "image_embeds")
+PARTS: Final = ("text", "image_url", "video_url", "file")
+REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
+"""Parts of OpenAI's and vLLM's APIs that a refusal names; other types are text of the client's."""
+
 MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
 MEDIA_FIELDS: Final = {
     "image_url": ("image_url", "picture", PICTURE_PART),
@@ -232,10 +235,10 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, pictures: l
             pictures.append(_video_source(part, f"{field}.video_url", options))
             return {"type": "video"}
         case _:
-            named = f"`{part.type}`" if part.type in PARTS_THAT_COME_LATER else "this type"
+            named = f"`{part.type}`" if part.type in REFUSED_PARTS else "this type"
+            served = ", ".join(f"`{kind}`" for kind in PARTS)
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of {named} are not served yet; send `text`, `image_url` and `video_url`, "
-                f"pictures as {PICTURE_PART}.",
+                f"`{field}.type`: parts of {named} are not served; those of {served} are, pictures as {PICTURE_PART}.",
                 f"{field}.type",
             )
 

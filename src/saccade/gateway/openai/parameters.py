@@ -210,7 +210,7 @@ def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -
         if value is None or value in harmless:
             return
     advice = SPELLINGS.get(name)
-    said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served yet; leave it out."
+    said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
     raise UnsupportedParameter(said, name)
 
 

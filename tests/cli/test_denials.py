@@ -1,0 +1,155 @@
+"""What Saccade says it lacks, it lacks: whoever builds one of these features finds the sentences that deny it here."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from saccade.cli.flags import EngineFlags
+from saccade.cli.main import COMMANDS, make_app, run
+from saccade.cli.vllm_flags import FLAGS, Absent, Support
+from saccade.errors import UnsupportedParameter
+from saccade.gateway.api.openapi import describe
+from saccade.gateway.openai.messages import PARTS, REFUSED_PARTS
+from saccade.gateway.openai.parameters import LATER, parse_chat
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "saccade"
+DENIAL = re.compile(r"\b(no|not|never|nothing|cannot|only|none)\b", re.IGNORECASE)
+SIGNS: Final[Mapping[Absent, str]] = {
+    Absent.ADAPTERS: "lora|adapter",
+    Absent.CASCADE_ATTENTION: "cascade",
+    Absent.COMPILATION: "compilation|compiled|optimization.level",
+    Absent.DECODER_CHOICE: "^field backend$",
+    Absent.EMBEDDING: "^path .*(embed|rerank|score|classify|pooling)",
+    Absent.LOGGED_TEXT: "log.(outputs|prompts|answers|len)",
+    Absent.OFFLOADING: "offload|swap",
+    Absent.OTHER_ROUTES: "sleep|wake.up|tokenizer.info|^path /inference",
+    Absent.OTHER_WEIGHT_FILES: "gguf|pickle|bitsandbytes|load.format",
+    Absent.PICTURE_EMBEDDINGS: "^part image_embeds|^flag .*mm.embeds",
+    Absent.PIPELINE: "pipeline",
+    Absent.PRIORITIES: "^field priority$",
+    Absent.QUANTISING: "quanti[sz]ation",
+    Absent.REMOTE_CODE: "auto.map|dynamic.module",
+    Absent.SPECULATION: "specul|eagle|medusa|draft.model",
+    Absent.THIRD_PARTY_CODE: "plugin|^flag .*(middleware|worker.cls)",
+    Absent.TLS: "^flag (serve|gateway) --(ssl|tls|https)",
+    Absent.TOOL_SERVERS: "tool.server|mcp",
+    Absent.TRACES: "otlp|telemetry.trac|traces|opentelemetry",
+    Absent.VIDEO_PRUNING: "prun",
+}
+"""What a name in the interface, or of a module, would contain if the feature were there."""
+
+
+def fields(schema: object) -> Iterator[str]:
+    """Yield the names of all properties in a JSON *schema*."""
+    match schema:
+        case dict():
+            properties = schema.get("properties")
+            yield from properties if isinstance(properties, dict) else ()
+            for part in schema.values():
+                yield from fields(part)
+        case list():
+            for part in schema:
+                yield from fields(part)
+
+
+@pytest.fixture(scope="module")
+def flags() -> dict[str, set[str]]:
+    """The flags of each command."""
+    app = make_app(None)
+    return {
+        command: {name for argument in app[command].assemble_argument_collection() for name in argument.names}
+        for command in COMMANDS
+    }
+
+
+@pytest.fixture(scope="module")
+def interface(flags: dict[str, set[str]]) -> set[str]:
+    """Every flag, path, field and part of a message, and every module's path, with what it is before it."""
+    api = describe(["m"])
+    return {
+        *(f"flag {command} {name}" for command, names in flags.items() for name in names),
+        *(f"path {path}" for path in api["paths"]),
+        *(f"field {name}" for name in fields(api)),
+        *(f"part {name}" for name in PARTS),
+        *(f"module {path.relative_to(SOURCE)}" for path in SOURCE.rglob("*.py")),
+    }
+
+
+def test_what_is_denied_is_absent(interface: set[str]) -> None:
+    assert {*SIGNS, Absent.NUMBER_SUFFIXES} == set(Absent)
+    for feature, sign in SIGNS.items():
+        found = sorted(name for name in interface if re.search(sign, name))
+        assert found == [], f"{feature} is there: mend the notes in vllm_flags.py that deny it"
+    assert run(["serve", "--max-model-len", "32k"]) == 2
+
+
+def test_signs_would_be_found(interface: set[str]) -> None:
+    """Features that are there, of which notes once said that they were not."""
+    for sign in ("structured.outputs", "gateway.processes", "^path /v1/files", "^field video$", "^module .*grammars"):
+        assert any(re.search(sign, name) for name in interface), sign
+
+
+def test_a_note_that_denies_names_the_feature() -> None:
+    denying = {flag.names[0]: flag.denies for flag in FLAGS if DENIAL.search(flag.sentence)}
+    served = {flag.names[0] for flag in FLAGS if flag.support is Support.SERVED}
+    assert [name for name, feature in denying.items() if feature is None and name not in served] == []
+    assert {flag.denies for flag in FLAGS} - {None} == set(Absent)
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_a_refusal_says_to_leave_out_is_no_field_of_chats(name: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "%s": "something"}' % name.encode())
+    assert caught.value.param == name
+
+
+def test_refused_parts_are_not_among_those_that_are_served() -> None:
+    assert set(PARTS) & set(REFUSED_PARTS) == set()
+
+
+def test_parameters_that_the_page_denies_are_refused() -> None:
+    row = next(
+        line for line in (ROOT / "docs" / "api.md").read_text().splitlines() if "would change the answer" in line
+    )
+    named = re.findall(r"`(\w+)`", row.split("|")[1])
+    assert named
+    assert set(named) <= LATER.keys()
+
+
+def test_routes_that_the_page_denies_are_absent() -> None:
+    sentences = re.split(r"[.|]", (ROOT / "docs" / "api.md").read_text())
+    denied = [path for text in sentences if "not served" in text for path in re.findall(r"`(?:GET|POST) (/\S+)`", text)]
+    assert denied
+    assert set(denied) & {re.sub(r"{\w+}", "ID", path) for path in describe(["m"])["paths"]} == set()
+
+
+def test_flags_that_errors_of_a_start_name_exist(flags: dict[str, set[str]]) -> None:
+    """An error that says what to do names flags, not fields of the code."""
+    known = set().union(*flags.values()) | {"--config"}
+    of_others = {"--head", "--disaggregation-mode"}  # Ray's and SGLang's
+    names = {field.name for field in dataclasses.fields(EngineFlags)} | {"kv_cache_bytes"}
+    for path, text in start_errors():
+        unknown = [flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text) if flag not in known]
+        assert [flag for flag in unknown if flag not in of_others] == [] or "--worker-tls-..." in text, (path, text)
+        if path.is_relative_to(SOURCE / "engine"):
+            assert set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", text)) & names == set(), (path, text)
+
+
+def start_errors() -> Iterator[tuple[Path, str]]:
+    """Yield the text of every StartupError in the source."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "StartupError":
+                parts: list[Any] = [
+                    part.value
+                    for argument in node.args
+                    for part in ast.walk(argument)
+                    if isinstance(part, ast.Constant)
+                ]
+                yield path, "".join(part for part in parts if isinstance(part, str))
