@@ -102,5 +102,5 @@ def test_backends_that_read_no_float8_are_refused(tiny_qwen3_vl: Path, backend: 
 
 
 def test_unknown_dtypes_are_refused(tiny_qwen3_vl: Path) -> None:
-    with pytest.raises(StartupError, match="kv_cache_dtype must be one of auto, fp8, not 'fp8_e5m2'"):
+    with pytest.raises(StartupError, match="--kv-cache-dtype must be one of auto, fp8, not 'fp8_e5m2'"):
         engines.engine(tiny_qwen3_vl, kv_cache_dtype="fp8_e5m2")

@@ -407,7 +407,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tiny_qwen3_vl: Path, tmp_p
 
 
 def test_pixels_are_recorded_with_the_steps_or_not_at_all(tiny_qwen3_vl: Path) -> None:
-    with pytest.raises(StartupError, match="needs record_steps"):
+    with pytest.raises(StartupError, match="needs --record-steps"):
         engines.engine(tiny_qwen3_vl, record_pixels=True)
 
 
