@@ -30,6 +30,7 @@
     ├── ServiceError                the server failed, 5xx
     │   ├── InternalError           500
     │   ├── WorkerFailed            500, the engine failed during the request
+    │   │   └── PrefillWorkerFailed 500, of a pair, the prefill worker; clients get it as WorkerFailed
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
     │   └── DeadlineExceeded        504
@@ -272,6 +273,12 @@ class WorkerFailed(ServiceError):
     """The engine failed during the request."""
 
     code = "worker_failed"
+
+
+class PrefillWorkerFailed(WorkerFailed):
+    """A decode worker could not receive a prompt's state, through a fault of the prefill worker."""
+
+    code = "prefill_worker_failed"
 
 
 class WorkerUnavailable(ServiceError):

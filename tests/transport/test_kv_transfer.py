@@ -204,6 +204,30 @@ def test_prompt_that_nobody_takes_is_given_up() -> None:
         source.wait_until_closed()
 
 
+def test_state_that_is_held_without_a_whole_prompt_is_given_up() -> None:
+    source = End(bind="127.0.0.1:0", patience_seconds=0.2)
+    with closing(source.transfers):
+        source.transfers.offer(key := new_key())
+        source.transfers.begun(key)
+        assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
+
+
+@pytest.mark.conformance
+def test_a_transfer_may_take_longer_than_it_may_stand_still() -> None:
+    with ends(patience_seconds=3.0) as (source, destination):
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        source.transfers.prefilled(key, FIRST)
+        destination.next(PromptComputed)
+        for number in range(5):
+            time.sleep(0.8)
+            source.transfers.send(key, Piece(number, number + 1), bytes(FORM.block_nbytes))
+            destination.next(PieceArrived)
+            destination.transfers.taken(key)
+            source.next(PieceTaken)
+
+
 def test_state_that_is_not_acknowledged_is_given_up() -> None:
     with ends(patience_seconds=0.3) as (source, destination):
         source.transfers.offer(key := new_key())
@@ -245,8 +269,26 @@ def test_unreachable_source_ends_the_transfer(source: str) -> None:
     destination = End()
     with closing(destination.transfers):
         destination.transfers.pull(new_key(), source, 0)
-        assert "cannot be reached" in destination.next(TransferEnded).reason
+        ended = destination.next(TransferEnded)
+        assert "cannot be reached" in ended.reason
+        assert ended.at_source
         destination.wait_until_closed()
+
+
+def test_source_that_drops_packets_ends_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener whose queue is full answers no further connection, as a firewall that drops packets."""
+    monkeypatch.setattr("saccade.transport.kv_transfer.destination.CONNECT_SECONDS", 0.2)
+    destination = End()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, closing(destination.transfers):
+        place = server.getsockname()
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(place)
+        destination.transfers.pull(new_key(), f"127.0.0.1:{place[1]}", 0)
+        assert "cannot be reached" in destination.next(TransferEnded).reason
+        for filler in fillers:
+            filler.close()
 
 
 def test_the_other_end_is_told_of_a_cancelled_transfer() -> None:

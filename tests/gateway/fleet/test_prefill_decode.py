@@ -11,7 +11,14 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION
 
-from saccade.errors import InvalidValue, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import (
+    InvalidValue,
+    PrefillWorkerFailed,
+    RequestError,
+    SaccadeError,
+    WorkerFailed,
+    WorkerUnavailable,
+)
 from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.engine_load import Load
@@ -242,6 +249,15 @@ async def test_leg_that_fails_is_named_and_ends_the_other(failing: str, error: S
         await subject.answer(ask())
     assert subject.failed == [failing]
     assert subject.released == ["slot"]
+    subject.check_idle()
+
+
+async def test_prefill_worker_is_named_if_the_decode_worker_could_not_reach_it() -> None:
+    subject = cluster(p="prefill", q="prefill", d="decode")
+    subject["d"].failures.append(PrefillWorkerFailed("The prefill worker cannot be reached."))
+    with pytest.raises(WorkerFailed, match="cannot be reached") as caught:
+        await subject.answer(ask())
+    assert (caught.value.code, subject.failed) == ("worker_failed", ["p"])
     subject.check_idle()
 
 

@@ -81,6 +81,18 @@ class KvSender:
         check_key(wanted.key, self._legs)
         if request.sampling.max_tokens != 1:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
+        manager, rows = self._scheduler.block_manager, self._scheduler.budgets.max_num_seqs
+        blocks = manager.paged_blocks.num_blocks
+        # Those of the prompt, and for one of its other samples at a time.
+        num_blocks = -(-len(request.token_ids) // manager.block_size) + manager.num_sample_blocks(
+            len(request.token_ids)
+        )
+        if request.num_samples > 1 and (request.num_samples > rows or num_blocks > blocks):
+            raise InvalidValue(
+                f"n is {request.num_samples}, but this prefill worker runs at most {rows} sequences over {blocks} "
+                "blocks, and begins no prompt without room for all samples.",
+                "n",
+            )
 
     def open(self, sequence: Sequence) -> None:
         """Begin the leg of *sequence*, sample 0 of its request, if it is one."""
@@ -103,6 +115,7 @@ class KvSender:
         if sequence is leg.sequence:
             leg.answer = _Answer(logprob, reason, now)
             self._scheduler.keep(sequence)
+            self.transfers.begun(leg.key)
         if len(leg.first) == leg.num_samples:
             first = [leg.first[index] for index in range(leg.num_samples)]
             computed = leg.sequence

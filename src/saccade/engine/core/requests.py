@@ -9,6 +9,7 @@ from saccade.engine.core.frame_builder import FrameBuilder
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import SaccadeError
+from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
 
 
@@ -68,6 +69,7 @@ class Requests:
         for sample in samples:
             # Sample 0 already reports the cached tokens of the request.
             sample.num_cached_tokens = 0
+            sample.completes_prompt = isinstance(sequence.request.kv_transfer, SendKv)
         request.live.update((sample.index, sample) for sample in samples)
         request.unstarted.clear()
         self._scheduler.add_samples(sequence, samples)

@@ -53,6 +53,11 @@ class Scheduler:
     to another engine are *sending* behind their first token; those whose state comes from one are *receiving*, by their
     sample 0, with all samples. Both hold blocks, and rows now or soon. The cost of a plan is linear in the number of
     sequences.
+
+    The state of a prompt is sent when every sample has its first token. So a prompt whose state will be sent is
+    admitted only with rows for all samples and blocks for one more of them, which are kept; the other samples go before
+    everything else that waits, and each ends at its first token. Else prompts that are sending could hold every row,
+    and wait for samples that find none.
     """
 
     def __init__(
@@ -183,10 +188,10 @@ class Scheduler:
         if sequence.awaits_grammar:
             self.parked[sequence] = None
             return
-        bisect.insort(self.waiting, sequence, key=_arrival)
+        bisect.insort(self.waiting, sequence, key=_turn)
 
     def _unqueue(self, sequence: Sequence) -> None:
-        index = bisect.bisect_left(self.waiting, sequence.arrival, key=_arrival)
+        index = bisect.bisect_left(self.waiting, _turn(sequence), key=_turn)
         if index < len(self.waiting) and self.waiting[index] is sequence:
             del self.waiting[index]
 
@@ -216,18 +221,27 @@ class Scheduler:
         sequence.received_state = b""
 
     def _admit(self, step: Schedule, left: Left) -> None:
-        while self.waiting and left.tokens > 0 and self.num_admitted < self.budgets.max_num_seqs:
+        num_kept_rows, num_kept_blocks = self._kept_for_samples()
+        free_rows = self.budgets.max_num_seqs - self.num_admitted - num_kept_rows
+        while self.waiting and left.tokens > 0:
             sequence = self.waiting[0]
+            num_rows = _num_rows(sequence)
+            if num_rows > free_rows:
+                return
             if sequence.awaits_kv:
                 if not self._admit_receiving(sequence, step):
                     return
+                free_rows -= num_rows
                 continue
             if lacking := self.encodings.lacking(sequence):
                 self.park(sequence, step, lacking)
                 continue
+            num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
             # One block of headroom for each running sequence; otherwise the new sequence would be retracted at once.
-            if not self.block_manager.admit(sequence, headroom_blocks=self.num_admitted):
+            headroom = 0 if sequence.completes_prompt else self.num_admitted + num_kept_blocks
+            if not self.block_manager.admit(sequence, headroom):
                 return
+            free_rows -= num_rows
             del self.waiting[0]
             self.running[sequence] = None
             if sequence.pictures:
@@ -238,11 +252,22 @@ class Scheduler:
                 self.num_cached_tokens += sequence.num_computed_tokens
             self._add_chunk(sequence, step, left, behind=())
 
+    def _kept_for_samples(self) -> tuple[int, int]:
+        """Return how many rows are kept for samples of prompts that are admitted already, and how many blocks."""
+        first = [sequence for sequence in self.running if sequence.num_samples_to_come]
+        others = [sequence for sequence in chain(self.waiting, self.parked) if sequence.completes_prompt]
+        num_rows = sum(sequence.num_samples_to_come for sequence in first) + len(others)
+        return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
+
+    def _num_blocks_to_keep(self, sequence: Sequence) -> int:
+        """Return the blocks of the largest sample that the prompt of *sequence* waits for before its state is sent."""
+        if not (sequence.num_samples_to_come or sequence.completes_prompt):
+            return 0
+        return self.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
+
     def _admit_receiving(self, sequence: Sequence, step: Schedule) -> bool:
-        """Reserve blocks for a prompt whose state is received, and rows for all samples; False if there is no room."""
-        samples = [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
-        if self.num_admitted + len(samples) > self.budgets.max_num_seqs:
-            return False
+        """Reserve blocks for a prompt whose state is received, for all its samples; False if there is no room."""
+        samples = _live_samples(sequence)
         num_held = self.block_manager.reserve(samples, headroom_blocks=self.num_admitted)
         if num_held is None:
             return False
@@ -309,5 +334,17 @@ class Scheduler:
         return True
 
 
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival
+def _turn(sequence: Sequence) -> tuple[bool, int]:
+    return not sequence.completes_prompt, sequence.arrival
+
+
+def _live_samples(sequence: Sequence) -> list[Sequence]:
+    """Return the samples of a request whose state is received that have not ended, by its sample 0."""
+    return [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
+
+
+def _num_rows(sequence: Sequence) -> int:
+    """Return how many rows must be free to admit *sequence*, those of the samples that its prompt needs included."""
+    if sequence.awaits_kv:
+        return len(_live_samples(sequence))
+    return 0 if sequence.completes_prompt else 1 + sequence.num_samples_to_come

@@ -13,7 +13,7 @@ from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.token_counts import TokenCounts
 from saccade.identity.blocks import MediaRun, block_key
 from saccade.models.facts import Positions
-from saccade.protocol.kv_transfer import ReceiveKv
+from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -49,7 +49,8 @@ class Sequence:
     is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if
     requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
     from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is a recurrent state that
-    its next row begins with.
+    its next row begins with. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this
+    one's first token.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self._token_counts: TokenCounts | None = None
         self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
+        self.completes_prompt = False
         self.forks: list[Sequence] = []
         self.received_state = b""
         wanted = index == 0 and request.sampling.num_prompt_logprobs is not None
@@ -144,6 +146,12 @@ class Sequence:
     def awaits_grammar(self) -> bool:
         """Whether the answer's grammar is not compiled yet."""
         return self.grammar is not None and self.matcher is None
+
+    @property
+    def num_samples_to_come(self) -> int:
+        """Number of samples that begin at this one's first token, and without which its state will not be sent."""
+        is_first = self.samples_start is not None and isinstance(self.request.kv_transfer, SendKv)
+        return self.request.num_samples - 1 if is_first else 0
 
     @property
     def reads_prefix_cache(self) -> bool:

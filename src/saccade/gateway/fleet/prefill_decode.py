@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from saccade.errors import WorkerFailed, WorkerUnavailable
+from saccade.errors import PrefillWorkerFailed, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
@@ -126,6 +126,9 @@ class Pair:
                     await _cancelled(beginning)
                 async for delta in deltas:
                     yield delta
+        except PrefillWorkerFailed as error:
+            self.failed_worker = prefill
+            raise WorkerFailed(error.message) from error
         except (WorkerFailed, WorkerUnavailable):
             self.failed_worker = prefill if prefilling.has_failed else decode
             raise

@@ -25,6 +25,13 @@ from saccade.transport.kv_transfer.channel import (
 )
 from saccade.transport.kv_transfer.events import PieceArrived, PromptComputed, Tell, TransferEnded
 
+CONNECT_SECONDS = 5.0
+"""Until a prefill worker counts as not reachable: a packet that a firewall drops gets no answer."""
+
+
+class SourceGone(TransferFailed):
+    """The prefill worker cannot be reached, or does not answer."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DestinationConfig:
@@ -81,17 +88,17 @@ class KvDestination:
 
     async def _run(self, key: bytes, source: str, first_block: int) -> None:
         try:
-            async with asyncio.timeout(self._config.patience_seconds):
+            async with asyncio.timeout(min(CONNECT_SECONDS, self._config.patience_seconds)):
                 streams = await _connect(source)
         except (OSError, TimeoutError):
-            self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached."))
+            self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached.", at_source=True))
             return
         try:
             await self._transfer(key, streams, first_block)
         except TransferFailed as failed:
-            self._tell(TransferEnded(key, str(failed)))
+            self._tell(TransferEnded(key, str(failed), at_source=isinstance(failed, SourceGone)))
         except TimeoutError:
-            self._tell(TransferEnded(key, "The prefill worker has gone silent."))
+            self._tell(TransferEnded(key, "The prefill worker has gone silent.", at_source=True))
         finally:
             streams[1].close()
 
@@ -122,7 +129,7 @@ class KvDestination:
             other = await reader.readexactly(NONCE_BYTES)
             writer.write(name_of(key) + nonce)
         except (OSError, EOFError) as error:
-            raise TransferFailed("The prefill worker refused the connection.") from error
+            raise SourceGone("The prefill worker refused the connection.") from error
         return destination_channel(streams, key, other + nonce, self._config.max_content_bytes)
 
     async def _reply(self, replies: asyncio.Queue[FromDestination], channel: DestinationChannel) -> None:

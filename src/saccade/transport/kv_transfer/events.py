@@ -41,10 +41,11 @@ class PieceArrived(NamedTuple):
 
 
 class TransferEnded(NamedTuple):
-    """The transfer failed; *reason* is a sentence for operator and client."""
+    """The transfer failed; *reason* is a sentence for operator and client. *at_source*: the prefill worker failed."""
 
     key: bytes
     reason: str
+    at_source: bool = False
 
 
 Event = Wanted | PieceTaken | Delivered | PromptComputed | PieceArrived | TransferEnded

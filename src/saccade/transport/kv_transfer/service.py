@@ -84,6 +84,10 @@ class KvTransfers:
         """Let a decode worker that knows *key* ask for the state of a prompt."""
         self._call(self._source.offer, key)
 
+    def begun(self, key: bytes) -> None:
+        """Note that the prompt's state is held, and may not be held for ever."""
+        self._call(self._source.begun, key)
+
     def prefilled(self, key: bytes, message: Prefilled) -> None:
         """Tell the decode worker that the prompt is computed, and keep the transfer open for patience_seconds."""
         self._call(self._source.prefilled, key, message)

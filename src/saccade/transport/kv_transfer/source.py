@@ -57,7 +57,7 @@ class _Offer:
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """*form* must equal the other end's. *patience_seconds* is how long a computed prompt's state is kept."""
+    """*form* must equal the other end's. A transfer that holds state and stands still for *patience_seconds* fails."""
 
     form: KvForm
     patience_seconds: float
@@ -104,11 +104,15 @@ class KvSource:
         self._arrived.set()
         self._arrived = asyncio.Event()
 
-    def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Tell that the prompt is computed. Its state is kept for patience_seconds from now on."""
+    def begun(self, key: bytes) -> None:
+        """Note that the prompt's state is held: from now on the transfer may not stand still."""
         if (offer := self._offers.get(name_of(key))) is not None:
-            loop = asyncio.get_running_loop()
-            offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, NOT_TAKEN)
+            self._wait_anew(offer)
+
+    def prefilled(self, key: bytes, message: Prefilled) -> None:
+        """Tell that the prompt is computed."""
+        if (offer := self._offers.get(name_of(key))) is not None:
+            self._wait_anew(offer)
             offer.messages.put_nowait((message, b""))
 
     def send(self, key: bytes, piece: Piece, content: bytes) -> None:
@@ -126,6 +130,13 @@ class KvSource:
         if offer.connection is not None:
             offer.connection.cancel()
         self._give_back(offer)
+
+    def _wait_anew(self, offer: _Offer) -> None:
+        """Let the transfer stand still for patience_seconds from now on."""
+        if offer.deadline is not None:
+            offer.deadline.cancel()
+        loop = asyncio.get_running_loop()
+        offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, NOT_TAKEN)
 
     def _give_back(self, offer: _Offer) -> None:
         for slot in offer.slots:
@@ -244,6 +255,7 @@ class KvSource:
                         raise TransferFailed("The decode worker took a piece that was not sent.")
                     if (slot := offer.slots.pop(0)) is not None:
                         self._slots.release(slot.name)
+                    self._wait_anew(offer)
                     self._tell(PieceTaken(offer.key))
                 case Received():
                     return

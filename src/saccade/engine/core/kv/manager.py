@@ -96,6 +96,15 @@ class BlockManager:
             paged.extend(sample, first.num_tokens)
         return len(held)
 
+    def num_sample_blocks(self, num_tokens: int) -> int:
+        """Return how many blocks another sample of a prompt of *num_tokens* takes at most, while the first holds its.
+
+        It shares the full blocks, unless it may have to compute the prompt again: without a prefix cache, or if the
+        snapshot of a recurrent state that it would resume from is gone.
+        """
+        shares = self.enable_prefix_caching and self.snapshots is None
+        return 1 if shares else -(-num_tokens // self.block_size)
+
     def num_missing_tokens(self, sequence: Sequence) -> int:
         """Return the number of tokens left to compute; for a waiting sequence, the number if it were admitted now."""
         if sequence.block_table:

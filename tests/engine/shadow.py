@@ -1,0 +1,238 @@
+"""A stand-in executor that keeps, in each cache slot, a digest of all that led to it, and checks every read.
+
+A token is drawn from the digest of its context, so an answer can be computed alone by `answer_alone`: equal answers mean
+that the core gave each row the right blocks, pixels and states, whatever happened to other requests meanwhile.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import msgspec
+
+from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.encoder_scheduler import EncodeCosts
+from saccade.engine.core.kv.blocks import PagedBlocks
+from saccade.engine.core.kv.manager import BlockManager
+from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.step import Chunk, KvReceive, SamplingInput, StepInput, StepOutput
+from saccade.models.positions import MultimodalPositions
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.request import EngineRequest
+
+NUM_TEXT_IDS, PLACEHOLDER, VOCABULARY = 60, 66, 67
+BLOCK_SIZE = 4
+DIGEST_BYTES = 8
+BLOCK_BYTES = BLOCK_SIZE * DIGEST_BYTES
+NOTHING = b"\0" * DIGEST_BYTES
+
+
+class StepFailed(Exception):
+    """A step that the stand-in was to fail."""
+
+
+def digest(before: bytes, token_id: int, pixel: tuple[bytes, int] | None) -> bytes:
+    """Return the digest of a context that *token_id* follows; *pixel* is (pixels, offset) of a placeholder."""
+    return blake2b(repr((before, token_id, pixel)).encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def drawn(context: bytes) -> int:
+    """Return the token that follows a context."""
+    return int.from_bytes(context, "little") % NUM_TEXT_IDS
+
+
+def answer_alone(request: EngineRequest, pixels: Mapping[bytes, bytes]) -> list[int]:
+    """Return the whole answer to *request*; *pixels* are those of its images by content hash."""
+    seen = {
+        span.start + offset: (pixels[item.content_hash], offset)
+        for item in request.media
+        for span in item.spans
+        for offset in range(span.length)
+    }
+    context = b""
+    for place, token_id in enumerate(request.token_ids):
+        context = digest(context, token_id, seen.get(place))
+    answer: list[int] = []
+    while len(answer) < request.sampling.max_tokens:
+        answer.append(drawn(context))
+        if answer[-1] in request.sampling.stop_token_ids:
+            break
+        context = digest(context, answer[-1], None)
+    return answer
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the core knows of the model: images of four patches a token."""
+
+    vocab_size: int = VOCABULARY
+    max_position_embeddings: int = 512
+    placeholder_of: Mapping[str, int] = field(default_factory=lambda: {"image": PLACEHOLDER})
+    placeholder_token_ids: tuple[int, ...] = (PLACEHOLDER,)
+
+    def item_tokens(self, grid: tuple[int, int, int], original_size: object = None) -> int:
+        return grid[1] * grid[2] // 4
+
+    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, int]:
+        return grid[1] * grid[2], 4
+
+    def encode_cost(self, grid: tuple[int, int, int]) -> int:
+        return grid[1] * grid[2]
+
+    def encoding_values(self, grid: tuple[int, int, int], original_size: object = None) -> int:
+        return 10 * grid[1] * grid[2]
+
+    def span_lengths(self, grid: tuple[int, int, int], modality: str) -> None:
+        return None
+
+    def positions(self, media: object) -> MultimodalPositions:
+        return MultimodalPositions([])
+
+
+FACTS = Facts()
+
+
+def image(kind: int, num_tokens: int, start: int) -> MediaItem:
+    """Return an image of *num_tokens* whose placeholders begin at *start*; *kind* is the byte of all its pixels."""
+    grid = (1, 2, 2 * num_tokens)
+    return MediaItem(
+        modality="image",
+        content_hash=bytes([kind, num_tokens]) * 16,
+        grid=grid,
+        spans=(Span(start, num_tokens),),
+        pixel_shape=(4 * num_tokens, 4),
+        inline=bytes([kind]) * (16 * num_tokens),
+    )
+
+
+class ShadowExecutor:
+    """Executes steps on digests. Of steps and images, *failing* is the share that fails."""
+
+    def __init__(self, rng: random.Random, is_recurrent: bool, failing: float = 0.0) -> None:
+        self._rng = rng
+        self._is_recurrent = is_recurrent
+        self._failing = failing
+        self._tables: dict[int, list[int]] = {}
+        self._slots: dict[tuple[int, int], bytes] = {}
+        self._states: dict[int, bytes] = {}
+        self._snapshots: dict[int, bytes] = {}
+        self._encodings: dict[int, bytes] = {}
+        self._last: dict[int, int] = {}
+
+    def check_device(self) -> None:
+        """A device that has not failed."""
+
+    def finished_jobs(self, patience: float = 0.0) -> list[object]:
+        """No encoding runs aside."""
+        return []
+
+    def close(self) -> None:
+        """It holds no process."""
+
+    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
+        """Return the tokens that follow the step's chunks. Raises StepFailed."""
+        for encoding_id in step.drop:
+            self._encodings.pop(encoding_id, None)
+        for row in step.ended:
+            self._tables.pop(row, None)
+            self._last.pop(row, None)
+        for start in step.started:
+            assert start.row not in self._tables, "a row is started twice"
+            self._tables[start.row], self._states[start.row] = [], b""
+        for change in step.tables:
+            table = self._tables[change.row]
+            assert change.start <= len(table), "a block table has a hole"
+            table[change.start :] = change.blocks
+        for move in step.restore:
+            self._states[move.row] = self._snapshots[move.snapshot]
+        for receive in step.receive:
+            self._receive(receive)
+        failed = self._encode(step)
+        self._attend(step)
+        for move in step.save:
+            self._snapshots[move.snapshot] = self._states[move.row]
+        sent = tuple(
+            b"".join(self._slots.get((block, place), NOTHING) for block in send.blocks for place in range(BLOCK_SIZE))
+            + (b"" if send.row is None else self._states[send.row])
+            for send in step.send
+        )
+        if self._rng.random() < self._failing:
+            raise StepFailed
+        tokens = []
+        for chunk in step.chunks:
+            if chunk.draws:
+                self._last[chunk.row] = drawn(self._context(chunk.row, chunk.start + chunk.num_tokens))
+                tokens.append(self._last[chunk.row])
+        scores: list[list[object]] = [[] for _ in sampling.prompt_scores]
+        return StepOutput(step.number, tokens, [], scores, failed_encodings=failed, sent=sent)
+
+    def _context(self, row: int, num_tokens: int) -> bytes:
+        place = num_tokens - 1
+        return self._slots[self._tables[row][place // BLOCK_SIZE], place % BLOCK_SIZE] if num_tokens else b""
+
+    def _receive(self, receive: KvReceive) -> None:
+        for number, block in enumerate(receive.blocks):
+            for place in range(BLOCK_SIZE):
+                start = (number * BLOCK_SIZE + place) * DIGEST_BYTES
+                self._slots[block, place] = receive.content[start : start + DIGEST_BYTES]
+        if receive.row is not None:
+            self._states[receive.row] = receive.content[len(receive.blocks) * BLOCK_BYTES :]
+
+    def _encode(self, step: StepInput) -> tuple[int, ...]:
+        failed = []
+        for picture in (picture for job in step.jobs for picture in job.pictures):
+            assert picture.encoding_id not in self._encodings, "an image is encoded twice"
+            is_failed = self._rng.random() < self._failing
+            self._encodings[picture.encoding_id] = b"failed" if is_failed else bytes(picture.pixels)
+            failed += [picture.encoding_id] * is_failed
+        return tuple(failed)
+
+    def _attend(self, step: StepInput) -> None:
+        written: dict[tuple[int, int], bytes] = {}
+        rows = [chunk.row for chunk in step.chunks]
+        assert len(rows) == len(set(rows)), "a row has two chunks"
+        lengths = [chunk.num_tokens > 1 for chunk in step.chunks]
+        assert lengths == sorted(lengths), "a chunk of one token comes after a longer one"
+        for chunk in step.chunks:
+            context = self._context(chunk.row, chunk.start)
+            assert not self._is_recurrent or self._states[chunk.row] == context, "a state is not that of its context"
+            for place, (token_id, pixel) in enumerate(self._inputs(chunk), chunk.start):
+                context = digest(context, token_id, pixel)
+                slot = (self._tables[chunk.row][place // BLOCK_SIZE], place % BLOCK_SIZE)
+                assert written.setdefault(slot, context) == context, "two rows write one slot"
+                self._slots[slot] = context
+            self._states[chunk.row] = context
+
+    def _inputs(self, chunk: Chunk) -> list[tuple[int, tuple[bytes, int] | None]]:
+        """Return token ids of a chunk with the pixels behind its placeholders."""
+        token_ids = [self._last[chunk.row]] if chunk.token_ids is None else list(chunk.token_ids)
+        assert len(token_ids) == chunk.num_tokens
+        seen = {
+            piece.offset + number: (self._encodings[piece.encoding_id], start)
+            for piece in chunk.media
+            for number, start in enumerate(range(piece.start, piece.stop))
+        }
+        places = {place for place, token_id in enumerate(token_ids) if token_id == PLACEHOLDER}
+        assert places == set(seen), "placeholders and features do not match"
+        return [(token_id, seen.get(place)) for place, token_id in enumerate(token_ids)]
+
+
+def scheduler(rng: random.Random, is_recurrent: bool, max_num_seqs: int, num_blocks: int) -> Scheduler:
+    """Return a scheduler of small random pools."""
+    caches = rng.random() < 0.8
+    groups: list[object] = [PagedBlocks(num_blocks, BLOCK_SIZE)]
+    if is_recurrent:
+        groups.append(RecurrentSnapshots(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
+    return Scheduler(
+        Budgets(max_num_seqs, rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
+        BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
+        EncoderCache(10**6),
+        EncodeCosts(FACTS.encode_cost, FACTS.encoding_values),
+    )
+
+
+def without_pixels(items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
+    """Return the items as they go by their hash alone."""
+    return tuple(msgspec.structs.replace(item, inline=None) for item in items)
