@@ -58,6 +58,8 @@ def parse_toml(content: bytes) -> dict[str, Any]:
         place = _PLACE.search(str(error))
         line = int(place[1]) if place else len(content.splitlines())  # else the end is missing
         raise StartupError(f"It is not TOML: look at line {line}.") from error
+    except (RecursionError, ValueError) as error:
+        raise StartupError("It has a value that is nested too deeply, or a number of too many digits.") from error
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,8 +6,9 @@ import queue
 import select
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_BYTES = 4 << 20
 """The most that may wait to be written: about 10,000 lines."""
@@ -94,8 +95,12 @@ class LineWriter:
 
 @dataclass(frozen=True)
 class LogOutput:
-    """The destination of a process's log lines, their least *level*, and whether it is a terminal."""
+    """The destination of a process's log lines, their least *level*, and whether it is a terminal.
+
+    *num_lines* counts lines by the name of their level.
+    """
 
     writer: LineWriter
     level: int
     is_terminal: bool
+    num_lines: Counter[str] = field(default_factory=Counter)

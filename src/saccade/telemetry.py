@@ -228,8 +228,10 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
     )
     # Its warnings are about requests that clients send wrongly: any client could fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    output = LogOutput(writer, level, is_terminal)
+    handler.addFilter(_Counting(output))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    return LogOutput(writer, level, is_terminal)
+    return output
 
 
 def log_uncaught() -> None:
@@ -240,6 +242,18 @@ def log_uncaught() -> None:
         logger.error("the process has failed", exc_info=(kind, error, trace))
 
     sys.excepthook = log
+
+
+class _Counting(logging.Filter):
+    """Counts what is logged."""
+
+    def __init__(self, output: LogOutput) -> None:
+        super().__init__()
+        self._output = output
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._output.num_lines[record.levelname.lower()] += 1
+        return True
 
 
 class _Lines:

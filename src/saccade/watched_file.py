@@ -1,5 +1,7 @@
 """A file that is read again whenever it has changed, such as a mounted secret."""
 
+import os
+import stat
 from pathlib import Path
 
 from saccade.errors import StartupError
@@ -19,9 +21,12 @@ class WatchedFile:
         Raises StartupError, whose message is the cause alone, where it cannot be read or is too long.
         """
         try:
-            with self.path.open("rb") as file:
-                stat = self.path.stat()
-                state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            # A pipe, or a device, must not hold the reader up: it is opened without waiting for its other end.
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise StartupError("it is not a regular file")
+                state = (found.st_mtime_ns, found.st_size, found.st_ino)
                 if state == self._state:
                     return None
                 content = file.read(self._max_bytes + 1)

@@ -126,7 +126,7 @@ def _write(path: Path, urls: tuple[str, ...]) -> None:
     """Replace the file in one step, so that no gateway reads half of it. Raises StartupError."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write("".join(f"{url}\n" for url in urls))
+            file.write("".join(f"{line}\n" for line in urls or ("# no worker",)))
         os.replace(file.name, path)
     except OSError as error:
         raise StartupError(f"--workers-file {path} cannot be written: {error.strerror}.") from error

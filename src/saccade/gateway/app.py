@@ -21,12 +21,13 @@ from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.sources import find_workers
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.http.access_log import AccessLog, DroppedLines, access_log
+from saccade.gateway.http.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.limits.process_memory import give_back_large_blocks
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
+from saccade.transport import lasting_task
 
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
@@ -64,7 +65,7 @@ def create_app(
     registry = application.metrics.registry
     ProcessCollector(registry=registry)
     if logs is not None:
-        registry.register(DroppedLines(logs))
+        registry.register(LogMetrics(logs))
     return application
 
 
@@ -85,7 +86,7 @@ async def serve(
     discard = partial(pool.release, reusable=False)
     fleet = Fleet((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
     app = create_app(config, fleet, pool, models, logs)
-    lag = asyncio.create_task(app.metrics.watch_event_loop(), name="event loop lag")
+    lag = lasting_task.begin(app.metrics.watch_event_loop, "event loop lag")
     try:
         await app.start()
         await find_workers(app.members, config.worker_urls, config.worker_sources)

@@ -53,6 +53,7 @@ from saccade.protocol.gateway_calls import Usage, Work
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
+from saccade.transport import lasting_task
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
@@ -152,7 +153,7 @@ class Application:
         Raises OSError.
         """
         await self.preparation.start()
-        self._following = asyncio.create_task(self._directory.follow(), name="keys file")
+        self._following = lasting_task.begin(self._directory.follow, "keys file")
         if self.siblings is not None:
             await self.siblings.start()
         if self._index is not None:

@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -199,7 +200,7 @@ class WorkerClient:
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
 
     async def close(self) -> None:
         """End the stream; the worker aborts what is still open, and open requests raise WorkerFailed."""
@@ -281,7 +282,7 @@ class WorkerClient:
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
-            keeping_up = asyncio.create_task(self._held.keep_up(stub), name=f"held pictures {self.url}")
+            keeping_up = lasting_task.begin(partial(self._held.keep_up, stub), f"held pictures {self.url}")
             await _converse(
                 self.url,
                 stub,

@@ -1,20 +1,37 @@
-"""A task that lasts until it is cancelled. Nothing waits for it, so an error that ends it would be seen by nobody."""
+"""A task that lasts until it is cancelled. Nothing waits for it, so an error that ended it would be seen by nobody."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
+
+FIRST_PAUSE_SECONDS = 1.0
+LAST_PAUSE_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
 
-def begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run *work* in a task; an error that ends it is logged with its traceback, as critical."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_report)
-    return task
+def begin(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    """Run *work* in a task. If an error ends it, it is logged as critical, and *work* begins again after a pause.
+
+    The pause doubles from FIRST_PAUSE_SECONDS to LAST_PAUSE_SECONDS with each error that follows the last one sooner
+    than LAST_PAUSE_SECONDS after the work began again.
+    """
+    return asyncio.create_task(_keep_running(work, name), name=name)
 
 
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("%s has ended by an unforeseen error", task.get_name(), exc_info=error)
+async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    now = asyncio.get_running_loop().time
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        began = now()
+        try:
+            await work()
+        except Exception:
+            if now() - began > LAST_PAUSE_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            logger.critical("%s met an unforeseen error, and begins again in %g s", name, pause, exc_info=True)
+        else:
+            return
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LAST_PAUSE_SECONDS)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from saccade.transport import private_sockets
+from saccade.transport import lasting_task, private_sockets
 from saccade.transport.backoff import Backoff
 from saccade.transport.framing import UNREADABLE, Frames
 
@@ -96,7 +96,7 @@ class CallClient:
 
     def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._task = asyncio.create_task(self._keep_connected(), name=f"calls to {self._path.name}")
+        self._task = lasting_task.begin(self._keep_connected, f"calls to {self._path.name}")
 
     async def close(self) -> None:
         """End the stream; calls that wait raise NotReached."""

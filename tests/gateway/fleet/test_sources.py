@@ -65,8 +65,26 @@ async def test_a_file_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         assert "line 6 is left out" in caplog.text
         path.write_text(f"{TWO}\n")
         await until(lambda: seen.urls == (TWO,))
-        write(path, "")
+        write(path, "# none\n\n")
         await until(lambda: seen.urls == ())
+
+
+async def test_a_file_without_a_worker_keeps_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "workers"
+    write(path, ONE)
+    async with following(WorkersFile(path, 0.01)) as seen:
+        await until(lambda: seen.urls == (ONE,))
+        for content in (b"", b"\n \n", b"\xff\xfe\x00", b"nonsense\n", b"# half a line\ngrpc://10"):
+            caplog.clear()
+            path.with_suffix(".new").write_bytes(content)
+            os.replace(path.with_suffix(".new"), path)
+            await until(lambda: "its last workers stay" in caplog.text)
+            assert (seen.urls, seen.count) == ((ONE,), 1), content
+            write(path, f"{ONE}\n{TWO}")
+            await until(lambda: seen.urls == (ONE, TWO))
+            write(path, ONE)
+            await until(lambda: seen.urls == (ONE,))
+            seen.count = 1
 
 
 async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """Which account a key opens, while the file of the keys changes."""
 
+import asyncio
 import hashlib
 import os
 from pathlib import Path
@@ -102,6 +103,36 @@ async def test_a_file_with_a_fault_changes_nothing_and_is_told_once(
         (False, True, False),
         (False, False, True),
     ]
+
+
+def test_no_content_of_the_file_ends_the_watching(path: Path) -> None:
+    directory, registry = Directory((), path), CollectorRegistry()
+    registry.register(TenantMetrics(directory))
+    contents = {
+        "nested lists": b"x = " + b"[" * 5000,
+        "nested tables": b"x = " + b"{a=" * 5000,
+        "many digits": b"x = " + b"9" * 5000,
+        "binary": bytes(range(256)),
+        "date that is none": b"x = 2026-13-45",
+        "half a text": text("one").encode()[:-10],
+    }
+    for name, content in contents.items():
+        path.write_bytes(content)
+        asyncio.run(directory.look())
+        assert registry.get_sample_value("saccade_api_keys_file_current") == 0, name
+        with pytest.raises(StartupError, match=r"keys\.toml: "):
+            Directory((), path)
+    for make in (os.mkfifo, os.mkdir):
+        path.unlink()
+        make(path)
+        asyncio.run(directory.look())
+        assert registry.get_sample_value("saccade_api_keys_file_current") == 0, make
+        path.unlink() if make is os.mkfifo else path.rmdir()
+        path.touch()
+    write(path, text("two"))
+    asyncio.run(directory.look())
+    assert registry.get_sample_value("saccade_api_keys_file_current") == 1
+    assert directory.account(b"two").tenant.name == "acme"
 
 
 def test_metrics_count_by_tenant_of_the_file(path: Path) -> None:

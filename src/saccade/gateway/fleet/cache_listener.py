@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -144,7 +145,8 @@ class CacheListener:
                 self.router.expect_nothing(worker.url)
             running = self._tasks.get(worker.url)
             if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
-                self._tasks[worker.url] = lasting_task.begin(self._keep_up(worker), f"cache events of {worker.url}")
+                following = partial(self._keep_up, worker)
+                self._tasks[worker.url] = lasting_task.begin(following, f"cache events of {worker.url}")
 
     async def _keep_up(self, worker: Worker) -> None:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""

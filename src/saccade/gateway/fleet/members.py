@@ -12,6 +12,7 @@ from saccade.errors import StartupError
 from saccade.gateway.fleet.dialects import is_half, targets
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.workers import Fleet
+from saccade.transport import lasting_task
 
 POLL_SECONDS = 0.05
 """Between two looks at whether a worker that leaves still has requests."""
@@ -57,7 +58,7 @@ class Members:
 
     def follow(self, source: Source) -> None:
         """Keep to what *source* wants, from now until close()."""
-        self._following.append(asyncio.create_task(self._follow(source), name=f"workers of {source.name}"))
+        self._following.append(lasting_task.begin(lambda: self._follow(source), f"workers of {source.name}"))
 
     def wanted_by(self, url: str) -> tuple[str, ...]:
         """Return the names of the sources that want the worker at *url*."""

@@ -51,7 +51,8 @@ class WorkersFile:
     """The urls in the file at *path*: one a line; empty lines, and what follows a #, do not count.
 
     The file is read whenever its time, size or inode has changed. A malformed line is logged by its number and left
-    out. Where the file cannot be read, what it had last stays wanted.
+    out. If the file cannot be read, or has no url, what it had last stays wanted: it may be half written. A file with
+    comments alone says that no worker is wanted.
     """
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
@@ -63,30 +64,35 @@ class WorkersFile:
     async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the file has changed."""
         while True:
-            text = await asyncio.to_thread(self._read)
-            if text is not None:
-                yield _urls(text)
+            urls = await asyncio.to_thread(self._read)
+            if urls is not None:
+                yield urls
             await asyncio.sleep(self._every_seconds)
 
-    def _read(self) -> str | None:
-        """Return the file's text, None where it has not changed or cannot be read, which is logged once."""
+    def _read(self) -> tuple[str, ...] | None:
+        """Return the urls in the file, None if it has not changed or cannot be used, which is logged once."""
         try:
             content = self._file.read()
+            urls = None if content is None else _urls(content)
         except StartupError as error:
             if not self._has_failed:
                 logger.error("--workers-file %s is not used, its last workers stay: %s", self._file.path, error.message)
             self._has_failed = True
             return None
-        self._has_failed = False
-        return None if content is None else content.decode(errors="replace")
+        # A file that could not be used, and has not changed since, still cannot be.
+        self._has_failed = self._has_failed and content is None
+        return urls
 
 
-def _urls(text: str) -> tuple[str, ...]:
-    """Return the urls in *text*, and log the numbers of lines that are none."""
+def _urls(content: bytes) -> tuple[str, ...]:
+    """Return the urls in *content*, and log the numbers of lines that are none. Raises StartupError if none is."""
+    try:
+        lines = [line.partition("#") for line in content.decode().splitlines()]
+    except UnicodeDecodeError as error:
+        raise StartupError("it is not text in UTF-8") from error
     urls = []
-    for number, line in enumerate(text.splitlines(), 1):
-        url = line.partition("#")[0].strip()
-        if not url:
+    for number, (before, _, _) in enumerate(lines, 1):
+        if not (url := before.strip()):
             continue
         try:
             check_url(url)
@@ -94,6 +100,9 @@ def _urls(text: str) -> tuple[str, ...]:
             logger.error("--workers-file: line %d is left out: %s", number, error.message)
         else:
             urls.append(url)
+    is_meant = any(hash_sign for _, hash_sign, _ in lines) and not any(before.strip() for before, _, _ in lines)
+    if not urls and not is_meant:
+        raise StartupError("it has no worker's URL; a file with a comment alone, such as `# none`, means no worker")
     return tuple(urls)
 
 

@@ -15,6 +15,7 @@ from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers, Ov
 from saccade.routing.index import Partition
 from saccade.routing.lookup import Overlap, Target
 from saccade.routing.router import Router
+from saccade.transport import lasting_task
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, NotReached
 
@@ -58,7 +59,7 @@ class SharedIndex:
     def start(self) -> None:
         """Begin to connect; returns at once."""
         self._calls.start()
-        self._task = asyncio.create_task(self._poll(), name="polls of the indexer")
+        self._task = lasting_task.begin(self._poll, "polls of the indexer")
 
     async def close(self) -> None:
         """Stop asking."""

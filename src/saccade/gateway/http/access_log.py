@@ -92,15 +92,19 @@ class AccessLog:
         self._write(self._render(line) + b"\n")
 
 
-class DroppedLines(Collector):
-    """The metric of how many lines *output* has dropped."""
+class LogMetrics(Collector):
+    """The metrics of how many lines were logged at each level, requests' lines left out, and dropped."""
 
     def __init__(self, output: LogOutput) -> None:
-        self._writer = output.writer
+        self._output = output
 
     def collect(self) -> Iterable[Metric]:
-        number = self._writer.num_dropped
+        number = self._output.writer.num_dropped
         yield CounterMetricFamily("saccade_log_lines_dropped", "Log lines that could not be written.", value=number)
+        lines = CounterMetricFamily("saccade_log_lines", "Log lines but those of requests, by level.", labels=["level"])
+        for level in ("info", "warning", "error", "critical"):
+            lines.add_metric([level], self._output.num_lines[level])
+        yield lines
 
 
 def access_log(output: LogOutput | None) -> AccessLog | None:

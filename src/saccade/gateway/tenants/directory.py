@@ -130,5 +130,5 @@ class Directory:
     def _note(self, fault: str) -> None:
         """Log a *fault* of the file, once."""
         if fault and fault != self.fault:
-            logger.error("%s is not used as it is now, what it said before holds on: %s", FLAG, fault)
+            logger.error("%s is not used as it is now, its last content stays in force: %s", FLAG, fault)
         self.fault = fault

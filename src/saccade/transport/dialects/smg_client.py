@@ -138,7 +138,7 @@ class SmgClient(ABC):
     async def start(self) -> None:
         """Begin to connect; returns at once."""
         shared_memory_links.sweep()
-        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
 
     async def close(self) -> None:
         """End every call; the worker aborts what is still open, and open requests raise WorkerFailed."""

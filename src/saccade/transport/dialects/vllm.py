@@ -130,7 +130,7 @@ class VllmClient:
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
-        self._task = lasting_task.begin(self._run(), f"worker client {self.url}")
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
 
     async def close(self) -> None:
         """Close every connection; the server aborts what is still open, and open requests raise WorkerFailed."""
