@@ -32,10 +32,10 @@ def test_the_file_decides_while_the_gateway_runs(processes: int, tiny_qwen3_vl: 
         wait_until(lambda: _lives(server), START_SECONDS)
         assert not server.is_ready()
         file.write_text(f"unix:{socket}\n")
-        wait_until(server.is_ready, START_SECONDS)
+        # Every call is a new connection, and reaches any of the processes.
+        wait_until(lambda: all(server.is_ready() for _ in range(24)), START_SECONDS)
         ask(server)
         file.write_text("# none today\n")
-        # Every call is a new connection, and reaches any of the processes.
         wait_until(lambda: not any(server.is_ready() for _ in range(24)), START_SECONDS)
         wait_until(lambda: str(socket) not in server.metrics(), START_SECONDS)
         file.write_text(f"unix:{socket}\n")
