@@ -66,10 +66,11 @@ def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others
 
 def test_routing_flags_set_the_gateway() -> None:
     assert RoutingFlags().applied(GatewayConfig()) == GatewayConfig()
-    flags = RoutingFlags("cost", 0.5, False, 2, 3, 4, 5.0)
+    flags = RoutingFlags("cost", 0.5, 1 << 20, False, 2, 3, 4, 5.0)
     assert flags.applied(GatewayConfig()) == GatewayConfig(
         routing_policy="cost",
         routing_temperature=0.5,
+        routing_index_bytes=1 << 20,
         assumes_holdings=False,
         dispatch=DispatchLimits(worker_queue=3, max_waiting=4, wait_seconds=5.0, max_retries=2),
     )

@@ -1,7 +1,8 @@
 """The index of what workers hold."""
 
+from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 
 import pytest
 from hypothesis import given
@@ -115,17 +116,54 @@ def test_a_hybrid_resumes_only_at_states() -> None:
     assert overlap(index, KEYS[:5]) == 0
 
 
-def test_a_full_index_forgets_the_worker_that_filled_it_and_shared_keys_count_once() -> None:
+def test_shared_keys_count_once_and_a_full_index_evicts_the_worker_chosen_least_recently() -> None:
     index = index_of(*stored(0, 1), max_bytes=3 * BYTES_PER_KEY)
-    index.begin("b", HERE, resumes_at_states=False)
+    assert index.begin("b", HERE, resumes_at_states=False, num_blocks=1)
     assert index.take("b", KvEvents(1, stored(0, 1, 2), snapshot=True)) == 0
-    assert index.num_bytes == 3 * BYTES_PER_KEY
-    assert index.take("b", KvEvents(2, stored(3))) is None
+    assert (index.num_bytes, index.is_over) == (3 * BYTES_PER_KEY, False)
+    index.chosen("a")
+    assert index.take("b", KvEvents(2, stored(3))) == 0
+    assert index.is_over
+    assert index.evict() == "b"
+    assert index.take("b", KvEvents(3, stored(4))) is None
     assert not index.is_exact("b")
-    assert index.take("a", KvEvents(4, stored(0))) == 0  # what b left is still in memory
-    assert index.is_exact("a")
     swept(index)
     assert index.num_bytes == 2 * BYTES_PER_KEY
+    assert index.is_exact("a")
+
+
+def test_a_worker_that_would_not_fit_does_not_begin() -> None:
+    index = index_of(*stored(0, 1), max_bytes=10 * BYTES_PER_KEY)
+    assert not index.begin("b", HERE, resumes_at_states=False, num_blocks=9)
+    assert index.take("b", KvEvents(1, stored(0), snapshot=True)) is None
+    assert index.begin("b", HERE, resumes_at_states=False, num_blocks=8)
+
+
+def test_a_fleet_that_does_not_fit_stays_within_the_limit_and_does_not_change_places() -> None:
+    """120 workers with room for 33, whose caches fill up and turn over. A worker that is not known asks every turn."""
+    room, num_blocks, num_workers, num_fresh = 33, 100, 120, 20
+    index = BlockIndex(room * num_blocks * BYTES_PER_KEY)
+    numbers = count()
+    held: dict[str, deque[bytes]] = {str(worker): deque(maxlen=num_blocks) for worker in range(num_workers)}
+    known: list[frozenset[str]] = []
+    for _ in range(40):
+        for worker, keys in held.items():
+            fresh = [next(numbers).to_bytes(16, "big") for _ in range(num_fresh)]
+            gone = [keys.popleft() for _ in range(len(keys) + num_fresh - num_blocks)]
+            keys.extend(fresh)
+            events: list[KvEvent] = [BlockStored(key, ROOT, [], is_first=True) for key in fresh]
+            events += [BlockRemoved(key) for key in gone]
+            if index.take(worker, KvEvents(1, events)) is None:
+                swept(index)
+                if index.begin(worker, HERE, resumes_at_states=False, num_blocks=num_blocks):
+                    snapshot: list[KvEvent] = [BlockStored(key, ROOT, [], is_first=True) for key in keys]
+                    index.take(worker, KvEvents(1, snapshot, snapshot=True))
+            while index.is_over:
+                index.evict()
+                swept(index)
+        known.append(frozenset(worker for worker in held if index.is_exact(worker)))
+    assert len(known[-1]) >= room - 1
+    assert len(set(known[10:])) == 1
 
 
 def swept(index: BlockIndex) -> None:

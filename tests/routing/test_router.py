@@ -230,6 +230,20 @@ def test_what_waits_at_a_worker_by_an_old_report_may_be_this_gateways_own() -> N
     assert [foreign(now) for now in (10.9, 11.9, 12, 20)] == [1, 1, 9, 9]
 
 
+def test_own_requests_count_as_own_until_a_slow_report_has_forgotten_them() -> None:
+    """A worker that is asked for its load every five seconds still reports what ended four seconds ago."""
+    router = router_of("cost")
+    reported = B._replace(num_running=4, report_seconds=6.0)
+    booking = book(router, [reported], PROMPT._replace(num_samples=4), now=6)
+    booking.close()
+
+    def foreign(now: float) -> int:
+        return router.preview([A, reported], PROMPT, {}, now).candidates[1].foreign_running
+
+    assert [foreign(now) for now in (6.1, 11, 13, 17.9)] == [0, 0, 0, 0]
+    assert foreign(30) == 4
+
+
 def test_what_runs_at_a_worker_by_its_report_and_is_not_this_gateways_own_is_load() -> None:
     router = router_of("cost")
     book(router, [B], PROMPT._replace(num_samples=4), now=7)

@@ -99,6 +99,8 @@ class RoutingFlags:
     "How a worker is chosen; auto is cost where it is known or assumed what a worker's caches hold, else least_load."
     routing_temperature: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.routing_temperature
     "0 takes the worker of the least cost; over 0 one is drawn, and dearer workers are drawn more often as it grows."
+    routing_index_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.routing_index_bytes
+    "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
     routing_assumptions: bool = DEFAULTS.assumes_holdings
     "Take a worker that does not report its caches to hold what was sent there in the last 120 seconds."
     routing_retries: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.max_retries
@@ -121,6 +123,7 @@ class RoutingFlags:
             config,
             routing_policy=self.routing_policy,
             routing_temperature=self.routing_temperature,
+            routing_index_bytes=self.routing_index_bytes,
             assumes_holdings=self.routing_assumptions,
             dispatch=dispatch,
             assumed_releases=self.assume_same_release,
@@ -177,7 +180,9 @@ def gateway(
         return gateway_group.run(server, arguments, server.shutdown_timeout + gateway_group.STOP_SECONDS)
     member = group.member()
     if member is not None and group.is_indexer:
-        uvloop.run(indexer.serve(_fleet(credentials, models), member.indexer, worker_url, sources))
+        uvloop.run(
+            indexer.serve(_fleet(credentials, models), member.indexer, worker_url, sources, routing.routing_index_bytes)
+        )
         return 0
     config = dataclasses.replace(
         gateway_config(server, media, worker_url), worker_credentials=credentials, worker_sources=sources

@@ -22,7 +22,7 @@ from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
 from saccade.gateway.fleet.decision_metrics import DecisionMetrics
-from saccade.gateway.fleet.dispatch import INDEX_BYTES, Dispatcher
+from saccade.gateway.fleet.dispatch import Dispatcher
 from saccade.gateway.fleet.engine_metrics import FleetCollector
 from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport, route_report
@@ -239,7 +239,7 @@ def _open_to(origins: tuple[str, ...], app: ASGIApp) -> ASGIApp:
 def _fleet_router(config: GatewayConfig) -> FleetRouter:
     return FleetRouter(
         config.routing_policy,
-        BlockIndex(INDEX_BYTES),
+        BlockIndex(config.routing_index_bytes),
         Random(),
         config.routing_temperature,
         assumes=config.assumes_holdings,

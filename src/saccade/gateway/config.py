@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, DispatchLimits
+from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
 from saccade.gateway.fleet.sources import SourceConfig
 from saccade.gateway.group.member import Member
 from saccade.gateway.http.connection import ConnectionLimits
@@ -28,7 +28,8 @@ has something to begin with, and few, because its own queue knows no tenants."""
 class GatewayConfig:
     """Settings of one gateway process.
 
-    *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy). With
+    *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy);
+    what they report of their caches takes *routing_index_bytes*. With
     *assumes_holdings*, a worker that reports nothing is taken to hold what was sent there lately. *dispatch* bounds
     what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
     they tell of it.
@@ -56,6 +57,7 @@ class GatewayConfig:
     worker_sources: SourceConfig = field(default_factory=SourceConfig)
     routing_policy: Policy = "auto"
     routing_temperature: float = 0.0
+    routing_index_bytes: int = INDEX_BYTES
     assumes_holdings: bool = True
     dispatch: DispatchLimits = DEFAULT_LIMITS
     assumed_releases: tuple[str, ...] = ()

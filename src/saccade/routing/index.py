@@ -35,13 +35,16 @@ class _Worker:
 
 
 class BlockIndex:
-    """The blocks of every worker, by the worker's name. All keys together take at most about *max_bytes*.
+    """The blocks of every worker, by the worker's name. All keys together are to take *max_bytes* at most.
 
-    A key that several workers hold counts once.
+    A key that several workers hold counts once, and the keys of forgotten workers count until they are swept. A worker
+    that would not fit does not begin. If workers come to hold more later, the index is over its limit until the caller
+    has evicted one and swept its keys.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        # The least recently chosen first.
         self._workers: dict[str, _Worker] = {}
         self._blocks = KeyMasks()
         self._states = KeyMasks()
@@ -52,18 +55,40 @@ class BlockIndex:
         return (len(self._blocks) + len(self._states)) * BYTES_PER_KEY
 
     @property
+    def is_over(self) -> bool:
+        """Whether the keys take more than they may."""
+        return self.num_bytes > self.max_bytes
+
+    @property
     def _forgotten_bits(self) -> int:
         """Bits of workers that are forgotten, and not swept yet."""
         return self._blocks.bits_in_use | self._states.bits_in_use
 
-    def begin(self, worker: str, partition: Partition, *, resumes_at_states: bool) -> None:
-        """Forget what *worker* holds; its next message begins a snapshot."""
+    def begin(self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0) -> bool:
+        """Forget what *worker* holds; its next message begins a snapshot.
+
+        Return False if there is no room for a worker whose cache has *num_blocks*: then it is not known.
+        """
         self.forget(worker)
+        if self.num_bytes + num_blocks * BYTES_PER_KEY > self.max_bytes:
+            return False
         used = self._forgotten_bits
         for other in self._workers.values():
             used |= other.bit
         # The lowest bit that is not used.
         self._workers[worker] = _Worker(partition, ~used & (used + 1), resumes_at_states)
+        return True
+
+    def chosen(self, worker: str) -> None:
+        """Note that *worker* gets a request: it is evicted after those that got none since."""
+        if (known := self._workers.pop(worker, None)) is not None:
+            self._workers[worker] = known
+
+    def evict(self) -> str:
+        """Forget the least recently chosen worker, and return its name; "" if there is none."""
+        worker = next(iter(self._workers), "")
+        self.forget(worker)
+        return worker
 
     def forget(self, worker: str) -> None:
         """Remove *worker*: what it holds is not known any more. sweep() frees the memory."""
@@ -76,17 +101,12 @@ class BlockIndex:
         return self._blocks.sweep() | self._states.sweep()
 
     def take(self, worker: str, message: KvEvents) -> int | None:
-        """Learn from the next message of *worker*, which must have begun.
-
-        Return how many orphans it had, None where the index is full: then the worker is forgotten.
-        """
-        known = self._workers[worker]
+        """Learn from the next message of *worker*; return how many orphans it had, None if the worker was evicted."""
+        known = self._workers.get(worker)
+        if known is None:
+            return None
         num_orphans = self._learn(known, message.events)
         known.is_whole = known.is_whole or (message.snapshot and message.last)
-        # What is yet to be swept does not count against the workers that are left.
-        if self.num_bytes > self.max_bytes and not self._forgotten_bits:
-            self.forget(worker)
-            return None
         return num_orphans
 
     def _learn(self, known: _Worker, events: Iterable[KvEvent]) -> int:

@@ -30,10 +30,6 @@ ASSUMED_KEYS = 1 << 16
 """Of one worker: a million tokens in blocks of 16, the size of a large KV cache."""
 
 
-REPORT_SECONDS = 1.0
-"""No worker's report of its load is older, as long as it reports."""
-
-
 class RoutedPicture(NamedTuple):
     """A picture of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
 
@@ -62,7 +58,7 @@ class Option(NamedTuple):
     """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
 
     *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
-    samples wait there and *num_running* run.
+    samples wait there and *num_running* run; the report is *report_seconds* old at most.
     """
 
     name: str
@@ -72,10 +68,11 @@ class Option(NamedTuple):
     reports: bool = True
     num_waiting: int = 0
     num_running: int = 0
+    report_seconds: float = 1.0
 
 
 class _RecentMost:
-    """The most samples that this gateway had at a worker in the last REPORT_SECONDS, or up to twice as long.
+    """The most samples that this gateway had at a worker since its report of its load, or for up to twice as long.
 
     A worker's report of what waits there is older than what the gateway knows of its own requests. What is not more
     than this may be the gateway's own, and does not count as others'.
@@ -85,9 +82,9 @@ class _RecentMost:
         self._period = 0
         self._most = self._most_before = 0
 
-    def note(self, count: int, now: float) -> int:
-        """Note that there are *count* now; return the most."""
-        period = int(now / REPORT_SECONDS)
+    def note(self, count: int, now: float, report_seconds: float) -> int:
+        """Note that there are *count* now; return the most of the last *report_seconds* at least."""
+        period = int(now / report_seconds)
         if period != self._period:
             self._most_before = self._most if period == self._period + 1 else 0
             self._period, self._most = period, 0
@@ -172,7 +169,8 @@ class Router:
         if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
-        self._most[option.name].note(self.work[option.name].num_samples, now)
+        self._most[option.name].note(self.work[option.name].num_samples, now, option.report_seconds)
+        self.index.chosen(option.name)
         self.breakers.sent(option.name, now)
         return booking
 
@@ -230,7 +228,7 @@ class Router:
             for picture in prompt.pictures
             if picture.stop > held_tokens and picture.key not in expected and option.encodes(picture.key)
         )
-        own = self._most[option.name].note(work.num_samples, now)
+        own = self._most[option.name].note(work.num_samples, now, option.report_seconds)
         foreign_requests = max(0, option.num_waiting - own)
         foreign_running = max(0, option.num_waiting + option.num_running - own) - foreign_requests
         return Candidate(

@@ -212,14 +212,25 @@ async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_reque
 
 
 async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
-    async with listening(tmp_path, 2, max_bytes=2 * BYTES_PER_KEY) as (fronts, fleet, listener):
+    room = DESCRIPTION.num_blocks
+    async with listening(tmp_path, 2, max_bytes=room * BYTES_PER_KEY) as (fronts, fleet, listener):
         a, b = fleet.clients
         await until(lambda: fronts[0].feeds and fronts[1].feeds)
         fronts[0].say(1, KEYS[0], snapshot=True)
         await until(lambda: not listener.feed(a).reason)
-        fronts[1].say(1, *KEYS, snapshot=True)
+        listener.router.index.chosen(a.url)
+        fronts[1].say(1, *(number.to_bytes(16, "big") for number in range(1, room + 1)), snapshot=True)
         await until(lambda: "full" in listener.feed(b).reason)
         assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1
+        assert not listener.router.index.is_over
+
+
+async def test_a_worker_for_which_there_is_no_room_is_not_followed(tmp_path: Path) -> None:
+    async with listening(tmp_path, 2, max_bytes=0) as (_, fleet, listener):
+        await until(lambda: all("--routing-index-bytes" in listener.feed(one).reason for one in fleet.clients))
+        page = CollectorRegistry()
+        page.register(RoutingCollector(fleet, listener))
+        assert page.get_sample_value("saccade_router_unindexed_workers") == 2
 
 
 async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:

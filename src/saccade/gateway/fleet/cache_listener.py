@@ -20,8 +20,10 @@ from saccade.routing.router import Router
 from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
-FULL_SECONDS = 60.0
-"""Until a worker whose blocks did not fit the index is asked again."""
+FULL_SECONDS, MOST_FULL_SECONDS = 60.0, 3600.0
+"""Until a worker whose blocks did not fit the index is asked again; each time twice as long, up to the second."""
+
+FULL = "the index is full"
 
 EVENTS_PER_TURN = 1024
 """That all feeds together tell the index between two pauses; to decode and to learn them takes about a millisecond."""
@@ -152,49 +154,63 @@ class CacheListener:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
         feed = self.feed(worker)
         backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
+        full_seconds = FULL_SECONDS
         try:
             while worker.ready:
                 backoff.started()
-                wait_seconds = await self._follow_once(worker, feed)
+                has_room = await self._follow_once(worker, feed)
                 await self._sweep()
-                await asyncio.sleep(wait_seconds or backoff.after_failure())
+                if has_room:
+                    await asyncio.sleep(backoff.after_failure())
+                else:
+                    await asyncio.sleep(full_seconds)
+                    full_seconds = min(2 * full_seconds, MOST_FULL_SECONDS)
         finally:
             # A connection that is closed cancels this task, too.
             self._note(worker, feed, AWAY)
 
-    async def _follow_once(self, worker: Worker, feed: Feed) -> float:
-        """Follow one feed to its end. Return how long to wait before the next, 0 for the usual time."""
+    async def _follow_once(self, worker: Worker, feed: Feed) -> bool:
+        """Follow one feed to its end. Return False if it ended because the index has no room for the worker."""
         try:
             await self._follow(worker, feed)
-            return FULL_SECONDS
+            limit = self.router.index.max_bytes
+            self._note(worker, feed, f"{FULL}: its limit is {limit} bytes; see --routing-index-bytes")
+            return False
         except WorkerUnavailable as error:
             feed.num_lost += 1
             self._note(worker, feed, error.message)
-            return 0.0
+            return True
         finally:
             self.router.index.forget(worker.url)
             self.router.expect_nothing(worker.url)
 
     async def _follow(self, worker: Worker, feed: Feed) -> None:
-        """Tell the index what the worker reports; return where the index is full."""
+        """Tell the index what the worker reports; return if the index has no room for it, or no longer."""
         index, said = self.router.index, worker.description
         if said is None:
             raise WorkerUnavailable(AWAY)
         if feed.reason == AWAY:
             feed.reason = STARTING
         partition = Partition(said.fingerprint, said.block_size)
-        index.begin(worker.url, partition, resumes_at_states=said.resumes_at_states)
+        states, num_blocks = said.resumes_at_states, said.num_blocks
+        if not index.begin(worker.url, partition, resumes_at_states=states, num_blocks=num_blocks):
+            return
         async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
             async for message in messages:
                 for piece in _pieces(message):
                     if not await self._learn(worker, feed, piece):
-                        self._note(worker, feed, f"the index is full: its limit is {index.max_bytes} bytes")
                         return
 
     async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> bool:
-        """Tell the index one message, when it is this worker's turn; return False where the index is full."""
+        """Tell the index one message, when it is this worker's turn; return False if the worker was evicted."""
+        index = self.router.index
         async with self._turn:
-            num_orphans = self.router.index.take(worker.url, message)
+            num_orphans = index.take(worker.url, message)
+            while index.is_over:
+                # Nobody learns anything until the memory is free again.
+                if (evicted := self._feeds.get(index.evict())) is not None:
+                    evicted.reason = FULL
+                await self._sweep()
             if num_orphans is None:
                 return False
             feed.num_events += len(message.events)

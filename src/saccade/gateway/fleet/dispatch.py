@@ -23,6 +23,7 @@ from saccade.gateway.limits.place_queue import PlaceQueue
 from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.engine_load import Load
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
@@ -40,6 +41,7 @@ M = TypeVar("M", MediaItem, MediaPixels)
 
 
 INDEX_BYTES = 512 << 20
+NO_LOAD = Load()
 """Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
 
 AFFINITY_TOKENS = 256
@@ -441,15 +443,16 @@ def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:
-    said = worker.description or model.description
+    said, load = worker.description or model.description, worker.load or NO_LOAD
     return Option(
         name=worker.url,
         partition=Partition(said.fingerprint, said.block_size),
         resumes_at_states=said.resumes_at_states,
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
-        num_waiting=worker.load.num_waiting if worker.load is not None else 0,
-        num_running=worker.load.num_running if worker.load is not None else 0,
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        report_seconds=load.report_seconds,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.fleet.cache_listener import CacheView
+from saccade.gateway.fleet.cache_listener import FULL, CacheView
 from saccade.gateway.fleet.dispatch import Dispatcher
 from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
@@ -65,9 +65,14 @@ class RoutingCollector(Collector):
             orphans.add_metric((worker.url,), feed.num_orphans)
             lost.add_metric((worker.url,), feed.num_lost)
             closed.add_metric((worker.url,), float(router.breakers.report(worker.url, now).state == "closed"))
+        left_out = GaugeMetricFamily(
+            "saccade_router_unindexed_workers",
+            "Workers whose caches are not known because the index has no room: see --routing-index-bytes.",
+        )
+        left_out.add_metric((), sum(self._listener.feed(one).reason.startswith(FULL) for one in self._fleet.clients))
         index = GaugeMetricFamily("saccade_router_index_bytes", "Estimated memory of the router's index.")
         index.add_metric((), self._listener.index_bytes)
-        yield from (exact, blocks, requests, prefill, events, snapshots, orphans, lost, closed, index)
+        yield from (exact, blocks, requests, prefill, events, snapshots, orphans, lost, closed, left_out, index)
 
 
 class DispatchCollector(Collector):

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path* by what the workers of *fleet* report."""
+    """Answers gateway processes at the Unix socket *path* by what the workers of *fleet* report, in *index_bytes*."""
 
-    def __init__(self, fleet: Fleet, path: Path) -> None:
+    def __init__(self, fleet: Fleet, path: Path, index_bytes: int = INDEX_BYTES) -> None:
         self._fleet = fleet
-        self._listener = CacheListener(fleet, Router("auto", BlockIndex(INDEX_BYTES), Random()))
+        self._listener = CacheListener(fleet, Router("auto", BlockIndex(index_bytes), Random()))
         self._lookup = LocalLookup(self._listener.router.index)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -89,13 +89,13 @@ class Indexer:
         return KnownWorkers(workers, self._listener.index_bytes)
 
 
-async def serve(fleet: Fleet, path: Path, urls: Sequence[str], sources: SourceConfig) -> None:
+async def serve(fleet: Fleet, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int) -> None:
     """Run an indexer until SIGTERM or SIGINT, over the workers at *urls* and of *sources*. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, ended.set)
-    indexer = Indexer(fleet, path)
+    indexer = Indexer(fleet, path, index_bytes)
     # No request runs here: a worker that is dropped is forgotten at once.
     members = Members(fleet, lambda _: 0, 0.0)
     await indexer.start()
