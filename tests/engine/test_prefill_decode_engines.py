@@ -18,10 +18,11 @@ from saccade.errors import StartupError
 from saccade.gateway.fleet.prefill_decode import legs_of
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason
-from saccade.protocol.request import EngineRequest, MediaPixels, Pixels
+from saccade.protocol.request import EngineRequest, MediaPixels, Pixels, SamplingParams
 from saccade.transport.kv_transfer.channel import new_key
 
 WIDE = (1, 6, 16)
+ONE = SamplingParams(max_tokens=1, temperature=0)
 PARTS: list[Any] = [5, (WIDE, 1), 20]
 
 
@@ -157,6 +158,24 @@ def test_prompt_that_no_decode_worker_takes_is_given_up(tiny_qwen3_vl: Path) -> 
         engine.close()
 
 
+def test_prompt_whose_samples_do_not_all_begin_is_given_up(tiny_qwen3_vl: Path) -> None:
+    """Its gateway aborts a sample of the prefill leg alone, so that the state will never be sent."""
+    role = {"role": "prefill", "kv_transfer_bind": "127.0.0.1:0", "kv_transfer_seconds": 0.5}
+    engine = engines.engine(tiny_qwen3_vl, **role)
+    try:
+        asked = msgspec.structs.replace(engines.request(tiny_qwen3_vl, [40]), num_samples=2)
+        engine.submit(0, legs_of(asked, "")[0])
+        engine.abort(0, "a", 1)
+        outcome = engines.Outcome()
+        wait_until(lambda: _told(engine, outcome))
+        failure = outcome.answers["a"].failure
+        assert failure is not None
+        assert failure.code == "worker_failed"
+        assert splits.is_idle(engine)
+    finally:
+        engine.close()
+
+
 def _told(engine: Engine, outcome: engines.Outcome) -> bool:
     if engine.has_work and (frame := engine.step().get(0)) is not None:
         engines.collect(outcome, frame)
@@ -251,6 +270,7 @@ def test_step_that_fails_fails_its_transfers(pair: Pair, tiny_qwen3_vl: Path, mo
         ({"kv_transfer": ReceiveKv(new_key(), "127.0.0.1:1")}, "prefill", "kv_transfer"),
         ({"kv_transfer": SendKv(new_key())}, "decode", "kv_transfer"),
         ({"kv_transfer": SendKv(new_key())}, "prefill", "max_tokens"),
+        ({"kv_transfer": SendKv(new_key()), "num_samples": 5, "sampling": ONE}, "prefill", "n"),
         ({"kv_transfer": ReceiveKv(b"short", "127.0.0.1:1")}, "decode", "kv_transfer.key"),
         ({"kv_transfer": ReceiveKv(new_key(), "127.0.0.1:1"), "num_samples": 5}, "decode", "n"),
         ({"kv_transfer": SendKv(new_key())}, "neither", "role"),

@@ -16,7 +16,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
@@ -255,7 +255,8 @@ class Scheduler:
     def _kept_for_samples(self) -> tuple[int, int]:
         """Return how many rows are kept for samples of prompts that are admitted already, and how many blocks."""
         first = [sequence for sequence in self.running if sequence.num_samples_to_come]
-        others = [sequence for sequence in chain(self.waiting, self.parked) if sequence.completes_prompt]
+        in_front = takewhile(lambda sequence: sequence.completes_prompt, self.waiting)
+        others = [*in_front, *(sequence for sequence in self.parked if sequence.completes_prompt)]
         num_rows = sum(sequence.num_samples_to_come for sequence in first) + len(others)
         return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
 
