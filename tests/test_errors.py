@@ -29,6 +29,12 @@ def test_unknown_code_is_our_fault() -> None:
     assert type(from_code("no_such_code", "")) is InternalError
 
 
+def test_text_of_another_process_is_cleaned() -> None:
+    error = from_code("worker_failed", "a\x1b[31mb\r\nc" + "x" * 5000)
+    assert error.message.startswith("a [31mb  cxx")
+    assert len(error.message) == 2000
+
+
 def test_tree_in_the_docstring_is_the_tree() -> None:
     drawn = {line.split("─ ")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
     assert drawn == {kind.__name__ for kind in leaves(SaccadeError)} - {"SaccadeError"}

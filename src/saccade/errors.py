@@ -308,11 +308,18 @@ class StartupError(SaccadeError):
     code = "startup_error"
 
 
+MAX_FOREIGN_CHARACTERS = 2000
+
+
 def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
     return [kind, *(leaf for child in kind.__subclasses__() for leaf in _leaves(child))]
 
 
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
-    """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code."""
+    """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code.
+
+    Of *message*, characters that a terminal would interpret become blanks, and all beyond MAX_FOREIGN_CHARACTERS goes.
+    """
+    message = "".join(one if one.isprintable() else " " for one in message[:MAX_FOREIGN_CHARACTERS])
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
     return kinds.get(code, InternalError)(message, param)

@@ -7,6 +7,7 @@ A metric that means the same as one of vLLM's has vLLM's name, so that vLLM's da
 import asyncio
 import atexit
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from saccade.log_writer import LineWriter, LogOutput
+from saccade.metric_registry import MetricRegistry
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -96,8 +98,13 @@ class AnswerMetrics:
         }
 
     def observe_engine(self, model: str, seconds: Mapping[str, float]) -> None:
-        """Record how many *seconds* a sample spent in each of ENGINE_STAGES."""
+        """Record how many *seconds* a sample spent in each of ENGINE_STAGES.
+
+        What no clock can have measured is left out: a sum that once has NaN or infinity in it stays so.
+        """
         for stage, spent in seconds.items():
+            if not 0 <= spent < math.inf:
+                continue
             self._engine_stages.labels(stage).observe(spent)
             if stage in self._engine_seconds:
                 self._engine_seconds[stage].labels(model).observe(spent)
@@ -107,8 +114,14 @@ class Metrics:
     """Metrics of one gateway process. Those of its engines are collected when `/metrics` is rendered."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = self.new_registry()
         model = ("model_name",)
+        self._failed_collectors = Counter(
+            "saccade_metric_collector_failures",
+            "Times that the metrics of a collector were left out, because reading them failed.",
+            ("collector",),
+            registry=self.registry,
+        )
         self._stages = Histogram(
             "saccade_stage_seconds",
             "Time of one stage of a request in the gateway.",
@@ -167,6 +180,10 @@ class Metrics:
             buckets=_SHORT_SECONDS,
             registry=self.registry,
         )
+
+    def new_registry(self) -> MetricRegistry:
+        """Return a registry whose failures are counted here."""
+        return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
 
     def observe_stage(self, stage: str, seconds: float) -> None:
         """Record that *stage*, one of STAGES, took *seconds*."""

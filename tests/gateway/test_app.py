@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.tenants.directory import Directory
 from saccade.protocol.engine_load import Load
-from saccade.protocol.output import FinishReason, TokenDelta
+from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta
 
 PATHS = ("/v1/models", "/v1/models/tiny", "/load", "/metrics", "/version", "/openapi.json", "/nothing")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -230,6 +231,39 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         "saccade_event_loop_lag_seconds_count", "saccade_http_requests_total", "saccade_stage_seconds_bucket",
     } <= names  # fmt: skip
     assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_a_load_that_cannot_be_shown_costs_the_rows_of_engines_only(gateway: scripted.Gateway) -> None:
+    failures = {"name": "saccade_metric_collector_failures_total", "collector": "FleetCollector"}
+    before = gateway.metric(**failures)
+    gateway.worker.load = Load(steps_by_tokens=(1, 2))  # its client would not have let it in
+    answer = gateway.ask("GET", "/metrics")
+    gateway.worker.load = None
+    assert answer.status == 200
+    assert b"saccade_requests_in_flight" in answer.body
+    assert b"vllm:num_requests_running" not in answer.body
+    assert gateway.metric(**failures) == before + 1
+    assert b"vllm:num_requests_running" in gateway.ask("GET", "/metrics").body
+
+
+def test_what_no_clock_or_count_can_be_is_not_added_up(gateway: scripted.Gateway) -> None:
+    labels = {"model_name": "tiny"}
+    names = [
+        f"vllm:request_{stage}_time_seconds_{part}"
+        for stage in ("queue", "prefill", "decode")
+        for part in ("sum", "count")
+    ]
+    before = [gateway.metric(name, **labels) for name in names]
+    times = SampleTimes(math.nan, math.inf, -1.0, math.nan)
+    for num_cached_tokens in (-5, 1 << 40):
+        gateway.worker.script = [
+            TokenDelta("r", [300], num_cached_tokens=num_cached_tokens),
+            TokenDelta("r", [301], FinishReason.LENGTH, num_cached_tokens=num_cached_tokens, times=times),
+        ]
+        usage = gateway.chat().json["usage"]
+        expected = 0 if num_cached_tokens < 0 else usage["prompt_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == expected
+    assert [gateway.metric(name, **labels) for name in names] == before
 
 
 def test_what_requests_ask_for_is_measured(gateway: scripted.Gateway) -> None:

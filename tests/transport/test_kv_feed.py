@@ -17,6 +17,7 @@ from saccade.protocol.kv_events import BlockRemoved, KvEvent, KvEvents, PictureR
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
+from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
 
@@ -65,6 +66,14 @@ async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
         front.say(7, A, PictureRemoved(b"salt", b"a"), PictureRemoved(b"salt", b"b"))
         await until(lambda: not client.holds(b"salt", b"b"))
         assert not client.holds(b"salt", b"a")
+
+
+def test_pictures_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_feed, "MAX_HELD_PICTURES", 3)
+    held = kv_feed.HeldPictures()
+    names = [bytes([number]) for number in range(5)]
+    held.take(KvEvents(1, [PictureStored(b"salt", name) for name in names]))
+    assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "end", "refusal"])

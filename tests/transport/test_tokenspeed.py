@@ -548,3 +548,12 @@ async def test_only_known_files_are_unpacked(slots: Slots) -> None:
     async with listening(worker) as url, registered(url, slots) as client:
         assert client.description is not None
         assert client.description.files == FILES
+
+
+async def test_a_worker_that_does_not_stop_is_aborted(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [chunk(*range(20, 26)), chunk(*range(26, 32)), 60.0]
+    async with listening(worker) as url, registered(url, slots) as client:
+        with pytest.raises(WorkerFailed, match="more than was asked for"):
+            await answer(client, ask(max_tokens=11))
+        await until(lambda: worker.aborted == ["r1"])

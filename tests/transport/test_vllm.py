@@ -612,3 +612,12 @@ async def test_an_endless_event(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerFailed):
         async for _ in vllm_http.events(Arriving(b"data: ", *[b"1" * 50] * 3)):  # type: ignore[arg-type]
             pass
+
+
+async def test_a_worker_that_does_not_stop_is_aborted() -> None:
+    server = VllmServer()
+    server.script = [event(*range(20, 26)), event(*range(26, 32)), 60.0]
+    async with listening(server) as url, registered(url) as client:
+        with pytest.raises(WorkerFailed, match="more than was asked for"):
+            await answer(client, ask(max_tokens=11))
+        await until(lambda: server.num_aborted == 1)

@@ -1,6 +1,7 @@
 """Both ends of the native wire, with a front that says whatever a test wants."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import grpc
 import msgspec
 import pytest
 from echo_worker import ask, tokens, until
-from fronts import Front, talking
+from fronts import DESCRIPTION, Front, talking
 from nested import NESTED_STEP
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport.backoff import Backoff
@@ -73,6 +75,60 @@ async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> N
     await client.close()
     await server.stop()
     assert changes == []
+
+
+async def test_what_cannot_be_of_a_load_is_dropped_and_the_rest_is_kept(bind: str) -> None:
+    """An older or newer worker counts steps by other bounds; what a faulty one says must not stay in sums."""
+    sound = Load(num_waiting=3, draining=True, steps_by_tokens=(1, *[0] * len(STEP_TOKEN_BOUNDS)))
+    table = {
+        "sound": (sound, sound),
+        "fewer bounds": (Load(num_running=2, steps_by_tokens=(1, 2)), Load(num_running=2)),
+        "more bounds": (Load(num_running=2, steps_by_tokens=(1,) * 40), Load(num_running=2)),
+        "steps below 0": (Load(steps_by_tokens=(-1, *[0] * len(STEP_TOKEN_BOUNDS))), Load()),
+        "counts below 0": (Load(num_waiting=-4, num_blocks=-1, num_running=1), Load(num_running=1)),
+        "reports that never come": (Load(report_seconds=0.0, steps_total=5), Load(steps_total=5)),
+        "seconds that no clock can have measured": (
+            Load(
+                batch_seconds_total=math.nan, encode_seconds_total=math.inf, network_seconds_total=-1.0, steps_total=5
+            ),
+            Load(steps_total=5),
+        ),
+    }
+    front = Parrot([])
+    async with talking(bind, front) as client:
+        for name, (sent, kept) in table.items():
+            front.frames = [msgspec.msgpack.encode(StepFrame([], load=sent)), None]
+            async for _ in client.generate(ask(name, [1])):
+                assert client.load == kept, name
+
+
+async def test_a_worker_whose_description_cannot_be_is_not_used(tmp_path: Path) -> None:
+    class Odd(Front):
+        described = DESCRIPTION
+
+        def describe(self) -> bytes:
+            self.num_described += 1
+            return msgspec.msgpack.encode(self.described)
+
+        num_described = 0
+
+    front = Odd()
+    server = WorkerServer(front, f"unix:{tmp_path}/w.sock")
+    await server.start()
+    client = WorkerClient(server.address)
+    front.described = msgspec.structs.replace(DESCRIPTION, block_size=0)
+    await client.start()
+    try:
+        for field in ("max_model_len", "max_num_seqs", "num_blocks"):
+            num_described = front.num_described
+            await until(lambda seen=num_described: front.num_described > seen + 1)
+            assert client.description is None
+            front.described = msgspec.structs.replace(DESCRIPTION, **{field: -1})
+        front.described = DESCRIPTION
+        await until(lambda: client.ready)
+    finally:
+        await client.close()
+        await server.stop()
 
 
 async def test_delta_of_an_unknown_request_is_dropped(bind: str) -> None:

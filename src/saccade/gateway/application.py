@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from random import Random
 
-from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -197,7 +196,7 @@ class Application:
         if config.member is None:
             self.metrics.registry.register(FleetCollector(self._fleet))
             return None
-        of_engines = CollectorRegistry()
+        of_engines = self.metrics.new_registry()
         of_engines.register(FleetCollector(self._fleet))
         return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines, self._usages)
 

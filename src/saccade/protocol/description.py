@@ -1,11 +1,14 @@
 """Description: a worker's answer to Describe, with the model's files, so that a gateway needs none of its own."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 Role = Literal["both", "prefill", "decode"]
 """What a worker is for. A prefill worker computes prompts and sends their KV state to decode workers."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +36,10 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     fingerprint: bytes
     files: ModelFiles
-    max_model_len: int
-    max_num_seqs: int
-    block_size: int
-    num_blocks: int
+    max_model_len: Positive
+    max_num_seqs: Positive
+    block_size: Positive
+    num_blocks: Count
     dtype: str
     device: str
     shm_namespace: str

@@ -32,11 +32,13 @@ from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, Token
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed, lasting_task
+from saccade.transport.answer_bounds import AnswerBounds
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, stream_path, target
+from saccade.transport.worker_load import plausible
 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
@@ -57,8 +59,19 @@ async def _nothing(_: Sequence[int]) -> tuple[MediaPixels, ...]:
     raise WorkerUnavailable(NO_LONGER_HELD)
 
 
-Inbox = asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed]
-"""What has arrived from the worker for one request."""
+class _Inbox:
+    """What has arrived from the worker for *request*. Its reader may be slow, so that is bounded as it arrives."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._bounds = AnswerBounds(request)
+        self._messages: asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed] = asyncio.Queue()
+        self.get = self._messages.get
+        self.fail = self._messages.put_nowait
+
+    def put(self, message: TokenDelta | PixelsWanted) -> None:
+        """Add a message. Raises WorkerFailed where the worker sends more than the request asked for."""
+        self._bounds.check(message)
+        self._messages.put_nowait(message)
 
 
 class _Session:
@@ -68,7 +81,7 @@ class _Session:
         self._on_released = on_released
         self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
-        self._open: dict[str, Inbox] = {}
+        self._open: dict[str, _Inbox] = {}
         self._lent: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[bytes]:
@@ -76,17 +89,17 @@ class _Session:
         while True:
             yield await self._outbound.get()
 
-    def submit(self, request: EngineRequest) -> Inbox:
+    def submit(self, request: EngineRequest) -> _Inbox:
         """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
         self._send(request, slots_of(request))
-        inbox: Inbox = asyncio.Queue()
+        inbox = _Inbox(request)
         self._open[request.request_id] = inbox
         return inbox
 
-    async def next(self, request_id: str, inbox: Inbox, supply: Supply) -> TokenDelta | WorkerFailed:
+    async def next(self, request_id: str, inbox: _Inbox, supply: Supply) -> TokenDelta | WorkerFailed:
         """Return the next message of a request. Where the worker asks for pixels, they are sent from *supply* first."""
         while isinstance(message := await inbox.get(), PixelsWanted):
             media = await supply(message.media)
@@ -126,11 +139,18 @@ class _Session:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
-        """Hand every delta and question to its request; one for a request that has left is dropped."""
+        """Hand every delta and question to its request; one for a request that has left is dropped.
+
+        A request that gets more than it asked for fails, and is aborted.
+        """
         messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
         for message in messages:
             if (inbox := self._open.get(message.request_id)) is not None:
-                inbox.put_nowait(message)
+                try:
+                    inbox.put(message)
+                except WorkerFailed as error:
+                    self.leave(message.request_id, finished=False)
+                    inbox.fail(error)
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self._on_released(released)
@@ -138,7 +158,7 @@ class _Session:
     def fail(self, sentence: str) -> None:
         """Fail every open request, and take back every slot: the worker reads none of them any more."""
         for inbox in self._open.values():
-            inbox.put_nowait(WorkerFailed(sentence))
+            inbox.fail(WorkerFailed(sentence))
         self._open.clear()
         if released := list(self._lent.elements()):
             self._lent.clear()
@@ -314,7 +334,7 @@ class WorkerClient:
 
     def _take(self, session: _Session, frame: StepFrame) -> None:
         if frame.load is not None:
-            was_ready, self.load = self.ready, frame.load
+            was_ready, self.load = self.ready, plausible(frame.load)
             if self.ready != was_ready:
                 self._on_change(self)
         session.deliver(frame)

@@ -51,11 +51,18 @@ def _follows(message: KvEvents, last: KvEvents | None) -> bool:
     return not message.snapshot and message.number == last.number + 1
 
 
+MAX_HELD_PICTURES = 1 << 18
+"""Of one worker, about 80 MiB; more than any cache of encodings has room for."""
+
+
 class HeldPictures:
-    """The pictures, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed."""
+    """The pictures, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed.
+
+    Of more than MAX_HELD_PICTURES the oldest are forgotten: their pixels are sent again.
+    """
 
     def __init__(self) -> None:
-        self._held: set[tuple[bytes, bytes]] = set()
+        self._held: dict[tuple[bytes, bytes], None] = {}
 
     def __contains__(self, picture: tuple[bytes, bytes]) -> bool:
         return picture in self._held
@@ -68,9 +75,11 @@ class HeldPictures:
         for event in message.events:
             match event:
                 case PictureStored(salt, content_hash):
-                    self._held.add((salt, content_hash))
+                    self._held[salt, content_hash] = None
+                    if len(self._held) > MAX_HELD_PICTURES:
+                        del self._held[next(iter(self._held))]
                 case PictureRemoved(salt, content_hash):
-                    self._held.discard((salt, content_hash))
+                    self._held.pop((salt, content_hash), None)
 
     async def keep_up(self, stub: Any) -> None:
         """Follow the feed until cancelled; where it is lost, forget everything and ask again."""

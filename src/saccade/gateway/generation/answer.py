@@ -110,8 +110,10 @@ class Answer:
         if not 0 <= delta.index < len(self.choices):
             raise WorkerFailed("The worker sent an answer that was not asked for.")
         if delta.index == 0:
-            self._num_cached_tokens += delta.num_cached_tokens
-            self._account.use_cached(delta.num_cached_tokens)
+            num_others = len(self.prompt_token_ids) - self._num_cached_tokens
+            num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
+            self._num_cached_tokens += num_cached_tokens
+            self._account.use_cached(num_cached_tokens)
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]
 

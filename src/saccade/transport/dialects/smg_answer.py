@@ -19,6 +19,7 @@ from saccade.errors import (
 )
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
+from saccade.transport.answer_bounds import NOT_ASKED_FOR, AnswerBounds
 
 FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
 REFUSED = (
@@ -26,7 +27,6 @@ REFUSED = (
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 LOST = "The worker stopped while it answered; the request can be sent again."
 
 
@@ -40,6 +40,7 @@ class Answer:
         self._request_id = request.request_id
         self._with_logprobs = request.sampling.num_logprobs is not None
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
+        self._bounds = AnswerBounds(request)
         self._num_tokens = 0
         self._newest: int | None = None
         self._last: TokenDelta | None = None
@@ -50,7 +51,7 @@ class Answer:
         return self._num_tokens > 0
 
     def take(self, response: Any) -> TokenDelta | None:
-        """Return what *response* adds, None for nothing. Raises WorkerFailed where it makes no sense."""
+        """Return what *response* adds, None for nothing. Raises WorkerFailed where it makes no sense or is too much."""
         # One message a token: every field that is read costs.
         if response.HasField("chunk"):
             chunk = response.chunk
@@ -113,7 +114,9 @@ class Answer:
         num_cached_tokens = 0 if self._num_tokens else message.cached_tokens
         self._num_tokens += len(token_ids)
         self._newest = token_ids[-1] if token_ids else self._newest
-        return TokenDelta(self._request_id, token_ids, reason, num_cached_tokens, logprobs=logprobs)
+        delta = TokenDelta(self._request_id, token_ids, reason, num_cached_tokens, logprobs=logprobs)
+        self._bounds.check(delta)
+        return delta
 
 
 def _check_index(message: Any) -> None:

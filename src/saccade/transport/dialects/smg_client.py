@@ -44,6 +44,7 @@ from saccade.transport.dialects.shared_memory_links import Links
 from saccade.transport.dialects.smg_answer import LOST, Answer, error_of
 from saccade.transport.dialects.smg_request import refused_parameter
 from saccade.transport.dialects.smg_session import Session, Surroundings
+from saccade.transport.worker_load import plausible
 
 NOT_READY = "The worker is not ready; try again shortly."
 SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"
@@ -332,7 +333,7 @@ class SmgClient(ABC):
         try:
             for number in itertools.count(1):
                 reply = await session.stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
-                self.load = smg_model.load_of(reply, session.description.block_size)
+                self.load = plausible(smg_model.load_of(reply, session.description.block_size))
                 if number % LOADS_PER_HEALTH == 0:
                     await self._check_health(session.stub)
                 if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:

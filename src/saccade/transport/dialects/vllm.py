@@ -31,6 +31,7 @@ from saccade.transport.dialects.vllm_http import Address, Http, address, events
 from saccade.transport.dialects.vllm_keys import Coverage
 from saccade.transport.dialects.vllm_messages import chat_body, generate_body, refused_parameter
 from saccade.transport.dialects.vllm_server import CHAT, GENERATE, FileReader, Server
+from saccade.transport.worker_load import plausible
 
 WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
@@ -276,7 +277,8 @@ class VllmClient:
             server = await vllm_server.discover(http, self._address, self._reader)
             self._enter(_Session(http, server))
             while True:
-                self.load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
+                load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
+                self.load = plausible(load)
                 await vllm_server.check_health(http)
                 await asyncio.sleep(WATCH_EVERY_SECONDS)
         except SaccadeError as error:

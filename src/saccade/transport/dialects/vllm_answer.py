@@ -14,6 +14,7 @@ from saccade.errors import (
 )
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
+from saccade.transport.answer_bounds import NOT_ASKED_FOR, AnswerBounds
 from saccade.transport.client import LOST
 from saccade.transport.framing import UNREADABLE
 
@@ -103,10 +104,13 @@ class Answer:
         self._num_samples = request.num_samples
         self._last: TokenDelta | None = None
         self._num_cached_tokens = 0
+        self._bounds = AnswerBounds(request)
         self._events = msgspec.json.Decoder(_Event)
 
     def take(self, data: bytes) -> list[TokenDelta]:
-        """Return what an event adds. Raises the error that it tells of, and WorkerFailed where it makes no sense."""
+        """Return what an event adds. Raises the error that it tells of, and WorkerFailed where it makes no sense or is
+        more than was asked for.
+        """
         try:
             event = self._events.decode(data)
             deltas = [delta for choice in event.choices if (delta := self._delta(choice)) is not None]
@@ -128,7 +132,7 @@ class Answer:
 
     def _delta(self, choice: _Choice) -> TokenDelta | None:
         if not 0 <= choice.index < self._num_samples:
-            raise WorkerFailed("The worker sent an answer that was not asked for.")
+            raise WorkerFailed(NOT_ASKED_FOR)
         token_ids = choice.token_ids or []
         if choice.index not in self._open or not (token_ids or choice.finish_reason):
             return None
@@ -138,6 +142,7 @@ class Answer:
         self.begun = self.begun or bool(token_ids)
         logprobs = self._logprobs(choice, len(token_ids))
         delta = TokenDelta(self._request_id, token_ids, reason, index=choice.index, logprobs=logprobs)
+        self._bounds.check(delta)
         if reason is not None:
             self._open.remove(choice.index)
             if choice.index == 0:

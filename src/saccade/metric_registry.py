@@ -1,0 +1,49 @@
+"""A registry of metrics in which a faulty collector costs its own rows, and not the page."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+
+class MetricRegistry(CollectorRegistry):
+    """Leaves out what a collector that raises would have shown; *on_failure* is called with its name each time.
+
+    The first failure of each is logged with its traceback.
+    """
+
+    def __init__(self, on_failure: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_failure = on_failure
+        self._sources: list[Collector] = []
+        self._logged: set[str] = set()
+
+    def register(self, collector: Collector) -> None:
+        """Add a collector. Raises ValueError where a metric of its name is there already."""
+        super().register(collector)
+        self._sources.append(collector)
+
+    def unregister(self, collector: Collector) -> None:
+        """Remove a collector. Raises KeyError for an unknown one."""
+        super().unregister(collector)
+        self._sources.remove(collector)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of every collector that does not raise."""
+        for source in tuple(self._sources):
+            yield from self._metrics_of(source)
+
+    def _metrics_of(self, source: Collector) -> list[Metric]:
+        try:
+            return list(source.collect())
+        except Exception:  # the page is there to find faults with
+            name = type(source).__name__
+            self._on_failure(name)
+            if name not in self._logged:
+                self._logged.add(name)
+                logger.exception("metrics of %s are missing from /metrics, because reading them failed", name)
+            return []
