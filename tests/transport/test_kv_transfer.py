@@ -15,7 +15,7 @@ import pytest
 from saccade.errors import StartupError
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled
 from saccade.transport import shared_memory
-from saccade.transport.kv_transfer.channel import new_key
+from saccade.transport.kv_transfer.channel import LENGTHS, NONCE_BYTES, name_of, new_key
 from saccade.transport.kv_transfer.events import (
     Delivered,
     Event,
@@ -382,6 +382,41 @@ def test_strangers_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
         transferred(source, destination)
         for stranger in strangers:
             stranger.close()
+
+
+def test_silent_connections_do_not_shut_out_a_decode_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.NAME_SECONDS", 0.2)
+    with ends() as (source, destination):
+        host, port = address(source).split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(30)]
+        source.transfers.offer(key := new_key())
+        destination.transfers.pull(key, address(source), 0)
+        source.next(Wanted)
+        for one in silent:
+            one.settimeout(20)
+            with suppress(ConnectionError):
+                while one.recv(64):
+                    pass
+            one.close()
+        source.transfers.withdraw(key)
+        source.wait_until_closed()
+    assert sum("named no transfer" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_stranger_cannot_have_a_large_message_read(caplog: pytest.LogCaptureFixture) -> None:
+    with ends() as (source, _):
+        host, port = address(source).split(":")
+        source.transfers.offer(key := new_key())
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.settimeout(20)
+            stranger.recv(NONCE_BYTES)
+            stranger.sendall(name_of(key) + bytes(NONCE_BYTES) + LENGTHS.pack((64 << 10) + 1, 0))
+            assert stranger.recv(1) == b""
+        source.transfers.withdraw(key)
+        source.wait_until_closed()
 
 
 def test_address_that_cannot_be_listened_on_is_named() -> None:

@@ -48,7 +48,8 @@ OTHER_DESCRIPTORS = 256
 class ConnectionLimits:
     """Limits of connections.
 
-    *max_connections* are open at a time, *max_per_address* of them from one address (IPv6: one /64) over which no
+    *max_connections* are open at a time; a further one takes the place of the oldest without a request, if there is
+    one. *max_per_address* of them from one address (IPv6: one /64) over which no
     request with a valid key has come. A request's head is there within *head_seconds* of its first byte, or of the
     connection's opening. While the server reads a body, its client sends *body_bytes_per_second* on average after
     *body_grace_seconds*, and all of it within *body_seconds*. An answer of which the client takes nothing for
@@ -95,6 +96,11 @@ class Connection(HttpToolsProtocol):
     def is_writable(self) -> bool:
         """Whether the client reads its answer as fast as it is sent."""
         return not self.flow.write_paused
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is read or answered."""
+        return not self._expects_body and (self.cycle is None or self.cycle.response_complete)
 
     @property
     def num_read_bytes(self) -> int:
@@ -292,10 +298,10 @@ class Connections:
         host = peer[0] if isinstance(peer, tuple) else None
         address = None if host is None or self._is_trusted(host) else client_key(host)
         try:
-            if len(self._open) >= self.limits.max_connections:
-                raise QueueFull("The server has too many connections; try again shortly.")
             if address is not None and self._of_address[address] >= self.limits.max_per_address:
                 raise QueueFull("Too many connections come from this address; try again shortly.")
+            if len(self._open) >= self.limits.max_connections and not self._close_idle():
+                raise QueueFull("The server has too many connections; try again shortly.")
         except QueueFull:
             self.num_refused += 1
             raise
@@ -304,6 +310,14 @@ class Connections:
             self._of_address[address] += 1
         if self._sweeping is None:
             self._sweep_later()
+
+    def _close_idle(self) -> bool:
+        """Close the oldest connection without a request; return False if there is none."""
+        idle = next((connection for connection in self._open if connection.is_idle), None)
+        if idle is not None:
+            self.leave(idle)
+            idle.transport.abort()
+        return idle is not None
 
     def vouch(self, connection: Connection) -> None:
         """Count *connection* towards its address no longer."""

@@ -27,7 +27,10 @@ NAME_BYTES = 16
 CODE_BYTES = 16
 LENGTHS = struct.Struct("<IQ")
 MAX_HEAD_BYTES = 256 << 20
-"""Prefilled may have the log probabilities of a whole prompt."""
+"""Of a message to the destination: Prefilled may have the log probabilities of a whole prompt."""
+
+MAX_REPLY_BYTES = 64 << 10
+"""Of a message to the source, the first of which comes before the other end has shown that it knows the key."""
 
 BUFFER_BYTES = 4 << 20
 
@@ -55,19 +58,19 @@ class Counter:
 
 
 class Channel(Generic[Outgoing, Incoming]):
-    """Sends one side's messages and receives the other's. *max_content_bytes* bounds what is received."""
+    """Sends one side's messages and receives the other's. *most* bounds the bytes of a head and a content received."""
 
     def __init__(
         self,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         counters: tuple[Counter, Counter],
         decoder: "msgspec.msgpack.Decoder[Incoming]",
-        max_content_bytes: int,
+        most: tuple[int, int],
     ) -> None:
         self._reader, self._writer = streams
         self._sent, self._received = counters
         self._decoder: msgspec.msgpack.Decoder[Incoming] = decoder
-        self._max_content_bytes = max_content_bytes
+        self._max_head_bytes, self._max_content_bytes = most
 
     async def send(self, message: Outgoing, content: bytes = b"") -> None:
         """Send a message, and wait until most of it has left. Raises TransferFailed."""
@@ -84,7 +87,7 @@ class Channel(Generic[Outgoing, Incoming]):
         try:
             lengths = await self._reader.readexactly(LENGTHS.size)
             head_bytes, content_bytes = LENGTHS.unpack(lengths)
-            if head_bytes > MAX_HEAD_BYTES or content_bytes > self._max_content_bytes:
+            if head_bytes > self._max_head_bytes or content_bytes > self._max_content_bytes:
                 raise TransferFailed("The other worker sent a message that is too large.")
             head = await self._reader.readexactly(head_bytes)
             content = await self._reader.readexactly(content_bytes)
@@ -119,7 +122,7 @@ def source_channel(
     """Return the prefill worker's end. It receives no contents."""
     to_destination, to_source = _counters(key, nonces)
     decoder: msgspec.msgpack.Decoder[FromDestination] = msgspec.msgpack.Decoder(FromDestination)
-    return Channel(streams, (to_destination, to_source), decoder, 0)
+    return Channel(streams, (to_destination, to_source), decoder, (MAX_REPLY_BYTES, 0))
 
 
 def destination_channel(
@@ -128,7 +131,7 @@ def destination_channel(
     """Return the decode worker's end."""
     to_destination, to_source = _counters(key, nonces)
     decoder: msgspec.msgpack.Decoder[FromSource] = msgspec.msgpack.Decoder(FromSource)
-    return Channel(streams, (to_source, to_destination), decoder, max_content_bytes)
+    return Channel(streams, (to_source, to_destination), decoder, (MAX_HEAD_BYTES, max_content_bytes))
 
 
 def _counters(key: bytes, nonces: bytes) -> tuple[Counter, Counter]:

@@ -31,10 +31,18 @@ from saccade.transport.kv_transfer.channel import (
 )
 from saccade.transport.kv_transfer.events import Delivered, PieceTaken, Tell, TransferEnded, Wanted
 
+NAME_SECONDS = 2.0
+"""Until a connection has named its transfer."""
+
 HANDSHAKE_SECONDS = 10.0
-"""Until a connection has named its transfer, and until the prefill leg of that transfer has arrived."""
+"""Until the prefill leg of that transfer has arrived."""
 
 MAX_CONNECTIONS = 1024
+"""If there are more, the oldest that has not named a transfer of this worker is closed: a worker's is named at once."""
+
+LOG_SECONDS = 60.0
+"""Between two lines about connections that named no transfer."""
+
 SLOT_BYTES = 256 << 20
 """Of shared memory, for pieces on their way; where it is full, they go over the connection."""
 
@@ -75,6 +83,10 @@ class KvSource:
         self._arrived = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        # Those that have not named a transfer of this worker, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._num_unnamed = 0
+        self._log_after = 0.0
 
     @property
     def num_open(self) -> int:
@@ -153,14 +165,21 @@ class KvSource:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
-        if connection is None or len(self._connections) >= MAX_CONNECTIONS:
+        is_full = len(self._connections) >= MAX_CONNECTIONS
+        if connection is None or (is_full and not self._strangers):
             writer.close()
             return
+        if is_full:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
         self._connections.add(connection)
+        self._strangers[connection] = None
         try:
             await self._serve(reader, writer, connection)
         finally:
             self._connections.discard(connection)
+            self._strangers.pop(connection, None)
             writer.close()
 
     async def _serve(
@@ -170,8 +189,9 @@ class KvSource:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 offer, channel, pull = await self._handshake(reader, writer)
         except (TimeoutError, TransferFailed, OSError, EOFError):
-            logger.warning("a connection for a KV transfer did not name a transfer of this worker")
+            self._note_unnamed()
             return
+        self._strangers.pop(connection, None)
         offer.connection = connection
         try:
             if refusal := _mismatch(self._config.form, pull.form):
@@ -187,13 +207,23 @@ class KvSource:
             self.withdraw(offer.key)
             self._tell(Delivered(offer.key))
 
+    def _note_unnamed(self) -> None:
+        """Log connections that named no transfer, at most once in LOG_SECONDS."""
+        self._num_unnamed += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._log_after:
+            self._log_after = now + LOG_SECONDS
+            logger.warning("%d connections for a KV transfer named no transfer of this worker", self._num_unnamed)
+            self._num_unnamed = 0
+
     async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Offer, SourceChannel, Pull]:
         """Return the transfer that the connection has proved to know the key of, and what it wants."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
-        named = await reader.readexactly(NAME_BYTES + NONCE_BYTES)
+        async with asyncio.timeout(NAME_SECONDS):
+            named = await reader.readexactly(NAME_BYTES + NONCE_BYTES)
         name, other = named[:NAME_BYTES], named[NAME_BYTES:]
         while name not in self._offers:
             # The gateway sends both legs at once, and this one may be behind.
