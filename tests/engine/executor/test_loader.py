@@ -35,6 +35,13 @@ def load(folder: Path) -> torch.nn.Module:
     return network
 
 
+def test_attention_by_cudnn_is_off(tiny_qwen3_vl: Path) -> None:
+    """It would build a plan for every new length of a prompt."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(tiny_qwen3_vl)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -5,15 +5,22 @@ per sequence. Latents are keys and values of one head: the output's channels pas
 dropped, so that PyTorch can take its fused kernel, which needs keys and values of one width. Shapes: N tokens, S decode
 rows of a group, L context length, Q query heads, K key/value heads, D head size, W width of a value, C width of a
 latent, G = Q / K query heads per key/value head.
+
+On a GPU, cuDNN's attention is off (engine.executor.loader). Then flash attention alone takes grouped heads and a causal
+chunk behind a prefix, without a mask; it takes no other mask, no float32, and no heads of over FLASH_WIDTH channels or
+of two widths. What it does not take goes to the memory-efficient kernel, with keys and values repeated for each query
+head: PyTorch would compute grouped heads with a mask by its plain function, whose scores have a float32 for each head,
+query and token of the context. None of this has run on a GPU here.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from saccade.nn.backends.paged import PagedAttention, Scoring
-from saccade.nn.backends.workload import Workload
+from saccade.nn.backends.workload import HALF, Workload
 from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
 
@@ -25,6 +32,9 @@ Cached = tuple[CacheValues, CacheValues]
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
+
+FLASH_WIDTH = 256
+"""Channels of a head that PyTorch's flash attention takes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,8 @@ class DecodeGroup:
 class PrefillChunk:
     """Tokens [start, stop) of the flat batch. Without a cached prefix there is nothing to gather: *slots* is None.
 
-    *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal without a prefix.
+    *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal: the queries are the
+    last tokens of the context.
     """
 
     start: int
@@ -176,7 +187,8 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
         if context > queries:
             index = torch.arange(context, device=device)
             slots = layout.block_tables[row][index // layout.block_size] * layout.block_size + index % layout.block_size
-            mask = index <= index[context - queries :].unsqueeze(1)
+            if device.type == "cpu":
+                mask = index <= index[context - queries :].unsqueeze(1)
         chunks.append(PrefillChunk(start, start + queries, slots, mask))
         start += queries
     return tuple(chunks)
@@ -228,7 +240,7 @@ def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scorin
 def _prefill(
     q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask_NL: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the last N of L tokens, causally, as *mask* says; without it N = L. Return [N, Q * W]."""
+    """Attend with the last N of L tokens, causally, also where there is no *mask*. Return [N, Q * W]."""
     if scoring.window is not None:
         index = torch.arange(len(k_LKD), device=q_NQD.device)
         last = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
@@ -240,20 +252,30 @@ def _prefill(
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with q [B, Q, N, D] over k [B, K, L, D] and v [B, K, L, W]; return [B, Q, N, W]."""
+    """Attend with q [B, Q, N, D] over k [B, K, L, D] and v [B, K, L, W]; return [B, Q, N, W].
+
+    *causal* needs no mask: the queries are the last N of the L tokens.
+    """
     if k.shape[1] == 1:
         # A view of the one head for every query head, where grouped attention would copy it.
         k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
+    group = q.shape[1] // k.shape[1]
+    num_queries, num_tokens = q.shape[2], k.shape[2]
     if scoring.soft_cap is None:
+        flash = mask is None and q.dtype in HALF and q.shape[-1] == v.shape[-1] <= FLASH_WIDTH
+        if group > 1 and q.device.type != "cpu" and not flash:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        if causal and num_queries < num_tokens:
+            mask, causal = causal_lower_right(num_queries, num_tokens), False
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-    group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = q.float() @ k.float().transpose(-1, -2) * (q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
     scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = ones.tril_(num_tokens - num_queries)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
     return scores.softmax(-1).to(v.dtype) @ v
