@@ -44,6 +44,7 @@ def test_repeats_land_on_the_holder(
     assert gate.overlap_failures(by_cost, fleet_chats[0], fleet_chats[-1]) == []
 
 
+@pytest.mark.conformance
 def test_round_robin_finds_what_its_turns_give(
     fleet_workers: list[str], fleet_folder: Path, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E6
@@ -60,6 +61,7 @@ def test_round_robin_finds_what_its_turns_give(
     assert gate.failures(outcome)
 
 
+@pytest.mark.conformance
 def test_keys_that_are_not_the_workers_fail_the_gate(
     fleet_workers: list[str], fleet_folder: Path, fleet_plan: Plan, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E6

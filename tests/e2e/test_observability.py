@@ -86,7 +86,7 @@ def bodies(url: str) -> Iterator[dict[str, Any] | bytes]:
 
 def request_lines(server: Server) -> list[dict[str, Any]]:
     assert server.log is not None
-    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith('{"')]
     return [json.loads(line) for line in lines]
 
 

@@ -96,6 +96,7 @@ async def test_a_chat_with_pictures_reaches_both_legs(
     assert leg.bootstrap_room == prefill.requests[0].bootstrap_room
 
 
+@pytest.mark.conformance
 async def test_pictures_of_a_model_whose_positions_follow_from_them(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8

@@ -48,7 +48,11 @@ def ask(server: Server, release: Release) -> Any:
     )
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.checkpoint)
+@pytest.mark.parametrize(
+    "release",
+    [RELEASES[0], *(pytest.param(release, marks=pytest.mark.conformance) for release in RELEASES[1:])],
+    ids=lambda release: release.checkpoint,
+)
 async def test_a_chat_with_pictures_reaches_the_engine(
     release: Release, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A4

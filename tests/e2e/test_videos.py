@@ -185,7 +185,9 @@ def check(answer: Any, expected: tuple[list[int], list[int]]) -> None:
     assert answer.choices[0].token_ids == expected[1]
 
 
-@pytest.mark.parametrize("name", ["h264", "vp9 of odd sides", "gif"])
+@pytest.mark.parametrize(
+    "name", ["h264", *(pytest.param(name, marks=pytest.mark.conformance) for name in ("vp9 of odd sides", "gif"))]
+)
 def test_answers_equal_the_reference(server: Server, reference: Callable[[], Reference], name: str) -> None:
     check(ask(server, video(SERVED[name]), QUESTION), reference().complete([SERVED[name], "What happens?"]))
 

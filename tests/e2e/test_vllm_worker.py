@@ -50,7 +50,9 @@ def chat(client: openai.OpenAI, *parts: Part, **body: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("release", WIDTHS)
+@pytest.mark.parametrize(
+    "release", ["qwen3_vl", *(pytest.param(name, marks=pytest.mark.conformance) for name in list(WIDTHS)[1:])]
+)
 async def test_a_chat_goes_as_token_ids_and_raw_patches(
     release: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A4 E1 E8 F4

@@ -45,7 +45,10 @@ def test_sound_files_pass(sound: ModelFiles) -> None:
 
 
 # qwen2_vl: special tokens that only tokenizer_config.json has are merged, which is logged.
-@pytest.mark.parametrize("name", ["kimi_k25", "llava", "phi3_v", "qwen2_vl"])
+@pytest.mark.parametrize(
+    "name",
+    ["kimi_k25", *(pytest.param(name, marks=pytest.mark.conformance) for name in ("llava", "phi3_v", "qwen2_vl"))],
+)
 def test_files_of_every_kind_pass(name: str, checkpoint: Callable[[str], Path]) -> None:  # E3
     ModelProbe(name, read_model_files(checkpoint(name))).run()
 
