@@ -18,8 +18,8 @@ from saccade.transport.dialects import sent_pictures
 from saccade.transport.dialects.event_publisher import EventSource
 from saccade.transport.dialects.pages import Pages
 from saccade.transport.dialects.published_pages import source_of
-from saccade.transport.dialects.sent_pictures import SentPictures
-from saccade.transport.dialects.smg_kv_events import taken
+from saccade.transport.dialects.sent_pictures import MAX_SALTS, SentPictures
+from saccade.transport.dialects.smg_kv_events import EXTRA_KEYS, taken
 from saccade.transport.dialects.tokenspeed_messages import pad
 
 FINGERPRINT = bytes(range(32))
@@ -223,6 +223,25 @@ def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E1
 def test_blocks_that_a_request_of_ours_would_not_use(fields: dict[str, Any]) -> None:  # E5
     request = asked(64)
     assert list(taken(pages(request), stored(request.token_ids, **fields))) == []
+
+
+def test_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys() -> None:  # E5
+    request = asked(64)
+    held = pages(request)
+    event = stored(request.token_ids[:32])
+    event.stored.blocks[0].extra_keys.add()
+    assert list(taken(held, event)) == []
+    assert held.missing == EXTRA_KEYS
+    assert list(taken(held, stored(request.token_ids[32:], first=2))) == []
+
+
+def test_text_of_more_tenants_than_are_kept_apart_is_not_all_known() -> None:  # E5
+    requests = [asked(40, salt=bytes([number])) for number in range(1, MAX_SALTS)]
+    held = pages(*requests)
+    assert held.missing == ""
+    held = pages(*requests, asked(40, salt=b"one more"))
+    assert "tenants" in held.missing
+    assert len(stored_keys(taken(held, stored(requests[0].token_ids[:16])))) == MAX_SALTS
 
 
 def test_removals() -> None:

@@ -86,6 +86,16 @@ async def test_a_cache_that_was_cleared_is_known_as_a_whole(worker: TokenSpeedWo
         assert client.exactness == EXACT
 
 
+async def test_a_relays_snapshot_may_lack_what_came_before_it(worker: TokenSpeedWorker, slots: Slots) -> None:
+    cleared = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
+    late = batch(5, cleared)
+    late.snapshot.unknown_before = 5
+    worker.events = [late, batch(6, stored(list(range(16))))]
+    async with listening(worker) as url, registered(url, slots) as client:
+        await told(client, 2)
+        assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", smg_kv_events.EARLIER)
+
+
 async def test_a_picture_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> None:  # contract 1
     asked = EngineRequest(
         request_id="r", token_ids=REQUEST.token_ids, sampling=REQUEST.sampling, media=(ITEM,), salt=b"tenant"

@@ -16,6 +16,7 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored
 from saccade.transport.dialects.vllm_events_wire import BatchDecoder
 from saccade.transport.dialects.vllm_keys import (
+    LOOKAHEAD,
     Coverage,
     KeyContext,
     ReportedBlocks,
@@ -142,6 +143,13 @@ def test_a_clear_ends_what_was_not_known_before() -> None:
     held.coverage.earlier = "its replay begins late"
     assert held.coverage.exactness.level == "DEGRADED"
     assert held.take(CLEARED).coverage.exactness.level == "EXACT"
+
+
+def test_blocks_that_depend_on_the_tokens_behind_them_are_not_known_for_certain() -> None:  # E5
+    held = seen(stored(TEXT, SIZE, lookahead_token_ids=[1]))
+    assert held.keys
+    assert (held.coverage.exactness.level, held.coverage.exactness.reason) == ("DEGRADED", LOOKAHEAD)
+    assert seen(stored(TEXT, SIZE, lookahead_token_ids=[])).coverage.exactness.level == "EXACT"
 
 
 @pytest.mark.parametrize(

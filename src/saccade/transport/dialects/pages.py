@@ -12,12 +12,13 @@ from typing import NamedTuple
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
-from saccade.transport.dialects.sent_pictures import FIRST_PAD, SentPicture, SentPictures
+from saccade.transport.dialects.sent_pictures import FIRST_PAD, MAX_SALTS, SentPicture, SentPictures
 
 Hash = int | bytes
 """The engine's own name of a page."""
 
 NOT_SENT = "it holds blocks behind pictures that this gateway has not sent, or behind blocks that it does not know"
+TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
 MAX_PAGES = 1 << 23
 """A worker that tells of more is not followed: their chains would take more memory than routing is worth."""
 
@@ -52,6 +53,11 @@ class Pages:
         self._sent = sent
         self._chains: dict[Hash, Chain] = {}
         self.earlier = ""
+
+    @property
+    def missing(self) -> str:
+        """Why the worker may hold what is not known here; "" if it cannot."""
+        return self.earlier or (TOO_MANY_TENANTS if self._sent.has_forgotten_salts else "")
 
     def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
         """Yield what follows from *pages*, by name with their token ids, stored one after the other behind *parent*.

@@ -14,7 +14,8 @@ FIRST_PAD = 1_000_000
 """Pads begin here; a vocabulary that reaches this far is refused by the engines that write them."""
 
 MAX_PICTURES = 1 << 16
-MAX_SALTS = 64
+MAX_SALTS = 16
+"""Every page of a worker's text is kept under the key of each of these tenants, because its events do not name them."""
 
 
 class SentPicture(NamedTuple):
@@ -40,6 +41,7 @@ class SentPictures:
         self._pad = pad
         self._pictures: dict[int, SentPicture] = {}
         self._salts: dict[bytes, None] = {b"": None}
+        self.has_forgotten_salts = False
 
     @property
     def salts(self) -> tuple[bytes, ...]:
@@ -52,6 +54,7 @@ class SentPictures:
         self._salts[request.salt] = None
         if len(self._salts) > MAX_SALTS:
             del self._salts[next(iter(self._salts))]
+            self.has_forgotten_salts = True
         if self._pad is None:
             return
         for item in request.media:

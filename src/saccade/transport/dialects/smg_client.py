@@ -127,8 +127,8 @@ class SmgClient(ABC):
         """How exactly its events can tell what it holds."""
         if self._session is None:
             return Exactness("NONE", "it is not ready")
-        if self._session.exactness == EXACT and self._pages is not None and self._pages.earlier:
-            return Exactness("DEGRADED", self._pages.earlier)
+        if self._session.exactness == EXACT and self._pages is not None and (missing := self._pages.missing):
+            return Exactness("DEGRADED", missing)
         return self._session.exactness
 
     @property

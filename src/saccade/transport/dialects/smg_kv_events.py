@@ -22,6 +22,7 @@ SUBSCRIBE_SECONDS = 10.0
 SEVERAL_CACHES = (
     "it has a KV cache for each of several data-parallel ranks, and its calls do not say which rank takes them"
 )
+EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
 EARLIER = "it stored blocks before the gateway listened, and does not tell which"
 MAX_EVENTS = 1000
 """Of one message; a batch of more becomes several."""
@@ -30,6 +31,8 @@ MAX_EVENTS = 1000
 def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
     """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
     match event.WhichOneof("data"):
+        case "stored" if any(page.extra_keys for page in event.stored.blocks):
+            pages.earlier = pages.earlier or EXTRA_KEYS
         case "stored" if _is_ours(event.stored):
             parent = event.stored.parent_block_hash if event.stored.HasField("parent_block_hash") else None
             yield from pages.store(parent, ((page.block_hash, page.token_ids) for page in event.stored.blocks))
@@ -83,12 +86,20 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
             last = batch.sequence_number
             events = (told for event in batch.events for told in taken(pages, event))
             while some := list(itertools.islice(events, MAX_EVENTS)):
+                _note_unknown(pages, batch)
                 yield KvEvents(next(number), some)
+            _note_unknown(pages, batch)
         raise WorkerUnavailable("The worker ended its feed of cache events.")
     except grpc.aio.AioRpcError as error:
         raise WorkerUnavailable(f"The worker's feed of cache events ended: {error.code().name}.") from error
     finally:
         call.cancel()
+
+
+def _note_unknown(pages: Pages, batch: common_pb2.KvEventBatch) -> None:
+    """Note that a relay's snapshot lacks what was stored before the relay listened, though it begins with a clear."""
+    if batch.snapshot.unknown_before:
+        pages.earlier = EARLIER
 
 
 def _check(batch: common_pb2.KvEventBatch, last: int | None) -> None:

@@ -18,7 +18,7 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of the LoRA adapter's
     name, of [identifier of a picture, its start relative to the block's], of the cache salt (first block of a prompt
     only) and of a digest of prompt embeddings, in this order; each of them only where there is one. SGLang has no
-    *extra_keys*, but *cache_salt*.
+    *extra_keys*, but *cache_salt*. *lookahead_token_ids* are tokens behind a block that its hash depends on, too.
     """
 
     block_hashes: list[Hash]
@@ -34,6 +34,7 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
     cache_salt: str | None = None
+    lookahead_token_ids: Any = None
 
 
 class Removed(msgspec.Struct, frozen=True, tag="BlockRemoved"):

@@ -35,6 +35,7 @@ NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not tell whose and whi
 NO_SLICES = "it reports blocks of other sizes than {size} tokens; those are not known"
 OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than what is reported"
 OTHER_EVENTS = "it reports {kind}, which is not known here"
+LOOKAHEAD = "its blocks depend on the tokens behind them, so one that is reported may not be reused: it drafts tokens"
 TEXT_IN_PICTURES = "what stands for a picture of this model is more than one run of placeholders"
 
 
@@ -195,6 +196,8 @@ class ReportedBlocks:
     def _can_be_sliced(self, event: Stored) -> bool:
         """Whether token ids and extra keys can be told apart by block."""
         count, size = len(event.block_hashes), self._context.block_size
+        if event.lookahead_token_ids:
+            self._coverage.limit("DEGRADED", LOOKAHEAD)
         if event.block_size != size or len(event.token_ids) != count * size:
             self._coverage.limit("DEGRADED", NO_SLICES.format(size=size))
             return False
