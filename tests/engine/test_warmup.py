@@ -1,13 +1,20 @@
 """What the engine measures before its first request."""
 
+import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import engines
 import pytest
+import torch
 
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor import memory
+from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
@@ -25,7 +32,41 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
         encode_budget_patches=64,
     )
     model = load_model(config, lambda *_: None)
-    startup._use_all_memory(config, model, prepare(config, model), Peers())
+    startup.measure(config, model, prepare(config, model), Peers())
+
+
+def test_what_measures_memory_is_gone_before_the_caches_are_sized(
+    tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the states of recurrent layers would be there twice. No garbage is collected during a start."""
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", max_num_seqs=4, max_num_batched_tokens=64)
+    config = dataclasses.replace(config, encode_budget_patches=64)
+    model = load_model(config, lambda *_: None)
+    measured: list[weakref.ref[Caches]] = []
+    allocate = memory.allocate
+
+    def watched(*arguments: Any) -> Caches:
+        caches = allocate(*arguments)
+        measured.append(weakref.ref(caches))
+        return caches
+
+    monkeypatch.setattr(memory, "allocate", watched)
+    gc.disable()
+    try:
+        num_measured = startup.measure(config, model, prepare(config, model), Peers())
+        assert [ref() for ref in measured] == [None]
+    finally:
+        gc.enable()
+    assert num_measured > 64 // config.block_size
+
+
+def test_pool_that_measures_memory_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 bytes 900 may be used; other programs have 50, and torch has had 400 at most, of which 100 were blocks."""
+    config = EngineConfig("", "", gpu_memory_utilization=0.9, encoder_cache_bytes=150)
+    for name, value in {"mem_get_info": (550, 1000), "memory_reserved": 400, "max_memory_reserved": 400}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), num_measured=10) == 40
+    assert memory.num_blocks(config, 10, 4096, torch.device("cuda")) == 30
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "phi3_v", "qwen2_vl"])
@@ -52,7 +93,7 @@ def test_all_ranks_measure_and_then_allocate_anew(tiny_qwen3_vl: Path) -> None: 
         model = load_model(config, lambda *_: None, peers.ranks)
         execution = prepare(config, model)
         peers.join(model.network.device)
-        startup._use_all_memory(config, model, execution, peers)
+        startup.measure(config, model, execution, peers)
         subject = startup.assemble(config, model, execution, startup.allocate(config, model, peers=peers), peers)
         assert engines.drain(subject, asked).answers["a"].token_ids == expected
         assert subject.load().num_blocks > 256

@@ -79,10 +79,12 @@ class Engine:
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self._encoder_cache = scheduler.encodings.encoder_cache
         self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
-        self._requests = Requests(scheduler, lambda sequence: self.kv_legs.ended(sequence))
+        self._requests = Requests(scheduler)
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self.kv_legs = self._legs(transfers, kv_form)
+        # Not a function of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
+        self._requests.on_end = self.kv_legs.ended
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0

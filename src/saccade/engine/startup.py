@@ -48,11 +48,12 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.join(model.network.device)
         for done, total in execution.capture_encoder():
             progress("capturing CUDA graphs of the vision encoder", done, total)
+        num_measured = 0
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
-            _use_all_memory(config, model, execution, peers)
+            num_measured = measure(config, model, execution, peers)
         progress("warming up", 0, 0)
-        caches = allocate(config, model, peers=peers)
+        caches = allocate(config, model, peers=peers, num_measured=num_measured)
         plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
@@ -60,14 +61,18 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
 
 
 def allocate(
-    config: EngineConfig, model: LoadedModel, num_blocks: int | None = None, peers: Peers | None = None
+    config: EngineConfig,
+    model: LoadedModel,
+    num_blocks: int | None = None,
+    peers: Peers | None = None,
+    num_measured: int = 0,
 ) -> Caches:
     """Return the caches of *model* with *num_blocks* blocks, and have *peers* allocate theirs.
 
-    None is as many blocks as fit in memory, on every rank.
+    None is as many blocks as fit in memory, on every rank; *num_measured* blocks were there when memory was measured.
     """
     if num_blocks is None:
-        num_blocks = memory.fitting_blocks(config, model)
+        num_blocks = memory.fitting_blocks(config, model, num_measured)
         num_blocks = num_blocks if peers is None else peers.least_blocks(num_blocks)
     if peers is not None:
         peers.allocate(num_blocks)
@@ -83,17 +88,22 @@ def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
     return grid
 
 
-def _use_all_memory(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> None:
-    """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized."""
+def measure(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> int:
+    """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized.
+
+    Return the blocks of the pool of that step. Nothing holds its caches then, but other ranks', which they replace.
+    """
     grid = largest_grid(model.network.facts, encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
-    caches = allocate(config, model, -(-num_tokens // config.block_size) + 1, peers)
+    num_blocks = -(-num_tokens // config.block_size) + 1
     # This pool holds one step only; the context length applies to the engine that follows.
-    config = dataclasses.replace(
+    small = dataclasses.replace(
         config, max_model_len=None, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None
     )
-    warmup.run(assemble(config, model, execution, caches, peers), num_text_tokens, grid)
+    caches = allocate(config, model, num_blocks, peers)
+    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid)
+    return num_blocks
 
 
 def make_runner(

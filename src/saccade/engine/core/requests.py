@@ -32,9 +32,9 @@ class Requests:
     ends. *frames* collects the output. *on_end* is called with every sequence that has ended.
     """
 
-    def __init__(self, scheduler: Scheduler, on_end: Callable[[Sequence], None] = lambda _: None) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.frames = FrameBuilder()
-        self._on_end = on_end
+        self.on_end: Callable[[Sequence], None] = lambda _: None
         self._scheduler = scheduler
         self._open: dict[int, dict[str, _Request]] = defaultdict(dict)
 
@@ -145,7 +145,7 @@ class Requests:
             self._scheduler.encodings.hold(following)
             self._scheduler.add_samples(sequence, [following])
         self._scheduler.remove(sequence)
-        self._on_end(sequence)
+        self.on_end(sequence)
         if not request.live:
             for picture in sequence.pictures:
                 picture.release(self.frames.released(sequence.connection))

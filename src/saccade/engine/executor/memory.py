@@ -1,5 +1,6 @@
 """Compute the size of the KV pool and the number of snapshots of recurrent states, and allocate the caches."""
 
+import gc
 from collections.abc import Sequence as Ordered
 from math import prod
 
@@ -55,11 +56,14 @@ def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dty
     return count
 
 
-def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device) -> int:
+def num_blocks(
+    config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device, num_measured: int = 0
+) -> int:
     """Return the number of blocks of the pool. *model_len* is the longest sequence to serve. Raises StartupError.
 
-    On CUDA, call it after a warm-up at full size with all recurrent states: torch's peak memory is taken as the need of
-    both. Elsewhere recurrent states are not part of the pool's budget.
+    On CUDA, call it after a warm-up at full size with all recurrent states and a pool of *num_measured* blocks: torch's
+    peak memory without that pool is taken as the need of all else. Elsewhere recurrent states are not part of the
+    pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -68,7 +72,8 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = total - free - torch.cuda.memory_reserved(device)
-        used = outside + torch.cuda.max_memory_reserved(device) + config.encoder_cache_bytes
+        need = torch.cuda.max_memory_reserved(device) - num_measured * bytes_per_block
+        used = outside + need + config.encoder_cache_bytes
         budget = int(total * config.gpu_memory_utilization) - used
     else:
         budget = GIB
@@ -83,18 +88,26 @@ def num_blocks(config: EngineConfig, bytes_per_block: int, model_len: int, devic
     return blocks
 
 
-def fitting_blocks(config: EngineConfig, model: LoadedModel) -> int:
-    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
+def fitting_blocks(config: EngineConfig, model: LoadedModel, num_measured: int = 0) -> int:
+    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError.
+
+    *num_measured* is as for `num_blocks`.
+    """
     network = model.network
     specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
     bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
     wanted = config.max_model_len or network.facts.max_position_embeddings
-    return num_blocks(config, bytes_per_block, wanted, network.device)
+    return num_blocks(config, bytes_per_block, wanted, network.device, num_measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
-    """Return this rank's caches of *model*."""
+    """Return this rank's caches of *model*. On CUDA, memory that is not used any more is given back before."""
     network = model.network
+    if network.device.type == "cuda":
+        # The collector is off during a start, and what torch keeps for itself may be in pieces too small for a cache.
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(network.device)
     specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
     snapshots = num_snapshots(config, specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
