@@ -6,6 +6,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of each connection that a server closes
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton computes on the CPU
 # Kernels are compiled once for all processes of all runs, and nothing is left in the user's own folder.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".cache")

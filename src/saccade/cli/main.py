@@ -95,6 +95,8 @@ def main() -> None:
     # gRPC's fork handlers are for children that use gRPC. Saccade's children immediately execute another program, so
     # the handlers would only print a warning at every start. gRPC reads this variable at its first use.
     os.environ.setdefault(FORK_SUPPORT, "0")
+    # By default it also prints a line for each connection that a server closes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()
