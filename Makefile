@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check format conformance peers json-schema-suite clients soak faults siege clean
+.PHONY: install demo serve test check trace format conformance peers json-schema-suite clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,10 @@ test: $(VENV)/.installed-dev
 
 check: $(VENV)/.installed-dev
 	scripts/check
+
+# Prints the way of a chat through the gateway, file by file, and counts it.
+trace: $(VENV)/.installed-dev
+	$(BIN)/python scripts/chat_trace.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,0 +1,185 @@
+"""Follow one streamed chat with an image through the gateway, and count its way: `make trace`.
+
+A real gateway answers over HTTP on loopback; its one worker is scripted (tests/gateway/scripted.py) and sends six deltas,
+the next when the last one has been taken. Calls of Python functions of Saccade are counted on all threads of the process;
+comprehensions and lambdas belong to the function around them. Decode processes and the engine are not followed.
+
+A move is a call in another file than the call before it on that thread. The preparation ends when the worker is asked for
+its first delta. Background tasks may add to one chat, so the least of three is taken. Exits 1 if a budget is passed.
+"""
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gateway")]
+
+import chats  # noqa: E402
+import scripted  # noqa: E402
+
+from saccade.protocol.output import FinishReason, TokenDelta  # noqa: E402
+
+SOURCE = f"{ROOT}/src/saccade/"
+MODEL = ROOT / "src/saccade/cli/bundled/model"
+NUM_DELTAS = 6
+INNER = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a phase may have. These figures only go down."""
+
+    files: int
+    moves: int
+
+
+PREPARATION = Budget(files=79, moves=338)
+LATER_DELTA = Budget(files=14, moves=24)
+
+
+@dataclass
+class Phase:
+    """The calls of one phase: a list of (file, function) for each stay in a file, in order."""
+
+    stays: list[tuple[str, list[str]]] = field(default_factory=list)
+    num_calls: int = 0
+    functions: set[tuple[str, str, int]] = field(default_factory=set)
+
+    @property
+    def moves(self) -> int:
+        """How often a call was in another file than the one before."""
+        return len(self.stays)
+
+    @property
+    def files(self) -> set[str]:
+        """The files that were entered, below src/saccade."""
+        return {file for file, _ in self.stays}
+
+    @property
+    def returns(self) -> int:
+        """How many moves went to a file that had been left before."""
+        return self.moves - len(self.files)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.files)} files, {len({Path(file).parent for file in self.files})} folders, {len(self.functions)} "
+            f"functions, {self.num_calls} calls, {self.moves} moves, {self.returns} of them back"
+        )
+
+
+class Tracer:
+    """Counts calls while a chat runs. Made before the gateway's threads are started."""
+
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+        self._last: dict[int, str] = {}
+        self._is_on = False
+        threading.setprofile(self._profile)
+
+    def begin(self) -> None:
+        """Count from now on, with a new list of phases."""
+        self.phases, self._last, self._is_on = [Phase()], {}, True
+
+    def next_phase(self) -> None:
+        """What is called from now on belongs to another phase."""
+        self.phases.append(Phase())
+        self._last = {}
+
+    def end(self) -> list[Phase]:
+        """Stop counting, and return the phases."""
+        self._is_on = False
+        return self.phases
+
+    def close(self) -> None:
+        """Have new threads followed no longer."""
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if not self._is_on or event != "call":
+            return
+        code = frame.f_code
+        if not code.co_filename.startswith(SOURCE) or code.co_name in INNER:
+            return
+        file, phase, thread = code.co_filename[len(SOURCE) :], self.phases[-1], threading.get_ident()
+        phase.num_calls += 1
+        phase.functions.add((file, code.co_name, code.co_firstlineno))
+        if self._last.get(thread) != file:
+            self._last[thread] = file
+            phase.stays.append((file, []))
+        phase.stays[-1][1].append(code.co_qualname)
+
+
+def deltas(gateway: scripted.Gateway) -> list[TokenDelta]:
+    """Return the answer of the scripted worker: a token a delta, the end with the last."""
+    ids = [gateway.tokenizer.encode([scripted.Segment(letter, False)])[0] for letter in "ABCDE"]
+    return [*(TokenDelta("r", [one]) for one in ids), TokenDelta("r", [gateway.eos], FinishReason.STOP)]
+
+
+def chat(gateway: scripted.Gateway, tracer: Tracer, seed: int) -> list[Phase]:
+    """Return the phases of one chat with a new image: preparation, a phase for each delta."""
+
+    def script(steps: Iterable[TokenDelta]) -> Iterator[TokenDelta]:
+        for step in steps:
+            tracer.next_phase()
+            yield step
+
+    gateway.worker.script = script(deltas(gateway))  # type: ignore[assignment]
+    image = {"type": "image_url", "image_url": {"url": chats.data_url(chats.picture(224, 224, seed))}}
+    tracer.begin()
+    answer = gateway.chat([image, {"type": "text", "text": "What is this?"}], stream=True, max_tokens=NUM_DELTAS)
+    phases = tracer.end()
+    if answer.status != 200 or answer.events[-1] != "[DONE]" or len(phases) != NUM_DELTAS + 1:
+        raise RuntimeError(f"the chat failed: {answer.body!r}")
+    return phases
+
+
+def trace() -> tuple[Phase, list[Phase]]:
+    """Return the preparation and the deltas of the chat with the fewest moves of three, after two that warm up."""
+    tracer = Tracer()
+    try:
+        with scripted.running(MODEL) as gateway:
+            runs = [chat(gateway, tracer, seed) for seed in range(5)][2:]
+    finally:
+        tracer.close()
+    preparation, *rest = min(runs, key=lambda phases: sum(phase.moves for phase in phases))
+    return preparation, rest
+
+
+def passed_budgets(preparation: Phase, answer: list[Phase]) -> list[str]:
+    """Return a sentence for each budget that is passed. The first and the last delta, which do more, have none."""
+    later = answer[1:-1]
+    found = [("preparation", preparation, PREPARATION), *(("a later delta", phase, LATER_DELTA) for phase in later)]
+    return [
+        f"{name}: {phase}; the budget is {budget.files} files and {budget.moves} moves"
+        for name, phase, budget in found
+        if len(phase.files) > budget.files or phase.moves > budget.moves
+    ]
+
+
+def main() -> int:
+    """Print the way in order, and the figures."""
+    preparation, answer = trace()
+    for name, phase in (("Preparation", preparation), ("A delta", answer[2])):
+        print(f"{name}: {phase}\n")
+        for file, functions in phase.stays:
+            print(f"    {file:45} {', '.join(dict.fromkeys(functions))}")
+        print()
+    for number, phase in enumerate(answer):
+        print(f"Delta {number}: {phase}")
+    everything = Phase([], sum(phase.num_calls for phase in (preparation, *answer)))
+    for phase in (preparation, *answer):
+        everything.stays += phase.stays
+        everything.functions |= phase.functions
+    print(f"In all: {everything}")
+    problems = passed_budgets(preparation, answer)
+    print("\n".join(problems))
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
