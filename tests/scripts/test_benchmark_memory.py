@@ -1,7 +1,7 @@
 """The memory figure of soak and siege moves with what the processes hold, not with who else maps their files."""
 
-import mmap
-import os
+import subprocess
+import sys
 from pathlib import Path
 
 from benchmarks.reliability.memory import Memory, memory
@@ -36,12 +36,30 @@ def test_a_kernel_that_does_not_part_it(tmp_path: Path) -> None:
     assert memory(7, process(tmp_path, OLD_ROLLUP)) == Memory(anonymous=11, shared=2, pss=30)
 
 
-def test_this_process_holds_what_it_allocates() -> None:
-    before = memory(os.getpid()).own
-    # Pages of its own: the allocator may have as much to spare.
-    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:
-        held.write(b"x" * len(held))
-        assert 60 < memory(os.getpid()).own - before < 80
+HOLDER = """
+import mmap
+print("began", flush=True)
+input()
+# Pages of its own: the allocator may have as much to spare.
+held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for start in range(0, len(held), 4096):
+    held[start] = 1
+print("holds", flush=True)
+input()
+"""
+
+
+def test_a_process_holds_what_it_allocates() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "began\n"
+        before = memory(holder.pid).own
+        print(file=holder.stdin, flush=True)
+        assert holder.stdout.readline() == "holds\n"
+        assert 60 < memory(holder.pid).own - before < 80
+        print(file=holder.stdin, flush=True)
 
 
 def test_a_soak_fails_for_memory_of_the_processes_alone() -> None:

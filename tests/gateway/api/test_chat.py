@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_whole_answer(gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
     ids = ids_of("Héllo 你好")
-    gateway.worker.script = deltas(*([i] for i in ids), [gateway.eos], cached=16)
+    gateway.worker.script = deltas(*([i] for i in ids), [gateway.eos], cached=8)
     answer = gateway.chat().json
     num_prompt_tokens = len(gateway.worker.requests[0].token_ids)
     assert answer["object"] == "chat.completion"
@@ -65,7 +65,7 @@ def test_whole_answer(gateway: scripted.Gateway, ids_of: Callable[[str], list[in
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": len(ids) + 1,
         "total_tokens": num_prompt_tokens + len(ids) + 1,
-        "prompt_tokens_details": {"cached_tokens": 16},
+        "prompt_tokens_details": {"cached_tokens": 8},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
 

@@ -44,8 +44,8 @@ def test_each_sample_is_a_choice(stream: bool, gateway: scripted.Gateway, ids_of
     # The first bytes of a character in one sample, then those of another in the other.
     one, other = ids_of("\u4f60a"), ids_of("\u597db")
     gateway.worker.script = [
-        delta(1, other[:1], num_cached_tokens=16),
-        delta(0, one[:1], num_cached_tokens=16),
+        delta(1, other[:1], num_cached_tokens=8),
+        delta(0, one[:1], num_cached_tokens=8),
         delta(1, other[1:]),
         delta(0, one[1:], LENGTH),
         delta(2, [gateway.eos], STOP),
@@ -58,7 +58,7 @@ def test_each_sample_is_a_choice(stream: bool, gateway: scripted.Gateway, ids_of
     assert request.num_samples == 3
     assert usage["prompt_tokens"] == len(request.token_ids)
     assert usage["completion_tokens"] == len(one) + len(other) + 2
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 16
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 8
     assert (gateway.worker.aborted_samples, gateway.worker.num_aborted) == ([], 0)
     if stream:
         roles = [event["choices"][0] for event in answer.events[:3]]
