@@ -13,11 +13,15 @@ import torch
 
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import most_patches, prepare
 from saccade.engine.executor.loader import load_model
+from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
+
+GRID = (1, 8, 8)
 
 
 def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Path) -> None:
@@ -32,7 +36,7 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
         encode_budget_patches=64,
     )
     model = load_model(config, lambda *_: None)
-    startup.measure(config, model, prepare(config, model), Peers())
+    startup.measure(config, model, prepare(config, model), Peers(), GRID)
 
 
 def test_what_measures_memory_is_gone_before_the_caches_are_sized(
@@ -42,22 +46,22 @@ def test_what_measures_memory_is_gone_before_the_caches_are_sized(
     config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", max_num_seqs=4, max_num_batched_tokens=64)
     config = dataclasses.replace(config, encode_budget_patches=64)
     model = load_model(config, lambda *_: None)
-    measured: list[weakref.ref[Caches]] = []
+    watches: list[weakref.ref[Caches]] = []
     allocate = memory.allocate
 
     def watched(*arguments: Any) -> Caches:
         caches = allocate(*arguments)
-        measured.append(weakref.ref(caches))
+        watches.append(weakref.ref(caches))
         return caches
 
     monkeypatch.setattr(memory, "allocate", watched)
     gc.disable()
     try:
-        num_measured = startup.measure(config, model, prepare(config, model), Peers())
-        assert [ref() for ref in measured] == [None]
+        measured = startup.measure(config, model, prepare(config, model), Peers(), GRID)
+        assert [ref() for ref in watches] == [None]
     finally:
         gc.enable()
-    assert num_measured > 64 // config.block_size
+    assert measured.num_blocks > 64 // config.block_size
 
 
 def test_pool_that_measures_memory_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +69,43 @@ def test_pool_that_measures_memory_is_no_need(monkeypatch: pytest.MonkeyPatch) -
     config = EngineConfig("", "", gpu_memory_utilization=0.9, encoder_cache_bytes=150)
     for name, value in {"mem_get_info": (550, 1000), "memory_reserved": 400, "max_memory_reserved": 400}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), num_measured=10) == 40
+    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10)) == 40
+    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10, beside=100)) == 30
     assert memory.num_blocks(config, 10, 4096, torch.device("cuda")) == 30
+
+
+def test_what_a_chunk_behind_the_longest_context_copies_is_computed(tiny_qwen3_vl: Path) -> None:
+    """Two KV heads of 32 channels for keys, and for values: a layer's copy at 8192 tokens."""
+    for settings, num_bytes in (({}, 4), ({"dtype": "bfloat16"}, 2), ({"kv_cache_dtype": "fp8"}, 4 + 1 + 4)):
+        config = EngineConfig(str(tiny_qwen3_vl), "tiny", **{"device": "cpu", "dtype": "float32", **settings})
+        model = load_model(config, lambda *_: None)
+        measured = memory.measured(config, model, prepare(config, model).backend, 7)
+        assert measured == Measured(7, 2 * (32 + 32) * num_bytes * 8192), settings
+
+
+def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl, max_num_seqs=4)
+    num_drawn: list[int] = []
+    execute = subject.executor.execute
+
+    def counted(step: StepInput, sampling: SamplingInput) -> StepOutput:
+        num_drawn.append(len(sampling.counts))
+        return execute(step, sampling)
+
+    subject.executor.execute = counted  # type: ignore[method-assign]
+    warmup.run(subject, 33, num_rows=4)
+    assert max(num_drawn) == 4
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next", "phi3_v", "smolvlm", "kimi_k25"])
+def test_largest_picture_is_that_of_the_models_own_settings(name: str, network_folder: Callable[[str], Path]) -> None:
+    """Gateways send no larger one, unless a request changes the settings; a step's budget may be less."""
+    folder = network_folder(name)
+    config = EngineConfig(str(folder), "tiny", device="cpu", encode_budget_patches=1)
+    model = load_model(config, lambda *_: None)
+    sent = engines.photo(folder, (3000, 3000), 1)
+    assert most_patches(config, model) >= model.network.facts.encode_cost(sent.grid)
+    assert most_patches(dataclasses.replace(config, encode_budget_patches=1 << 20), model) == 1 << 20
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "phi3_v", "qwen2_vl"])
@@ -93,7 +132,7 @@ def test_all_ranks_measure_and_then_allocate_anew(tiny_qwen3_vl: Path) -> None: 
         model = load_model(config, lambda *_: None, peers.ranks)
         execution = prepare(config, model)
         peers.join(model.network.device)
-        startup.measure(config, model, execution, peers)
+        startup.measure(config, model, execution, peers, GRID)
         subject = startup.assemble(config, model, execution, startup.allocate(config, model, peers=peers), peers)
         assert engines.drain(subject, asked).answers["a"].token_ids == expected
         assert subject.load().num_blocks > 256

@@ -13,12 +13,12 @@ from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
 from saccade.engine.core.kv.snapshots import RecurrentSnapshots
-from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.request_validation import MediaLimits, RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
-from saccade.engine.executor.execution import Execution, encode_budget, prepare
+from saccade.engine.executor.execution import Execution, encode_budget, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
@@ -48,16 +48,19 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.join(model.network.device)
         for done, total in execution.capture_encoder():
             progress("capturing CUDA graphs of the vision encoder", done, total)
-        num_measured = 0
+        measured, limits = memory.NOTHING, None
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
-            num_measured = measure(config, model, execution, peers)
+            patches = most_patches(config, model)
+            grid = largest_grid(model.network.facts, patches)
+            limits = media_limits(config, model, patches)
+            measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
-        caches = allocate(config, model, peers=peers, num_measured=num_measured)
+        caches = allocate(config, model, peers=peers, measured=measured)
         plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
-        return assemble(config, model, execution, caches, peers, progress, grammars)
+        return assemble(config, model, execution, caches, peers, progress, grammars, limits)
 
 
 def allocate(
@@ -65,14 +68,14 @@ def allocate(
     model: LoadedModel,
     num_blocks: int | None = None,
     peers: Peers | None = None,
-    num_measured: int = 0,
+    measured: memory.Measured = memory.NOTHING,
 ) -> Caches:
     """Return the caches of *model* with *num_blocks* blocks, and have *peers* allocate theirs.
 
-    None is as many blocks as fit in memory, on every rank; *num_measured* blocks were there when memory was measured.
+    None is as many blocks as fit in memory, on every rank, after memory was *measured*.
     """
     if num_blocks is None:
-        num_blocks = memory.fitting_blocks(config, model, num_measured)
+        num_blocks = memory.fitting_blocks(config, model, measured)
         num_blocks = num_blocks if peers is None else peers.least_blocks(num_blocks)
     if peers is not None:
         peers.allocate(num_blocks)
@@ -83,27 +86,37 @@ def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
     """Return the grid of a square picture within the budget whose tokens fit into a sequence, as warmup.run needs."""
     grid = facts.square_grid(budget_patches)
     while budget_patches and facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= facts.max_position_embeddings:
-        budget_patches //= 2
+        budget_patches = budget_patches * 7 // 8
         grid = facts.square_grid(budget_patches)
     return grid
 
 
-def measure(config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers) -> int:
-    """Run a step as large as the budgets allow, so that torch's peak memory is known before the KV pool is sized.
+def media_limits(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaLimits:
+    """Return what there is memory for after `measure`, with a picture of *num_patches*, and beside the KV pool."""
+    facts, itemsize = model.network.facts, model.network.dtype.itemsize
+    of_picture = facts.encoding_values(largest_grid(facts, num_patches)) * itemsize
+    return MediaLimits(num_patches, max(config.encoder_cache_bytes, of_picture), itemsize)
 
-    Return the blocks of the pool of that step. Nothing holds its caches then, but other ranks', which they replace.
+
+def measure(
+    config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers, grid: Grid
+) -> memory.Measured:
+    """Run steps as large as they can be, so that torch's peak memory is known before the KV pool is sized.
+
+    One has as many tokens as the budget allows, one encodes a picture of *grid*, and one draws tokens for all rows.
+    Nothing holds the caches of these steps then, but other ranks', which they replace.
     """
-    grid = largest_grid(model.network.facts, encode_budget(config, model))
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
-    num_blocks = -(-num_tokens // config.block_size) + 1
+    # Every row has a block, and the scheduler leaves one free for each row that it has begun.
+    num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * config.max_num_seqs)
     # This pool holds one step only; the context length applies to the engine that follows.
     small = dataclasses.replace(
         config, max_model_len=None, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None
     )
     caches = allocate(config, model, num_blocks, peers)
-    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid)
-    return num_blocks
+    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, config.max_num_seqs)
+    return memory.measured(config, model, execution.backend, num_blocks)
 
 
 def make_runner(
@@ -133,6 +146,7 @@ def assemble(
     peers: Peers | None = None,
     progress: Progress = lambda *_: None,
     grammars: Grammars | None = None,
+    limits: MediaLimits | None = None,
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
     network, facts = model.network, model.network.facts
@@ -156,7 +170,7 @@ def assemble(
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
-    validator = RequestValidator(facts, model.fingerprint, max_model_len)
+    validator = RequestValidator(facts, model.fingerprint, max_model_len, limits)
     if config.role == "both":
         return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
     form = kv_form(description, caches)

@@ -1,7 +1,9 @@
 """Run a synthetic request, so that the first real request finds everything loaded and torch's buffers allocated."""
 
+from collections.abc import Iterable
 from math import prod
 
+from saccade.engine.core.request_validation import MAX_NUM_LOGPROBS
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
 from saccade.identity.content import HASH_BYTES
@@ -9,43 +11,65 @@ from saccade.models.facts import Grid
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
+GREEDY = SamplingParams(max_tokens=2, temperature=0)
 NUM_OTHER_TOKENS = 3
 """Tokens of the request with a picture beside the picture's own."""
 
 
-def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None) -> None:
-    """Run text and a picture of *grid* (None: the smallest) through *engine*. Raises StartupError if that fails.
+def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
+    """Run text and a picture of *grid* (None: the smallest) through *engine*, and *num_rows* draws in one step.
 
-    Use an engine that is discarded afterwards: its caches and counters are not cleared.
+    Use an engine that is discarded afterwards: its caches and counters are not cleared. Raises StartupError if a
+    request fails.
     """
-    for request in _requests(engine, num_text_tokens, grid):
+    _run(engine, [_text(engine, num_text_tokens)])
+    _run(engine, _picture(engine, grid))
+    _run(engine, [_draw(engine, number) for number in range(num_rows)])
+
+
+def _run(engine: Engine, requests: Iterable[EngineRequest]) -> None:
+    for request in requests:
         engine.submit(0, request)
-        while engine.has_work:
-            for frame in engine.step().values():
-                for failure in (delta.failure for delta in frame.deltas if delta.failure is not None):
-                    raise StartupError(f"The model failed on its first request: {failure.message}")
+    while engine.has_work:
+        for frame in engine.step().values():
+            for failure in (delta.failure for delta in frame.deltas if delta.failure is not None):
+                raise StartupError(f"The model failed on its first request: {failure.message}")
 
 
-def _requests(engine: Engine, num_text_tokens: int, grid: Grid | None) -> list[EngineRequest]:
+def _text_token(engine: Engine) -> int:
     facts = engine.validator.facts
-    text = next(index for index in range(facts.vocab_size) if index not in facts.placeholder_token_ids)
-    sampling = SamplingParams(max_tokens=2, temperature=0)
-    limit = engine.validator.max_model_len
-    requests = [
-        EngineRequest(request_id="warm-up", token_ids=[text] * min(num_text_tokens, limit - 2), sampling=sampling)
-    ]
+    return next(index for index in range(facts.vocab_size) if index not in facts.placeholder_token_ids)
+
+
+def _text(engine: Engine, num_tokens: int) -> EngineRequest:
+    token_ids = [_text_token(engine)] * min(num_tokens, engine.validator.max_model_len - 2)
+    return EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=GREEDY)
+
+
+def _draw(engine: Engine, number: int) -> EngineRequest:
+    """Return a request of one token whose sampling takes as much memory as any."""
+    sampling = SamplingParams(
+        max_tokens=1, temperature=1, top_p=0.9, top_k=50, repetition_penalty=1.1, num_logprobs=MAX_NUM_LOGPROBS
+    )
+    return EngineRequest(request_id=f"draw-{number}", token_ids=[_text_token(engine)], sampling=sampling)
+
+
+def _picture(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
+    """Return a request with a picture; none if it would be too long."""
+    facts = engine.validator.facts
+    text = _text_token(engine)
     grid = facts.square_grid(0) if grid is None else grid
     num_tokens = facts.item_tokens(grid)
-    if num_tokens + NUM_OTHER_TOKENS < limit:
-        shape = facts.pixel_shape(grid)
-        item = MediaItem(
-            modality="image",
-            content_hash=bytes(HASH_BYTES),
-            grid=grid,
-            spans=(Span(1, num_tokens),),
-            pixel_shape=shape,
-            inline=bytes(prod(shape)),
-        )
-        token_ids = [text, *[facts.placeholder_of["image"]] * num_tokens, text]
-        requests.append(EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=sampling, media=(item,)))
-    return requests
+    if num_tokens + NUM_OTHER_TOKENS >= engine.validator.max_model_len:
+        return []
+    shape = facts.pixel_shape(grid)
+    item = MediaItem(
+        modality="image",
+        content_hash=bytes(HASH_BYTES),
+        grid=grid,
+        spans=(Span(1, num_tokens),),
+        pixel_shape=shape,
+        inline=bytes(prod(shape)),
+    )
+    token_ids = [text, *[facts.placeholder_of["image"]] * num_tokens, text]
+    return [EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=GREEDY, media=(item,))]

@@ -100,6 +100,7 @@ class AttentionBackend(Protocol):
     name: str
     metadata: tuple[str, ...]
     captures_decodes: bool
+    copies_prefixes: bool
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""

@@ -4,10 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.request_validation import MediaLimits, RequestValidator
 from saccade.errors import InvalidValue
 from saccade.models.facts import ModelFacts
 from saccade.models.positions import MultimodalPositions
+from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
@@ -54,6 +55,58 @@ def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         admit(**params)
     assert caught.value.param == param
+
+
+class PictureFacts(Facts):
+    """Pictures of a token a patch, whose features have ten values."""
+
+    def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+        return grid[0] * grid[1] * grid[2]
+
+    def encode_cost(self, grid: tuple[int, int, int]) -> int:
+        return grid[0] * grid[1] * grid[2]
+
+    def encoding_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+        return 10 * grid[0] * grid[1] * grid[2]
+
+    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
+        return (grid[0] * grid[1] * grid[2],)
+
+    video_pixel_shape = pixel_shape
+
+    def span_lengths(self, grid: tuple[int, int, int], modality: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("modality", "grid", "flag"),
+    [
+        ("image", (1, 2, 4), None),
+        ("image", (1, 3, 3), "--encode-budget-patches"),
+        ("video", (4, 2, 4), None),
+        ("video", (1, 3, 3), "--encode-budget-patches"),
+        ("video", (5, 2, 4), "--encoder-cache-bytes"),
+    ],
+)
+def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
+    modality: str, grid: tuple[int, int, int], flag: str | None
+) -> None:
+    """There is memory for pictures and frames of 8 patches, and for features of 32, with two bytes a value."""
+    facts = PictureFacts()
+    facts.placeholder_of = {"image": PLACEHOLDER, "video": PLACEHOLDER}
+    num_tokens = facts.item_tokens(grid)
+    spans = (Span(0, num_tokens),)
+    item = MediaItem(modality=modality, content_hash=bytes(32), grid=grid, spans=spans, pixel_shape=(num_tokens,))
+    sampling = SamplingParams(max_tokens=5)
+    asked = EngineRequest(request_id="a", token_ids=[PLACEHOLDER] * num_tokens, sampling=sampling, media=(item,))
+    limits = MediaLimits(num_patches=8, num_bytes=32 * 10 * 2, itemsize=2)
+    subject = RequestValidator(cast(ModelFacts, facts), b"", 100, limits)
+    if flag is None:
+        subject.validated(0, asked, 1)
+        return
+    with pytest.raises(InvalidValue, match=flag) as caught:
+        subject.validated(0, asked, 1)
+    assert caught.value.param == "media[0]"
 
 
 def test_the_limits_themselves_are_admitted() -> None:

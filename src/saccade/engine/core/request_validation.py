@@ -3,6 +3,7 @@
 import itertools
 import math
 import secrets
+from dataclasses import dataclass
 
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import ContextLengthExceeded, InvalidValue
@@ -19,13 +20,28 @@ MAX_SECONDS_PER_GROUP = 86_400
 """Of a video's frames: a day, so that positions on the axis of time stay far below the largest number."""
 
 
+@dataclass(frozen=True)
+class MediaLimits:
+    """What the device has memory for: *num_patches* of a picture or a frame, and *num_bytes* of an item's features.
+
+    A value of features has *itemsize* bytes.
+    """
+
+    num_patches: int
+    num_bytes: int
+    itemsize: int
+
+
 class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
 
-    def __init__(self, facts: ModelFacts, fingerprint: bytes, max_model_len: int) -> None:
+    def __init__(
+        self, facts: ModelFacts, fingerprint: bytes, max_model_len: int, media_limits: MediaLimits | None = None
+    ) -> None:
         self.facts = facts
         self.fingerprint = fingerprint
         self.max_model_len = max_model_len
+        self.media_limits = media_limits
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
         """Return the sequence of *request*. Raises RequestError, naming the field."""
@@ -105,6 +121,24 @@ class RequestValidator:
         if any(span.start >= following.start for span, following in itertools.pairwise(item.spans)):
             raise InvalidValue("The spans of a picture must be in the prompt's order.", f"{param}.spans")
         self._check_pixels(item, param)
+        if self.media_limits is not None:
+            self._check_memory(item, param, self.media_limits)
+
+    def _check_memory(self, item: MediaItem, param: str, limits: MediaLimits) -> None:
+        num_patches = self.facts.encode_cost((1, *item.grid[1:]))
+        if num_patches > limits.num_patches:
+            raise InvalidValue(
+                f"A picture or frame of {num_patches} patches is too large for this worker, which has memory for "
+                f"{limits.num_patches}. Send it smaller, or start the worker with a larger --encode-budget-patches.",
+                param,
+            )
+        num_bytes = self.facts.encoding_values(item.grid, item.original_size) * limits.itemsize
+        if num_bytes > limits.num_bytes:
+            raise InvalidValue(
+                f"The features of this item take {num_bytes} bytes, but this worker has memory for {limits.num_bytes}. "
+                "Send a shorter or smaller one, or start the worker with a larger --encoder-cache-bytes.",
+                param,
+            )
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:
         of_modality = self.facts.video_pixel_shape if item.modality == VIDEO else self.facts.pixel_shape

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import decode_graphs, encoder_graphs, memory
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
@@ -12,12 +13,17 @@ from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
 from saccade.models.facts import Latent, Paged
+from saccade.models.files import image_processor, parse_json
 from saccade.nn.backends import Workload, load_backend, load_vision_backend, why
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention
+from saccade.protocol.model_files import CONFIG
+
+LARGE_SIDE = 1 << 13
+"""The sides of a picture, in pixels, that is larger than every family's settings leave it."""
 
 logger = structlog.get_logger(__name__)
 
@@ -85,6 +91,16 @@ def encode_budget(config: EngineConfig, model: LoadedModel) -> int:
     if config.encode_budget_patches is not None:
         return config.encode_budget_patches
     return 1024 if model.network.device.type == "cpu" else 16384
+
+
+def most_patches(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the patches of the largest picture that the model's own settings make, or those of a step if more."""
+    parsed = parse_json(model.files, CONFIG)
+    family = models.family_of(parsed)
+    layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
+    largest = layout.picture(LARGE_SIDE, LARGE_SIDE, layout.settings)
+    # Sides are rounded up to whole squares of patches in some families, of narrow pictures by an eighth.
+    return max(encode_budget(config, model), model.network.facts.encode_cost(largest.grid) * 9 // 8)
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Sequence as Ordered
 from math import prod
+from typing import NamedTuple
 
 import structlog
 import torch
@@ -12,6 +13,7 @@ from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, spec
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
 from saccade.models.facts import KvSpec, Recurrent
+from saccade.nn.context import AttentionBackend
 
 logger = structlog.get_logger(__name__)
 
@@ -56,14 +58,44 @@ def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dty
     return count
 
 
+class Measured(NamedTuple):
+    """What the measurement of memory has left out or added: *num_blocks* of its pool, and *beside* torch's peak."""
+
+    num_blocks: int = 0
+    beside: int = 0
+
+
+NOTHING = Measured()
+
+
+def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend, num_blocks: int) -> Measured:
+    """Return what goes with a measurement in a pool of *num_blocks*, which is too small for a long context."""
+    return Measured(num_blocks, prefix_bytes(config, model) if backend.copies_prefixes else 0)
+
+
+def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the size in bytes of a layer's copy of the longest context, which a chunk behind a prefix attends to."""
+    specs = specs_of_rank(model.network.facts.kv_specs, model.ranks.attention)
+    values = max((spec.token_values for spec in specs if not isinstance(spec, Recurrent)), default=0)
+    dtype, cached = model.network.dtype, block_format(config, model).dtype
+    # Another number format goes through a copy of its own and one in float32.
+    num_bytes = dtype.itemsize if cached == dtype else dtype.itemsize + cached.itemsize + torch.float32.itemsize
+    return values * num_bytes * wanted_length(config, model)
+
+
+def wanted_length(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the length of the longest sequence to serve, if the pool holds it."""
+    return config.max_model_len or model.network.facts.max_position_embeddings
+
+
 def num_blocks(
-    config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device, num_measured: int = 0
+    config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device, measured: Measured = NOTHING
 ) -> int:
     """Return the number of blocks of the pool. *model_len* is the longest sequence to serve. Raises StartupError.
 
-    On CUDA, call it after a warm-up at full size with all recurrent states and a pool of *num_measured* blocks: torch's
-    peak memory without that pool is taken as the need of all else. Elsewhere recurrent states are not part of the
-    pool's budget.
+    On CUDA, call it after a warm-up at full size with all recurrent states: torch's peak memory without the pool that
+    was there, and what is *measured* beside it, are taken as the need of all else. Elsewhere recurrent states are not
+    part of the pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -72,7 +104,7 @@ def num_blocks(
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = total - free - torch.cuda.memory_reserved(device)
-        need = torch.cuda.max_memory_reserved(device) - num_measured * bytes_per_block
+        need = torch.cuda.max_memory_reserved(device) - measured.num_blocks * bytes_per_block + measured.beside
         used = outside + need + config.encoder_cache_bytes
         budget = int(total * config.gpu_memory_utilization) - used
     else:
@@ -88,16 +120,12 @@ def num_blocks(
     return blocks
 
 
-def fitting_blocks(config: EngineConfig, model: LoadedModel, num_measured: int = 0) -> int:
-    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError.
-
-    *num_measured* is as for `num_blocks`.
-    """
+def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
+    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
     network = model.network
     specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
     bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
-    wanted = config.max_model_len or network.facts.max_position_embeddings
-    return num_blocks(config, bytes_per_block, wanted, network.device, num_measured)
+    return num_blocks(config, bytes_per_block, wanted_length(config, model), network.device, measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:

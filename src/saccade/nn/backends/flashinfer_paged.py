@@ -56,6 +56,7 @@ class AttentionBackend(PagedAttention):
     name = "flashinfer"
     metadata = ("slot_mapping", "block_tables", "query_lengths", "host_context_lengths")
     captures_decodes = False
+    copies_prefixes = False
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None

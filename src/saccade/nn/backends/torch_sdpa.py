@@ -86,6 +86,7 @@ class AttentionBackend(PagedAttention):
         "host_context_lengths",
     )
     captures_decodes = False
+    copies_prefixes = True
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
         """Choose slots and masks for decode rows and prefill chunks."""

@@ -86,6 +86,7 @@ class AttentionBackend(PagedAttention):
     name = "triton"
     metadata = torch_sdpa.AttentionBackend.metadata
     captures_decodes = True
+    copies_prefixes = True
 
     def __init__(self) -> None:
         self._plain = torch_sdpa.AttentionBackend()

@@ -57,7 +57,8 @@ class Member:
                 case messages.Join():
                     join(model.ranks, self._rendezvous, model.network.device)
                 case messages.Measure():
-                    self._measure(config, model, runner.caches.sizes.num_blocks)
+                    num_blocks = runner.caches.sizes.num_blocks
+                    self._measure(config, model, memory.measured(config, model, execution.backend, num_blocks))
                 case messages.Allocate(num_blocks):
                     del runner  # Its caches are freed before the new ones are made.
                     runner = ModelRunner(model.network, execution, memory.allocate(config, model, num_blocks))
@@ -72,9 +73,9 @@ class Member:
                 case _:
                     return
 
-    def _measure(self, config: EngineConfig, model: LoadedModel, num_blocks: int) -> None:
+    def _measure(self, config: EngineConfig, model: LoadedModel, measured: memory.Measured) -> None:
         try:
-            answer: messages.Answer = messages.Capacity(memory.fitting_blocks(config, model, num_blocks))
+            answer: messages.Answer = messages.Capacity(memory.fitting_blocks(config, model, measured))
         except StartupError as error:
             answer = messages.Failed(error.message)
         self._link.send(messages.encode(answer))
