@@ -222,6 +222,7 @@ def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     library, cudnn = ModuleType("flashinfer"), ModuleType("flashinfer.cudnn")
     library.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper  # type: ignore[attr-defined]
     cudnn.cudnn_batch_prefill_with_kv_cache = cudnn_batch_prefill_with_kv_cache  # type: ignore[attr-defined]

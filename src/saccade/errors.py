@@ -309,6 +309,7 @@ class StartupError(SaccadeError):
 
 
 MAX_FOREIGN_CHARACTERS = 2000
+MAX_CAUSE_CHARACTERS = 200
 
 
 def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
@@ -323,3 +324,10 @@ def from_code(code: str, message: str, param: str | None = None) -> SaccadeError
     message = "".join(one if one.isprintable() else " " for one in message[:MAX_FOREIGN_CHARACTERS])
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
     return kinds.get(code, InternalError)(message, param)
+
+
+def cause(error: BaseException) -> str:
+    """Return the kind of a library's error and its first line, at most MAX_CAUSE_CHARACTERS, for an operator."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= MAX_CAUSE_CHARACTERS else f"{text[: MAX_CAUSE_CHARACTERS - 3]}..."

@@ -20,6 +20,7 @@ from saccade.engine.executor.execution import most_patches, prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
+from saccade.errors import StartupError
 
 GRID = (1, 8, 8)
 
@@ -81,6 +82,17 @@ def test_what_a_chunk_behind_the_longest_context_copies_is_computed(tiny_qwen3_v
         model = load_model(config, lambda *_: None)
         measured = memory.measured(config, model, prepare(config, model).backend, 7)
         assert measured == Measured(7, 2 * (32 + 32) * num_bytes * 8192), settings
+
+
+def test_warm_up_that_fails_names_the_cause(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+
+    def fails(*_: object) -> StepOutput:
+        raise RuntimeError("the kernel did not compile\nand a second line")
+
+    subject.executor.execute = fails  # type: ignore[method-assign]
+    with pytest.raises(StartupError, match=r"first request: RuntimeError: the kernel did not compile$"):
+        warmup.run(subject, 33)
 
 
 def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) -> None:

@@ -1,6 +1,10 @@
 """The adapters of libraries for GPUs: their arguments are those that the libraries publish, and mean what they should."""
 
 import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 
 import published
 import pytest
@@ -8,7 +12,8 @@ import torch
 from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_packed
 
 from saccade.errors import StartupError
-from saccade.nn.backends import AUTO, PLAIN, Workload, load_backend, load_vision_backend, why
+from saccade.nn.backends import AUTO, PLAIN, Workload, compilers, load_backend, load_vision_backend, trial, why
+from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import HALF
 from saccade.nn.context import AttentionBackend, PackedLayout, VisionAttentionBackend
 
@@ -17,6 +22,8 @@ FLASHINFER, CUDNN, VARLEN = "flashinfer", "flashinfer_cudnn", "torch_varlen"
 LENGTHS = [(6,), (4, 4, 4), (3, 8, 1), (1,) * 9, (7,) * 70]
 TOWER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(72, 72)}))
 DECODER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(128, 128)}))
+HALVES = Workload(GPU, torch.float16, head_sizes=frozenset({(64, 64)}))
+MISMATCH = "another package has another version"
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +143,92 @@ def test_heads_that_flashinfer_has_no_kernel_for() -> None:
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(StartupError, match="pip install flashinfer-python` installs it"):
+    with pytest.raises(StartupError, match=r"pip install 'saccade\[gpu\]'` installs it"):
         load_backend(FLASHINFER, DECODER)
     assert load_backend(AUTO, DECODER).name == "triton"
+
+
+def on_cpu(workload: Workload) -> Workload:
+    """As the trials of these tests see it: the libraries' stand-ins compute on a CPU."""
+    return replace(workload, device=torch.device("cpu"))
+
+
+def decoder_tried(asked: str, workload: Workload = HALVES) -> tuple[AttentionBackend, Workload]:
+    return tried(load_backend, asked, workload, lambda backend, tried: trial.of_decoder(backend, on_cpu(tried)))
+
+
+def test_backends_pass_their_trials() -> None:
+    for name in (FLASHINFER, "triton", PLAIN):
+        assert decoder_tried(name)[0].name == name
+    tower = replace(HALVES, head_sizes=frozenset({(72, 72)}))
+    for name in (VARLEN, CUDNN, "triton", PLAIN):
+        trial.of_tower(load_vision_backend(name, tower), on_cpu(tower))
+
+
+@pytest.mark.parametrize("broken", ["import", "plan"])
+def test_a_library_that_fails_is_not_taken_by_auto(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    if broken == "import":
+        monkeypatch.setattr(sys, "meta_path", [Raising(), *sys.meta_path])
+        monkeypatch.delitem(sys.modules, "flashinfer")
+    else:
+        monkeypatch.setattr(published.BatchPrefillWithPagedKVCacheWrapper, "plan", fails)
+    backend, workload = decoder_tried(AUTO)
+    assert backend.name == "triton"
+    assert f"RuntimeError: {MISMATCH}" in why(AUTO, backend, workload)
+    with pytest.raises(StartupError, match=rf"cannot be flashinfer: .*RuntimeError: {MISMATCH}"):
+        decoder_tried(FLASHINFER)
+
+
+class Raising:
+    """What importing flashinfer does if two of its packages have different versions."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "flashinfer":
+            raise RuntimeError(MISMATCH)
+
+
+def fails(*_: object, **__: object) -> None:
+    raise RuntimeError(f"{MISMATCH}\nand a second line")
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "reason"),
+    [
+        (FLASHINFER, (), "finds no nvcc and no ninja: install the CUDA toolkit and ninja"),
+        (FLASHINFER, ("nvcc",), "finds no ninja"),
+        ("triton", ("nvcc", "ninja"), "needs a C compiler at its first use, and finds none: install gcc"),
+    ],
+)
+def test_a_missing_compiler_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda asked: asked if asked in found else None)
+    monkeypatch.setattr(compilers, "TOOLKIT", Path("/nonexistent"))
+    for variable in ("CC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(StartupError, match=f"cannot be {name}: .*{reason}"):
+        load_backend(name, DECODER)
+    assert load_backend(AUTO, DECODER).name != name
+
+
+def test_compiled_kernels_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    module = ModuleType("flashinfer_jit_cache")
+    module.__spec__ = ModuleSpec("flashinfer_jit_cache", None)
+    monkeypatch.setitem(sys.modules, "flashinfer_jit_cache", module)
+    assert load_backend(FLASHINFER, DECODER).name == FLASHINFER
+
+
+def test_an_old_release_of_flashinfer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workspace would have to be larger for some models."""
+    for version, is_old in (("0.6.14", True), ("0.7.2.post1", False), ("0.10.0rc1", False), ("nightly", False)):
+        monkeypatch.setattr(sys.modules["flashinfer"], "__version__", version, raising=False)
+        assert load_backend(AUTO, DECODER).name == ("triton" if is_old else FLASHINFER), version
+
+
+def test_auto_takes_what_can_be_captured_for_cuda_graphs() -> None:
+    captured = replace(DECODER, is_captured=True)
+    assert load_backend(AUTO, captured).name == "triton"
+    assert "not flashinfer: its decodes cannot be captured" in why(AUTO, load_backend(AUTO, captured), captured)
+    latents = replace(captured, has_latent_layers=True)
+    assert load_backend(AUTO, latents).name == PLAIN

@@ -25,7 +25,7 @@ from saccade.engine.core.step_builder import PlannedStep, StepBuilder
 from saccade.engine.core.thinking_budget import must_end_reasoning, only
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
-from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
+from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter, cause
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.kv_transfer import KvForm
@@ -55,7 +55,7 @@ class Engine:
 
     With *transfers* the engine takes part in requests that two workers serve, in the role of its description; *kv_form*
     is the form of the state that they move.
-    Without *grammars*, requests with a grammar are refused.
+    Without *grammars*, requests with a grammar are refused. *cause* is what failed in the last step that has.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Engine:
         self.validator = validator
         self.description = description
         self.timings = Timings()
+        self.cause = ""
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self._encoder_cache = scheduler.encodings.encoder_cache
         self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
@@ -319,7 +320,8 @@ class Engine:
         within = [key for key in schedule.encode if key not in schedule.aside]
         try:
             output = self.executor.execute(planned.step, planned.sampling)
-        except Exception:
+        except Exception as error:
+            self.cause = cause(error)
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
             self.executor.check_device()
             for sequence in (*schedule.chunks, *self.kv_legs.take_planned()):

@@ -33,7 +33,7 @@ def _run(engine: Engine, requests: Iterable[EngineRequest]) -> None:
     while engine.has_work:
         for frame in engine.step().values():
             for failure in (delta.failure for delta in frame.deltas if delta.failure is not None):
-                raise StartupError(f"The model failed on its first request: {failure.message}")
+                raise StartupError(f"The model failed on its first request: {engine.cause or failure.message}")
 
 
 def _text_token(engine: Engine) -> int:

@@ -14,7 +14,8 @@ from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
 from saccade.models.facts import Latent, Paged
 from saccade.models.files import image_processor, parse_json
-from saccade.nn.backends import Workload, load_backend, load_vision_backend, why
+from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
+from saccade.nn.backends.trial import tried
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
@@ -55,8 +56,12 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     """Choose how to compute a loaded model, and pack its weights. Raises StartupError if a backend cannot."""
     network = model.network
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
-    backend = load_backend(config.attention_backend, of_decoder)
-    vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
+    if network.device.type == "cuda":
+        backend, of_decoder = tried(load_backend, config.attention_backend, of_decoder, trial.of_decoder)
+        vision_backend, of_tower = tried(load_vision_backend, config.mm_encoder_attn_backend, of_tower, trial.of_tower)
+    else:
+        backend = load_backend(config.attention_backend, of_decoder)
+        vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
     refused = (
         decode_graphs.refusal(model.module, backend, network.device, network.dtype) if config.cuda_graphs else None
     )
@@ -110,7 +115,8 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     sizes = frozenset((spec.key_width, spec.value_width) for spec in specs if isinstance(spec, Paged))
     has_latent_layers = any(isinstance(spec, Latent) for spec in specs)
     cache_dtype = memory.block_format(config, model).dtype
-    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers)
+    is_captured = config.cuda_graphs and config.attention_backend == AUTO
+    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers, is_captured)
 
 
 def tower_workload(model: LoadedModel) -> Workload:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from saccade.errors import StartupError
+from saccade.errors import StartupError, cause
 from saccade.nn.backends.workload import Workload
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 
@@ -30,13 +30,13 @@ BACKENDS: Mapping[str, Entry] = MappingProxyType(
     {
         PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
         "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
-        "flashinfer": Entry("saccade.nn.backends.flashinfer_paged", "cuda", "pip install flashinfer-python"),
+        "flashinfer": Entry("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade[gpu]'"),
     }
 )
 """Backends for decoders, the last that auto takes first. The module has a class AttentionBackend.
 
 Such a class has a static method `unavailable(workload)` that returns why it cannot compute a Workload, or None. A
-module whose import fails is not installed.
+module whose import fails with ImportError is not installed.
 """
 
 VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
@@ -44,7 +44,7 @@ VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
         PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
         "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
         "flashinfer_cudnn": Entry(
-            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install flashinfer-python nvidia-cudnn-frontend"
+            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install 'saccade[gpu]' nvidia-cudnn-frontend"
         ),
         "torch_varlen": Entry("saccade.nn.backends.torch_varlen", "cuda"),
         AMX: Entry("saccade.nn.amx.backend", "cpu", "pip install 'saccade[cpu]'"),
@@ -96,7 +96,7 @@ def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, 
         is_other_device = entries[name].device_type not in (None, workload.device.type)
         if asked == AUTO and is_other_device:
             continue
-        reason = _reason(entries[name], class_name, workload)
+        reason = _reason(name, entries[name], class_name, workload)
         if reason is None:
             return getattr(importlib.import_module(entries[name].module), class_name)()
     raise StartupError(f"{flag} cannot be {asked}: {reason}. {_here(entries, class_name, workload)}")
@@ -116,15 +116,22 @@ def _reasons(entries: Mapping[str, Entry], class_name: str, workload: Workload, 
         device_type = entries[name].device_type
         if device_type not in (None, workload.device.type):
             found[name] = f"it computes on {'a GPU' if device_type == 'cuda' else 'a CPU'}"
-        elif (reason := _reason(entries[name], class_name, workload)) is not None:
+        elif (reason := _reason(name, entries[name], class_name, workload)) is not None:
             found[name] = reason
     return found
 
 
-def _reason(entry: Entry, class_name: str, workload: Workload) -> str | None:
+def _reason(name: str, entry: Entry, class_name: str, workload: Workload) -> str | None:
+    if name in workload.failed:
+        return workload.failed[name]
     try:
         module = importlib.import_module(entry.module)
     except ImportError as error:
         return f"it is not installed ({error}); `{entry.install}` installs it"
-    reason: str | None = getattr(module, class_name).unavailable(workload)
+    except Exception as error:  # FlashInfer raises RuntimeError if one of its packages has another version
+        return f"its library fails at import ({cause(error)})"
+    backend = getattr(module, class_name)
+    if workload.is_captured and name != PLAIN and not backend.captures_decodes:
+        return "its decodes cannot be captured, which --cuda-graphs asks for"
+    reason: str | None = backend.unavailable(workload)
     return reason

@@ -1,24 +1,30 @@
 """Attention of decoders on a GPU by FlashInfer's kernels for paged caches, for prefill chunks and decodes in one call.
 
-Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, release 0.6. FlashInfer compiles
-its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
+Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, releases 0.6 and 0.7.2.
+FlashInfer compiles its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled
+ones.
 
 It has never run on a GPU here: tests compare its arguments with the published signature.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import flashinfer
 import numpy as np
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
+from saccade.nn.backends.compilers import no_cuda_compiler
 from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
+OLDEST = (0, 7, 2)
+"""The release from which WORKSPACE_BYTES suffices: older ones need more for models of 64 heads or 4 key/value heads."""
 
 
 class _Kind(NamedTuple):
@@ -66,6 +72,7 @@ class AttentionBackend(PagedAttention):
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
         reason = not_on_gpu(workload) or not_in(workload, HALF) or not_for_latents(workload)
+        reason = reason or older_than(OLDEST) or no_cuda_compiler()
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
         if reason is None and others:
             known = ", ".join(map(str, HEAD_SIZES))
@@ -130,6 +137,20 @@ class AttentionBackend(PagedAttention):
                 kv_data_type=kind.dtype,
             )
         return wrapper
+
+
+def older_than(oldest: tuple[int, ...]) -> str | None:
+    """Return that FlashInfer is older than *oldest*; None if it is not, or does not say."""
+    found = str(getattr(flashinfer, "__version__", ""))
+    if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", found)):
+        return None
+    wanted = ".".join(map(str, oldest))
+    is_older = tuple(map(int, numbers.groups())) < oldest
+    return (
+        f"its release {found} is older than {wanted}; `pip install 'saccade[gpu]'` installs another"
+        if is_older
+        else None
+    )
 
 
 def _borders(lengths: "np.ndarray[Any, np.dtype[np.int64]]") -> torch.Tensor:

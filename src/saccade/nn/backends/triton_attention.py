@@ -13,6 +13,7 @@ import torch
 import triton
 
 from saccade.nn.backends import torch_sdpa
+from saccade.nn.backends.compilers import no_c_compiler
 from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
@@ -30,7 +31,7 @@ def _reason(workload: Workload) -> str | None:
         # The interpreter's products take the bits of bfloat16 for integers.
         reason = not_in(workload, (torch.float32, torch.float16))
     else:
-        reason = not_on_gpu(workload) or not_in(workload, (torch.float32, *HALF))
+        reason = not_on_gpu(workload) or not_in(workload, (torch.float32, *HALF)) or no_c_compiler()
     return reason or not_for_sizes(workload, 1, 256)
 
 

@@ -1,7 +1,7 @@
 """What a backend of attention would have to compute, and the reasons against a backend that several of them share."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,7 +14,8 @@ class Workload:
     """The attention of a loaded network.
 
     *cache_dtype* is the dtype of cached keys and values, None where it is *dtype*. *head_sizes* are the pairs (width of
-    a key, width of a value) of all heads; empty if they are not known.
+    a key, width of a value) of all heads; empty if they are not known. With *is_captured*, auto takes no backend whose
+    decodes cannot be captured in CUDA graphs while there is another. *failed* has reasons against backends, by name.
     """
 
     device: torch.device = CPU
@@ -22,6 +23,8 @@ class Workload:
     cache_dtype: torch.dtype | None = None
     head_sizes: frozenset[tuple[int, int]] = frozenset()
     has_latent_layers: bool = False
+    is_captured: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def not_on_gpu(workload: Workload) -> str | None:

@@ -1,0 +1,31 @@
+"""The compilers that kernels need at their first use, and what is said where one is missing."""
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+TOOLKIT = Path("/usr/local/cuda")
+"""Where FlashInfer looks if neither a variable nor the search path leads to nvcc."""
+
+
+def no_c_compiler() -> str | None:
+    """Return why Triton cannot build the launchers of its kernels; None if it can."""
+    if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"):
+        return None
+    return "it needs a C compiler at its first use, and finds none: install gcc, or name one in the variable CC"
+
+
+def no_cuda_compiler() -> str | None:
+    """Return why FlashInfer cannot compile its kernels; None if it can, or has them compiled."""
+    if find_spec("flashinfer_jit_cache") is not None:
+        return None
+    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(TOOLKIT)]
+    has_nvcc = shutil.which("nvcc") or any(Path(folder, "bin", "nvcc").exists() for folder in folders if folder)
+    missing = [name for name, found in (("nvcc", has_nvcc), ("ninja", shutil.which("ninja"))) if not found]
+    if not missing:
+        return None
+    return (
+        f"it compiles its kernels at their first use, and finds no {' and no '.join(missing)}: install the CUDA "
+        "toolkit and ninja, or FlashInfer's package of compiled kernels, flashinfer-jit-cache"
+    )

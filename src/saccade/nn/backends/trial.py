@@ -1,0 +1,96 @@
+"""Try a backend with a few tokens, so that one whose library or compiler fails is known before the model runs.
+
+What a library for GPUs raises at its first call is of any kind: a missing compiler, a package of another version, a GPU
+that it has no kernel for. Shapes: H = 2 query heads, one key/value head.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+import torch
+
+from saccade.errors import cause
+from saccade.nn.backends.workload import Workload
+from saccade.nn.context import (
+    AttentionBackend,
+    ForwardContext,
+    KvCache,
+    PackedLayout,
+    PagedLayout,
+    VisionAttentionBackend,
+)
+
+NUM_HEADS = 2
+BLOCK_SIZE = 16
+
+Backend = TypeVar("Backend", AttentionBackend, VisionAttentionBackend)
+
+logger = structlog.get_logger(__name__)
+
+
+def tried(
+    load: Callable[[str, Workload], Backend],
+    asked: str,
+    workload: Workload,
+    trial: Callable[[Backend, Workload], None],
+) -> tuple[Backend, Workload]:
+    """Load the backend that is *asked* for, and try it; for auto, go on with the next while a trial fails.
+
+    Return it, and *workload* with what has failed. Raises StartupError if none can compute.
+    """
+    while True:
+        backend = load(asked, workload)
+        try:
+            trial(backend, workload)
+        except Exception as error:
+            logger.warning("an attention backend failed on its trial", backend=backend.name, exc_info=True)
+            reason = f"its trial failed ({cause(error)})"
+            workload = dataclasses.replace(workload, failed={**workload.failed, backend.name: reason})
+        else:
+            return backend, workload
+
+
+def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
+    """Attend with a decode, a whole prompt and a chunk behind a prefix, for every size of heads."""
+    device = workload.device
+    queries, contexts = (1, 2, 2), (3, 2, 5)
+    layout = PagedLayout(
+        slot_mapping=torch.tensor([2, 16, 17, 35, 36], device=device),
+        block_tables=torch.arange(3, device=device).unsqueeze(1),
+        context_lengths=torch.tensor(contexts, device=device),
+        query_lengths=queries,
+        host_context_lengths=contexts,
+        num_decodes=1,
+        block_size=BLOCK_SIZE,
+        rows=torch.arange(3, device=device),
+    )
+    for sizes in sorted(workload.head_sizes):
+        keys, values = (
+            torch.zeros(3, BLOCK_SIZE, 1, size, dtype=workload.cache_dtype or workload.dtype, device=device)
+            for size in sizes
+        )
+        q, k, v = (
+            torch.ones(sum(queries), num_heads, size, dtype=workload.dtype, device=device)
+            for num_heads, size in ((NUM_HEADS, sizes[0]), (1, sizes[0]), (1, sizes[1]))
+        )
+        positions = torch.zeros(3, sum(queries), dtype=torch.int64, device=device)
+        plan = backend.plan(layout, workload.dtype)
+        backend.paged(q, k, v, 0, ForwardContext(positions, layout, [KvCache(keys, values)], backend, plan))
+    _wait(device)
+
+
+def of_tower(backend: VisionAttentionBackend, workload: Workload) -> None:
+    """Attend within two sequences, for every size of heads."""
+    lengths = (5, 3)
+    borders = torch.tensor([0, 5, 8], dtype=torch.int32, device=workload.device)
+    for size, _ in sorted(workload.head_sizes):
+        q = torch.ones(sum(lengths), NUM_HEADS, size, dtype=workload.dtype, device=workload.device)
+        backend.packed(q, q, q, PackedLayout(borders, max(lengths), lengths))
+    _wait(workload.device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
