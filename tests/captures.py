@@ -1,4 +1,10 @@
-"""A stand-in for the capture of CUDA graphs."""
+"""Stand-ins for the capture of CUDA graphs."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from saccade.engine.executor.decode_graphs import Captured, Compute
 
@@ -19,3 +25,29 @@ class Again:
             output.copy_(compute())
 
         return Captured(output, replay)
+
+
+class PlayedCuda:
+    """torch.cuda's part in a capture, on a CPU: *pools* are those that graphs were captured in."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pools: list[Any] = []
+        self._num_handles = 0
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        for name, value in {
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "graph": self._graph,
+            "graph_pool_handle": self._handle,
+        }.items():
+            monkeypatch.setattr(f"torch.cuda.{name}", value)
+
+    def _handle(self) -> tuple[int, int]:
+        self._num_handles += 1
+        return 0, self._num_handles
+
+    def _graph(self, graph: Any, pool: Any = None) -> Any:
+        self.pools.append(pool)
+        return nullcontext()

@@ -10,7 +10,7 @@ import torch
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import Chunk, EncodeJob, Picture, RowStart, StepInput, TableChange
 from saccade.engine.executor.caches import Caches, CacheSizes
-from saccade.engine.executor.decode_graphs import Capture, DecodeGraphs, capture_cuda
+from saccade.engine.executor.decode_graphs import Capture, DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.execution import Execution, prepare
@@ -33,7 +33,7 @@ class Subject:
     model: LoadedModel
     execution: Execution
     pictures: tuple[Picture, ...]
-    capture: Capture = capture_cuda
+    capture: Capture | None = None
 
     def job(self, count: int) -> EncodeJob:
         """Return the first *count* pictures."""
@@ -77,7 +77,7 @@ class Subject:
         return decode
 
 
-def load(config: EngineConfig, patches: Sequence[int], capture: Capture = capture_cuda) -> Subject:
+def load(config: EngineConfig, patches: Sequence[int], capture: Capture | None = None) -> Subject:
     """Load a model, with a random square picture for each number of *patches*. Raises StartupError."""
     model = load_model(config, lambda *_: None)
     facts, draw = model.network.facts, np.random.default_rng(0)

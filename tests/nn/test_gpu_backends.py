@@ -14,7 +14,7 @@ from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_pack
 from saccade.errors import StartupError
 from saccade.nn.backends import AUTO, PLAIN, Workload, compilers, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
-from saccade.nn.backends.workload import HALF
+from saccade.nn.backends.workload import HALF, cost_of_cache
 from saccade.nn.context import AttentionBackend, PackedLayout, VisionAttentionBackend
 
 GPU = torch.device("cuda")
@@ -125,6 +125,13 @@ def test_auto_on_a_gpu() -> None:
 def test_a_tower_that_a_backend_cannot_compute(name: str, workload: Workload, reason: str) -> None:
     with pytest.raises(StartupError, match=f"cannot be {name}: .*{reason}"):
         load_vision_backend(name, workload)
+
+
+def test_a_cache_that_no_kernel_reads_is_said_to_be_slow() -> None:
+    cached = Workload(GPU, torch.bfloat16, torch.float8_e4m3fn)
+    assert "no kernel reads a KV cache in float8_e4m3fn" in (cost_of_cache(cached) or "")
+    for cheap in (Workload(GPU, torch.bfloat16), replace(cached, device=torch.device("cpu"))):
+        assert cost_of_cache(cheap) is None, cheap
 
 
 def test_an_old_gpu_and_none(monkeypatch: pytest.MonkeyPatch) -> None:

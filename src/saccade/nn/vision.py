@@ -16,6 +16,7 @@ from torch import nn
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
 
 Grid = tuple[int, int, int]
 
@@ -91,7 +92,7 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLa
     """Return the attention layout of concatenated sequences, copied to *device* without a sync."""
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
-    return PackedLayout(torch.from_numpy(borders).to(device, non_blocking=True), max(lengths), lengths)
+    return PackedLayout(to_device(borders, device), max(lengths), lengths)
 
 
 class PatchEmbedding(nn.Module):

@@ -15,8 +15,8 @@ from saccade.engine.core.step_builder import StepBuilder
 from saccade.engine.executor import batch
 from saccade.engine.executor.batch import Batch, build_batch
 from saccade.engine.executor.rows import RowBuffers
-from saccade.engine.executor.transfer import transfer
 from saccade.models.positions import GridSpan, MultimodalPositions
+from saccade.nn.transfer import transfer
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 

@@ -14,7 +14,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from captures import Again
+from captures import Again, PlayedCuda
 from references.formats import FP8
 from safetensors.torch import load_file, save_file
 
@@ -164,14 +164,35 @@ def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
     assert again.replayed == []
 
 
-def test_the_default_capture_is_cudas() -> None:
-    assert DecodeGraphs.__init__.__defaults__ == (decode_graphs.capture_cuda,)
+def test_graphs_share_one_pool_of_memory(subject: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest is captured first, so the pool then does not grow."""
+    cuda = PlayedCuda(monkeypatch)
+    runner, _ = with_graphs(subject)
+    list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).prepare())
+    assert cuda.pools == [(0, 1)] * 4
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
 def test_graphs_on_a_cpu_are_refused(tiny_qwen3_vl: Path, backend: str) -> None:
     with pytest.raises(StartupError, match=f"needs a GPU and --attention-backend triton, not {backend} on cpu"):
         engines.engine(tiny_qwen3_vl, cuda_graphs=True, attention_backend=backend)
+
+
+def test_quantised_weights_are_refused_by_name(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (name,) = [name for name in tensors if name.endswith("layers.1.mlp.down_proj.weight") and "language" in name]
+    rows, columns = tensors[name].shape
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale_inv"] = torch.ones(-(-rows // 128), -(-columns // 128))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
+    module = load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).module
+    triton = load_backend("triton", Workload(torch.device("cpu"), torch.float32))
+    reason = decode_graphs.refusal(module, triton, torch.device("cuda"), torch.bfloat16)
+    assert reason is not None
+    assert "does not take weights in a quantised format" in reason
 
 
 def test_experts_that_make_the_host_wait_are_refused_by_name(

@@ -13,13 +13,12 @@ from typing import Any
 import engines
 import pytest
 import torch
-from captures import Again
+from captures import Again, PlayedCuda
 from vision_backends import BordersBackend
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor import encoder_graphs
-from saccade.engine.executor.decode_graphs import capture_cuda
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs, budgets, packs, refusal
 from saccade.engine.executor.execution import prepare
@@ -194,8 +193,11 @@ def test_a_failed_capture_names_the_flag(load: Callable[[str], Any]) -> None:
         list(graphs.prepare())
 
 
-def test_the_default_capture_is_cudas() -> None:
-    assert EncoderGraphs.__init__.__defaults__ == (capture_cuda,)
+def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = PlayedCuda(monkeypatch)
+    graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 512)
+    list(graphs.prepare())
+    assert cuda.pools == [(0, 1)] * len(graphs.budgets)
 
 
 @pytest.mark.parametrize(

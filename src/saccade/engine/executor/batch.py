@@ -11,8 +11,8 @@ import torch
 
 from saccade.engine.core.step import Chunk, MediaSlice
 from saccade.engine.executor.rows import Ints, RowBuffers
-from saccade.engine.executor.transfer import transfer
 from saccade.nn.context import PagedLayout
+from saccade.nn.transfer import transfer
 
 
 @dataclass(frozen=True, slots=True)

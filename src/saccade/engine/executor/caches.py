@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from saccade.engine.core.step import StateMove, StepInput
-from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
+from saccade.nn.transfer import transfer
 
 NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 

@@ -11,7 +11,7 @@ step, B of a graph, M blocks of the longest table, E hidden size.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from saccade.engine.executor.caches import Caches
 from saccade.models.network import Network
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
 from saccade.nn.experts import Experts
+from saccade.nn.formats.quantised import QuantisedLinear
+from saccade.nn.layers import Linear
 from saccade.nn.ops import FASTER
 
 Compute = Callable[[], torch.Tensor]
@@ -36,24 +38,39 @@ class Captured(NamedTuple):
 Capture = Callable[[Compute], Captured]
 
 
-def capture_cuda(compute: Compute) -> Captured:
-    """Capture a call in a CUDA graph. It runs once before, so that nothing is compiled or allocated in the capture."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        compute()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = compute()
-    return Captured(output, graph.replay)
+class CudaCapture:
+    """Captures calls in CUDA graphs that share one pool of memory.
+
+    A call's output is written over when another of the graphs is replayed, so it must be read or copied before. Capture
+    the call that needs the most memory first: the pool then does not grow.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, compute: Compute) -> Captured:
+        """Capture a call. It runs once before, so that nothing is compiled or allocated in the capture."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = compute()
+        return Captured(output, graph.replay)
 
 
 def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why the decodes of a network cannot be captured, as the rest of a sentence; None if they can.
 
-    Experts that are computed one by one make the host wait for their number, which CUDA does not capture.
+    Experts that are computed one by one make the host wait for their number, which CUDA does not capture. Quantised
+    weights are dequantised by several kernels each, over memory of a whole matrix, and have no graphs yet.
     """
+    if any(isinstance(layer, Linear) and isinstance(layer.packed, QuantisedLinear) for layer in module.modules()):
+        return "does not take weights in a quantised format: leave it out for this model."
     experts = [layer for layer in module.modules() if isinstance(layer, Experts)]
     if any(layer.quantised for layer in experts):
         return "does not take experts in a quantised format: which of them a step needs is known while it runs."
@@ -90,13 +107,13 @@ class DecodeGraphs:
         backend: AttentionBackend,
         caches: Caches,
         max_blocks: int,
-        capture: Capture = capture_cuda,
+        capture: Capture | None = None,
     ) -> None:
         self.row_counts = row_counts(caches.sizes.num_rows)
         self._network = network
         self._backend = backend
         self._caches = caches
-        self._capture = capture
+        self._capture = capture or CudaCapture()
         self._captured: dict[int, Captured] = {}
         most, device = caches.sizes.num_rows, network.device
         shapes = ((most,), (3, most), (most,), (most, max_blocks), (most,), (most,))

@@ -26,11 +26,11 @@ import torch
 from saccade.engine.core.step import EncodeJob, Picture
 from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
-from saccade.engine.executor.transfer import transfer
 from saccade.models.facts import IMAGE, Grid, MediaShape
 from saccade.models.network import Network
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import Ranks
+from saccade.nn.transfer import transfer
 
 FAILURES = (RuntimeError, ValueError, MemoryError)
 """What torch raises for a picture that cannot be encoded, such as one that does not fit into memory."""

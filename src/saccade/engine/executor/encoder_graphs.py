@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from saccade.engine.executor.decode_graphs import Capture, Captured, capture_cuda
+from saccade.engine.executor.decode_graphs import Capture, Captured, CudaCapture
 from saccade.errors import StartupError
 from saccade.models.facts import MediaShape
 from saccade.models.network import Network
@@ -94,13 +94,13 @@ class EncoderGraphs:
     """Graphs of the vision encoder of *network*, for up to *most* patches. `refusal` must have nothing against it."""
 
     def __init__(
-        self, network: Network, backend: VisionAttentionBackend, most: int, capture: Capture = capture_cuda
+        self, network: Network, backend: VisionAttentionBackend, most: int, capture: Capture | None = None
     ) -> None:
         self._unit = unit(network)
         self.budgets = budgets(most, self._unit)
         self._network = network
         self._backend = backend
-        self._capture = capture
+        self._capture = capture or CudaCapture()
         self._graphs: dict[int, _Graph] = {}
 
     def prepare(self) -> Iterable[tuple[int, int]]:

@@ -16,6 +16,7 @@ from saccade.models.facts import Latent, Paged
 from saccade.models.files import image_processor, parse_json
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
+from saccade.nn.backends.workload import cost_of_cache
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
@@ -62,6 +63,9 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     else:
         backend = load_backend(config.attention_backend, of_decoder)
         vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
+    costs = cost_of_cache(of_decoder)
+    if costs is not None:
+        logger.warning("the KV cache is slow", reason=costs)
     refused = (
         decode_graphs.refusal(model.module, backend, network.device, network.dtype) if config.cuda_graphs else None
     )
@@ -70,7 +74,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     use_operations(model.module, resolve(network.device.type, network.dtype))
     graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
     reasons = (
-        why(config.attention_backend, backend, of_decoder),
+        why(config.attention_backend, backend, of_decoder) + (f"; {costs}" if costs else ""),
         why(config.mm_encoder_attn_backend, vision_backend, of_tower) + of_graphs,
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)

@@ -11,8 +11,8 @@ import torch
 
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.transfer import transfer
 from saccade.nn.context import KvCache, LatentCache, RecurrentState
+from saccade.nn.transfer import transfer
 
 
 def block_nbytes(caches: Caches) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from saccade.engine.core.step import RowMask
-from saccade.engine.executor.transfer import transfer
+from saccade.nn.transfer import transfer
 
 AllowedIds = tuple[int, ...]
 

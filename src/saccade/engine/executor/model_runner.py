@@ -16,9 +16,9 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
-from saccade.engine.executor.transfer import transfer
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
+from saccade.nn.transfer import transfer
 from saccade.protocol.output import TokenLogprob
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from saccade.engine.core.step import RowStart, TableChange
-from saccade.engine.executor.transfer import transfer
+from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
 Ints = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ import torch
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
 from saccade.engine.executor.masks import AllowedTokens, GrammarMasks
-from saccade.engine.executor.transfer import transfer
+from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
 

@@ -28,6 +28,7 @@ from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import GELU, GELU_TANH
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+from saccade.nn.transfer import to_device
 from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_sequences, patch_coordinates
 
 NORM_EPS = 1e-5
@@ -116,7 +117,7 @@ def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata |
         shares.append(np.tile(np.where(np.arange(most) < frames, 1 / frames, 0), (size, 1)))
         start += frames * size
     host = (np.concatenate(times), np.concatenate(gathered), np.concatenate(shares).astype(np.float32)[:, :, None])
-    return ClipMetadata(*(torch.from_numpy(array).to(device, non_blocking=True) for array in host))
+    return ClipMetadata(*(to_device(array, device) for array in host))
 
 
 def times_table(num_times: int, width: int) -> torch.Tensor:
@@ -230,9 +231,7 @@ class VisionTower(nn.Module):
         starts = np.cumsum([0, *(len(frame.order) for frame in frames)])
         order = np.concatenate([start + frame.order for start, frame in zip(starts, frames, strict=False)])
         _, *rest = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
-        order_P, place_P2, taps_P, weights_P = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, *rest)
-        )
+        order_P, place_P2, taps_P, weights_P = (to_device(array, device) for array in (order, *rest))
         frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
         # Pairs of channels turn with the column and with the row in turns.
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)

@@ -20,6 +20,7 @@ from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+from saccade.nn.transfer import to_device
 from saccade.nn.vision import (
     FramePlaces,
     Grid,
@@ -155,7 +156,7 @@ class VisionTower(nn.Module):
         for grid in grids:
             frames += [frame_places(grid, self.config.merge_size, self.config.side)] * grid[0]
         host = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
-        place_P2, taps_P4, weights_P4 = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
+        place_P2, taps_P4, weights_P4 = (to_device(array, device) for array in host)
         cos_sin = axial_cos_sin(place_P2, self.config.head_dim)
         return EncoderMetadata(BlockMetadata(packed_layout(grids, device), cos_sin, backend), taps_P4, weights_P4)
 

@@ -26,6 +26,7 @@ from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
 from saccade.nn.vision import grid_list
 
 
@@ -99,7 +100,7 @@ class Network(ImageTextNetwork):
             order = tiles.feature_order(rows, columns, self.facts.kept(shape.grid, shape.original_size), vision.side)
             orders.append(np.where(order == tiles.NEWLINE, 0, order + start))
             start += self.facts.num_views(shape.grid) * vision.num_patches
-        return torch.from_numpy(np.concatenate(orders)).to(self.device, non_blocking=True)
+        return to_device(np.concatenate(orders), self.device)
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 views to features [U, E], picture after picture."""

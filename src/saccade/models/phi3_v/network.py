@@ -27,6 +27,7 @@ from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import GELU
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Network(ImageTextNetwork):
         """Return the metadata of *items* for `encode`, and each item's token count."""
         pictures = tuple(crops(item.grid) for item in items)
         views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in pictures), backend)
-        order = torch.from_numpy(feature_order(pictures)).to(self.device, non_blocking=True)
+        order = to_device(feature_order(pictures), self.device)
         return EncoderMetadata(pictures, views, order), [self.facts.item_tokens(item.grid) for item in items]
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:

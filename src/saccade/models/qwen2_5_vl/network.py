@@ -24,6 +24,7 @@ from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
 from saccade.nn.vision import PatchEmbedding, frame_coordinates, packed_layout, packed_sequences
 
 
@@ -104,7 +105,7 @@ class VisionTower(nn.Module):
             start += len(frame_order)
         order_U = np.concatenate(orders)
         host = (np.concatenate(places).reshape(-1, 2), order_U, np.argsort(order_U))
-        places_P2, order, restored = (torch.from_numpy(array).to(device, non_blocking=True) for array in host)
+        places_P2, order, restored = (to_device(array, device) for array in host)
         cos_sin = axial_cos_sin(places_P2, self.config.head_dim)
         windows = packed_sequences(tuple(size * merge**2 for size in sizes), device)
         return EncoderMetadata(

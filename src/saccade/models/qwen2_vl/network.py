@@ -25,6 +25,7 @@ from saccade.models.qwen2_vl.layout import Layout
 from saccade.models.qwen2_vl.weights import locate
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
 from saccade.nn.vision import PatchEmbedding, frame_coordinates, packed_layout
 
 
@@ -51,7 +52,7 @@ class VisionTower(nn.Module):
         """Return all that depends on *grids*, computed on the host and copied without a device sync."""
         device = self.merger.linear_fc1.weight.device
         frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
-        places_P2 = torch.from_numpy(np.concatenate(list(frames))).to(device, non_blocking=True)
+        places_P2 = to_device(np.concatenate(list(frames)), device)
         return BlockMetadata(packed_layout(grids, device), axial_cos_sin(places_P2, self.config.head_dim), backend)
 
     def forward_blocks(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:

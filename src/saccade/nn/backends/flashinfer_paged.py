@@ -20,6 +20,7 @@ from saccade.nn.backends.compilers import no_cuda_compiler
 from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
+from saccade.nn.transfer import to_device
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
@@ -85,7 +86,7 @@ class AttentionBackend(PagedAttention):
         num_blocks = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
         index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(num_blocks)])
-        on_device = torch.from_numpy(index).to(layout.block_tables.device, non_blocking=True)
+        on_device = to_device(index, layout.block_tables.device)
         return Plan(
             _borders(np.array(layout.query_lengths, np.int64)),
             _borders(num_blocks),

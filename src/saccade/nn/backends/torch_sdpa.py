@@ -15,6 +15,7 @@ query and token of the context. None of this has run on a GPU here.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
@@ -23,6 +24,7 @@ from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload
 from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
+from saccade.nn.transfer import to_device
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys [tokens, K, D] and values [tokens, K, W]."""
@@ -160,7 +162,7 @@ def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup
 def _decode_group(layout: PagedLayout, members: list[int], dtype: torch.dtype) -> DecodeGroup:
     device = layout.slot_mapping.device
     whole = len(members) == layout.num_decodes
-    rows = None if whole else torch.tensor(members).to(device, non_blocking=True)
+    rows = None if whole else to_device(np.array(members, np.int64), device)
     tables = layout.block_tables[: layout.num_decodes] if rows is None else layout.block_tables[rows]
     lengths = layout.context_lengths[: layout.num_decodes] if rows is None else layout.context_lengths[rows]
     host = [layout.host_context_lengths[row] for row in members]

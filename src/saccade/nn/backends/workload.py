@@ -27,6 +27,17 @@ class Workload:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
+def cost_of_cache(workload: Workload) -> str | None:
+    """Return what the cache's number format costs, in words, where no kernel reads it; None if it costs nothing."""
+    if workload.device.type == "cpu" or workload.cache_dtype in (None, workload.dtype):
+        return None
+    return (
+        f"no kernel reads a KV cache in {_name(workload.cache_dtype)}: every step copies the whole context of every "
+        "sequence, and converts it through float32, so decodes of long contexts are many times slower than with "
+        "--kv-cache-dtype auto"
+    )
+
+
 def not_on_gpu(workload: Workload) -> str | None:
     """Return the reason against a backend that computes on GPUs alone; None if there is a GPU."""
     if workload.device.type != "cuda":

@@ -1,4 +1,8 @@
-"""Copy arrays of the host to the device in one transfer."""
+"""Copy arrays of the host to the device, in one transfer, for which the host does not wait.
+
+A GPU copies at once only from pinned memory: another source is copied to pinned memory first, while the host waits, or
+is read by the GPU itself, which some can, at a time when its memory may have another use.
+"""
 
 from collections.abc import Sequence as Ordered
 from typing import Any
@@ -6,6 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return *array* on *device*. The host does not wait for the copy."""
+    return transfer([array], device)[0]
 
 
 def transfer(arrays: Ordered[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
