@@ -1,6 +1,7 @@
 """Formats of quantised weights against readers that were written from their descriptions, to the bit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.quant_scheme import NVFP4A16
 from references.formats import GROUP, REFERENCES, Tensors
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.nn import ops
 from saccade.nn.formats import quantised
@@ -81,6 +83,38 @@ def test_rows_are_dequantised_in_blocks(name: str, monkeypatch: pytest.MonkeyPat
     whole = weight.dequantised(torch.float32)
     monkeypatch.setattr(quantised, "DEQUANTISED_AT_ONCE", 7 * 320)
     assert torch.equal(weight.dequantised(torch.float32), whole)
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations, views among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_matrix_is_dequantised_at_once_beside_a_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few launches, however large the matrix is, and with the values of the pieces."""
+    stored, region = tensors(name, 1024, 1024), Region(0, 1024, 0, 1024)
+    pieces = held(name, stored, region)
+    on_meta = replace(pieces, fields={end: field.to("meta") for end, field in pieces.fields.items()})
+    for weight in (pieces, on_meta):
+        weight.dequantised(torch.bfloat16)  # its tables are made once
+    with Launches() as by_pieces:
+        expected = pieces.dequantised(torch.bfloat16)
+    with Launches() as beside_a_cpu:
+        on_meta.dequantised(torch.bfloat16)
+    monkeypatch.setattr(quantised, "DEQUANTISED_AT_ONCE", 1 << 20)
+    with Launches() as at_once:
+        found = pieces.dequantised(torch.bfloat16)
+    assert torch.equal(found, expected)
+    assert at_once.num == beside_a_cpu.num <= 30
+    assert by_pieces.num >= 3 * at_once.num
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -18,7 +18,10 @@ from torch.nn import functional
 from saccade.nn.ops import Activation
 
 DEQUANTISED_AT_ONCE = 1 << 18
-"""Values that are dequantised at a time: their copies in float32 fit into a processor's caches."""
+"""Values that are dequantised at a time on a CPU: their copies in float32 fit into a processor's caches.
+
+Elsewhere a matrix is dequantised at once: each of the pieces would be several launches of kernels.
+"""
 
 WHOLE_ROW = 1 << 40
 """The columns of a cell that is a row of the weight, however long."""
@@ -100,11 +103,13 @@ class QuantisedWeight:
         return replace(self, fields={name: field[index] for name, field in self.fields.items()})
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values [O, I]. They are computed by blocks of rows, so that little float32 exists at a time."""
+        """Return the values [O, I]; on a CPU by blocks of rows."""
         region = self.region
         device = next(iter(self.fields.values())).device
-        output_OI = torch.empty(region.num_rows, region.num_columns, dtype=dtype, device=device)
         step = max(1, DEQUANTISED_AT_ONCE // region.num_columns)
+        if device.type != "cpu" or step >= region.num_rows:
+            return self._rows(0, region.num_rows).to(dtype).contiguous()
+        output_OI = torch.empty(region.num_rows, region.num_columns, dtype=dtype, device=device)
         for start, block_OI in zip(range(0, region.num_rows, step), output_OI.split(step), strict=True):
             block_OI.copy_(self._rows(start, len(block_OI)))
         return output_OI
