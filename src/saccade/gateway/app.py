@@ -31,7 +31,9 @@ from saccade.transport import lasting_task
 
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
-ADMIN_CONNECTIONS = ConnectionLimits(max_connections=32, max_per_address=32)
+ADMIN_CONNECTIONS = ConnectionLimits(max_connections=32, max_per_address=33)
+"""All come from one address, so the share of an address must not be what refuses: idle ones then make no room."""
+
 SEND_BUFFER_BYTES = 256 << 10
 """The kernel's buffer for an answer that a client reads slowly; by default it would be megabytes."""
 

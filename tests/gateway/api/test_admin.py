@@ -1,8 +1,10 @@
 """The operator's port: its key opens it and nothing else does; what it says reaches every worker."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,13 @@ def test_tenants_have_no_such_path(path: str, admin: Port) -> None:
         assert answer.status == (404 if key == "tenant" else 401)
     assert admin.ask("GET", "/v1/models", Authorization="Bearer admin")[0] == 404
     assert admin.ask("GET", path, Authorization="Bearer admin")[0] == 405
+
+
+def test_silent_connections_do_not_keep_the_operator_out(admin: Port) -> None:
+    with contextlib.ExitStack() as opened:
+        for _ in range(2 * app.ADMIN_CONNECTIONS.max_connections):
+            opened.enter_context(socket.create_connection((HOST, admin.port), timeout=20))
+        assert admin.ask("GET", "/workers", Authorization="Bearer admin")[0] == 200
 
 
 def test_workers_that_cannot_are_named(admin: Port) -> None:
