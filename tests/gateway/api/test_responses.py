@@ -177,11 +177,23 @@ def test_what_failed_is_not_kept(tiny_qwen3_vl: Any) -> None:
 
 
 def test_a_conversation_too_large_for_the_store_is_answered_and_not_kept(tiny_qwen3_vl: Any) -> None:
-    config = GatewayConfig(response_store_bytes=10_000)
+    config = GatewayConfig(response_store_bytes=16_000)
     with scripted.running(tiny_qwen3_vl, config) as gateway, gateway.client() as client:
         gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
         assert client.responses.create(model="tiny", input="hi").to_dict()["store"] is True
-        assert client.responses.create(model="tiny", input="hi " * 1000).to_dict()["store"] is False
+        asked = {"model": "tiny", "input": "hi " * 1000, "colour": 1}
+        large = gateway.ask("POST", "/v1/responses", asked)
+        assert large.json["store"] is False
+        assert "colour; not stored: " in large.headers["x-saccade-warning"]
+        unstored = gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "hi " * 1000, "store": False})
+        assert "x-saccade-warning" not in unstored.headers
+        # The answer makes it too large.
+        gateway.worker.script = [TokenDelta("r", [300] * 4000, FinishReason.LENGTH)]
+        for stream in (False, True):
+            long = answer(client, stream)
+            assert long.to_dict()["store"] is False
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(long.id)
 
 
 def test_ids_of_calls_are_bounded(gateway: scripted.Gateway) -> None:

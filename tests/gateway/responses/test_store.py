@@ -1,10 +1,14 @@
 """Conversations are kept by tenant, within a bound of bytes."""
 
+import sys
+from collections import Counter
+
 import pytest
 
 from saccade.errors import InvalidValue, ResponseNotFound
 from saccade.gateway.openai.requests import (
     MAX_MESSAGES,
+    MAX_PARTS,
     CalledFunction,
     ChatMessage,
     ContentPart,
@@ -57,18 +61,18 @@ def test_a_deleted_response_ends_what_continues_it() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    store = ResponseStore(30_000)
-    keep(store, "a", size=10_000)
-    keep(store, "b", size=10_000)
+    store = ResponseStore(52_000)
+    for name in "abcd":
+        keep(store, name, size=10_000)
     store.conversation(b"", "a")
-    keep(store, "c", size=10_000)
+    keep(store, "e", size=10_000)
     assert store.body(b"", "a")
     with pytest.raises(ResponseNotFound):
         store.body(b"", "b")
 
 
 def test_the_tenant_that_holds_most_loses_its_own() -> None:
-    store = ResponseStore(40_000)
+    store = ResponseStore(60_000)
     keep(store, "a", tenant=b"modest", size=1000)
     for name in "bcdefgh":
         keep(store, name, tenant=b"greedy", size=10_000)
@@ -82,6 +86,33 @@ def test_a_conversation_over_a_quarter_of_the_store_is_not_taken() -> None:
     store = ResponseStore(1 << 20)
     assert store.takes(num_message_bytes([turn("a" * 250_000)]))
     assert not store.takes(num_message_bytes([turn("a" * 270_000)]))
+    for name, response in {
+        "answer": StoredResponse(None, (turn("a"), turn("a" * 270_000, "assistant")), b"{}"),
+        "JSON": StoredResponse(None, (turn("a"),), b"{}" * 135_000),
+    }.items():
+        assert not store.put(b"", name, response)
+        with pytest.raises(ResponseNotFound):
+            store.body(b"", name)
+
+
+def test_a_response_that_is_pushed_out_at_once_is_not_kept() -> None:
+    store = ResponseStore(60_000)
+    for number in range(20):
+        keep(store, str(number), tenant=b"%d" % number, size=1000)
+    assert not store.put(b"large", "a", StoredResponse(None, (turn("a" * 13_000),), b"{}"))
+    assert store.put(b"large", "a", StoredResponse(None, (turn("a"),), b"{}"))
+
+
+def test_most_parts_are_counted_quickly() -> None:
+    """Fields that are empty cost nothing: they are counted on the event loop."""
+    message = ChatMessage(role="user", content=[ContentPart(type="text", text="a") for _ in range(MAX_PARTS)])
+    calls = Counter[str]()
+    sys.setprofile(lambda _, event, __: calls.update([event]))
+    try:
+        num_message_bytes([message])
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 8 * MAX_PARTS
 
 
 def test_every_text_of_a_message_counts() -> None:

@@ -43,6 +43,9 @@ from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_m
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason, TokenDelta
 
+TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
+"""The warning beside an answer that cannot be continued by its id."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -70,10 +73,13 @@ class Responses:
 
         request, names, num_known = read_conversation(asked, recall)
         response_id = f"resp_{uuid.uuid4().hex}"
+        not_kept = ResponseWriter(names, _begun(asked, response_id, False), None)
+        if self.store is None or asked.store is False:
+            return ReadBody(request, warning, not_kept)
         messages = request.messages[num_known:]
         num_bytes = num_message_bytes(messages)
-        if self.store is None or asked.store is False or not self.store.takes(num_bytes):
-            return ReadBody(request, warning, ResponseWriter(names, _begun(asked, response_id, False), None))
+        if not self.store.takes(num_bytes):
+            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), not_kept)
         kept = Kept(self.store, tenant, asked.previous_response_id, messages)
         writer = ResponseWriter(names, _begun(asked, response_id, True), kept)
         return ReadBody(request, warning, writer, num_kept_bytes=num_bytes)
@@ -147,7 +153,7 @@ class ResponseWriter:
         )
 
     def _finish(self, answer: Answer) -> tuple[Status, bytes]:
-        """Return the status of the whole response and its JSON, which is kept from now on."""
+        """Return the status of the whole response and its JSON, which is kept from now on if there is room for it."""
         status = _status(answer)
         response = msgspec.structs.replace(
             self._response,
@@ -161,7 +167,8 @@ class ResponseWriter:
         if self._kept is not None:
             kept = self._kept
             messages = (*kept.messages, *_as_messages(response.output))
-            kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body))
+            if not kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body)):
+                body = msgspec.json.encode(msgspec.structs.replace(response, store=False))
         return status, body
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from saccade.byte_lru import TenantLru
 from saccade.errors import InvalidValue, ResponseNotFound
@@ -41,13 +42,17 @@ class ResponseStore:
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether messages of *num_bytes* are kept."""
+        """Whether messages of *num_bytes* are small enough to be kept, with or without an answer."""
         return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
-    def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> None:
-        """Keep a whole response."""
-        num_bytes = ENTRY_BYTES + len(response.body) + num_message_bytes(response.messages)
-        self._responses.put(tenant, response_id, response, num_bytes)
+    def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
+        """Keep a whole response, if it is small enough. Return whether it is kept."""
+        num_bytes = len(response.body) + num_message_bytes(response.messages)
+        if not self.takes(num_bytes):
+            return False
+        self._responses.put(tenant, response_id, response, num_bytes + ENTRY_BYTES)
+        # A tenant that holds most may lose what it has just added.
+        return response_id in self._responses.of(tenant)
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
         """Return the JSON of a response. Raises ResponseNotFound."""
@@ -86,7 +91,7 @@ class ResponseStore:
 def _num_bytes(value: object) -> int:
     """Return the memory of a message or of a part of one, whatever its fields are called."""
     if isinstance(value, msgspec.Struct):
-        inside = [getattr(value, name) for name in value.__struct_fields__]
+        inside = [item for item in msgspec.structs.astuple(value) if item is not None and item is not UNSET]
     else:
         inside = value if isinstance(value, list) else []
     return sys.getsizeof(value) + sum(map(_num_bytes, inside))
