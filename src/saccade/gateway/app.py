@@ -182,7 +182,7 @@ async def administered(
     controls = Controls(app.preview, app.forget_media, app.tenants)
     admin = Admin(keys, app.members, app.listener, controls, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
-    serving = asyncio.create_task(server.serve([listener]), name="admin port")
+    serving = lasting_task.begin(lambda: server.serve([listener]), "admin port")
     try:
         yield
     finally:

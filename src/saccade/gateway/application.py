@@ -25,7 +25,7 @@ from saccade.gateway.fleet.dispatch import Dispatcher
 from saccade.gateway.fleet.engine_metrics import FleetCollector
 from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport, route_report
-from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector
+from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
 from saccade.gateway.fleet.worker_report import booked, exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
@@ -93,6 +93,7 @@ class Application:
         self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
+        self.metrics.registry.register(SourceCollector(self.members))
         self.metrics.registry.register(TenantMetrics(self._directory))
         self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)

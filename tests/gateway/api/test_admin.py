@@ -6,11 +6,13 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scripted
+import uvicorn
 from chats import data_url, picture
 from waiting import wait_until
 
@@ -19,6 +21,7 @@ from saccade.gateway import app
 from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.config import GatewayConfig
 from saccade.telemetry import Metrics
+from saccade.transport import lasting_task
 
 RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
 
@@ -46,6 +49,15 @@ class Port:
         return answer
 
 
+@contextmanager
+def opened(served: scripted.Gateway) -> Iterator[Port]:
+    port = Port(served)
+    serving = asyncio.run_coroutine_threadsafe(port.serve(), served.loop)
+    yield port
+    served.loop.call_soon_threadsafe(port.done.set)
+    serving.result(20)
+
+
 @pytest.fixture(scope="module")
 def served(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("tenant",))) as gateway:
@@ -56,11 +68,25 @@ def served(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 def admin(served: scripted.Gateway) -> Iterator[Port]:
     served.worker.resets.clear()
     served.worker.ready = True
-    port = Port(served)
-    serving = asyncio.run_coroutine_threadsafe(port.serve(), served.loop)
-    yield port
-    served.loop.call_soon_threadsafe(port.done.set)
-    serving.result(20)
+    with opened(served) as port:
+        yield port
+
+
+def test_an_unforeseen_error_does_not_end_the_port(
+    served: scripted.Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lasting_task, "FIRST_PAUSE_SECONDS", 0.001)
+    serve, errors = uvicorn.Server.serve, [KeyError("unforeseen")]
+
+    async def fail_once(server: uvicorn.Server, sockets: Any = None) -> None:
+        if errors:
+            raise errors.pop()
+        await serve(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", fail_once)
+    with opened(served) as port:
+        assert port.ask("GET", "/workers", Authorization="Bearer admin")[0] == 200
+    assert "admin port met an unforeseen error" in caplog.text
 
 
 @pytest.mark.parametrize("path", RESETS)

@@ -26,6 +26,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.routing.breaker import CLOSED
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import Router
+from saccade.transport import lasting_task
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,28 @@ async def test_a_worker_that_comes_back_after_it_has_left_serves_again(tmp_path:
             await running.members.replace("file", [])
             await asyncio.sleep(0)
         await until(lambda: not running.fleet.leaving)
+
+
+async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting_task, "FIRST_PAUSE_SECONDS", 0.001)
+    a = folder(tmp_path, "a")
+    errors = [KeyError("unforeseen")]
+
+    async def forget(_: str) -> None:
+        if errors:
+            raise errors.pop()
+
+    async with serving(a), gateway() as running:
+        running.fleet.on_forget(forget)
+        await running.members.replace("file", [url(a)])
+        await until(lambda: running.fleet.ready)
+        await running.members.replace("file", [])
+        await until(lambda: not running.fleet.leaving)
+        assert [record.levelno for record in caplog.records if record.exc_info] == [logging.CRITICAL]
+        await running.members.replace("file", [url(a)])
+        await until(lambda: running.fleet.ready)
 
 
 async def test_a_worker_of_two_sources_stays_until_both_drop_it() -> None:

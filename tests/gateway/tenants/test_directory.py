@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.tenants import directory
 from saccade.gateway.tenants.directory import Directory
 from saccade.gateway.tenants.metrics import TenantMetrics
 
@@ -133,6 +134,33 @@ def test_no_content_of_the_file_ends_the_watching(path: Path) -> None:
     asyncio.run(directory.look())
     assert registry.get_sample_value("saccade_api_keys_file_current") == 1
     assert directory.account(b"two").tenant.name == "acme"
+
+
+async def test_a_file_that_nobody_watches_is_not_current(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, registry = Directory((), path), CollectorRegistry()
+    registry.register(TenantMetrics(keys))
+
+    def is_current() -> float | None:
+        return registry.get_sample_value("saccade_api_keys_file_current")
+
+    def fail(*_: object) -> None:
+        raise KeyError("unforeseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "parse_keys", fail)
+        write(path, text("two"))
+        with pytest.raises(KeyError):
+            await keys.look()
+    await keys.look()
+    assert is_current() == 0
+    write(path, text("three"))
+    await keys.look()
+    assert is_current() == 1
+    watching = asyncio.create_task(keys.follow())
+    await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert is_current() == 0
 
 
 def test_metrics_count_by_tenant_of_the_file(path: Path) -> None:

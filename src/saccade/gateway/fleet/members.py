@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from saccade.errors import StartupError
@@ -21,9 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where the urls of workers come from. *name* is what logs and errors call it."""
+    """Where the urls of workers come from. *name* is what logs and errors call it.
+
+    *fault* says why what it says now is not used, "" where it is; its last urls stay wanted meanwhile.
+    """
 
     name: str
+    fault: str
 
     def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls that are wanted, and again whenever they have changed; every url is well formed."""
@@ -43,7 +48,7 @@ class Members:
 
     A worker that is dropped gets no new requests. Once it has none left, by *num_requests* of its url, or after
     *drain_seconds*, its connection is closed, which fails what still runs there. One that is wanted again before that
-    is taken back as it is.
+    is taken back as it is. *sources* are those that are followed.
     """
 
     def __init__(self, fleet: Fleet, num_requests: Callable[[str], int], drain_seconds: float) -> None:
@@ -53,11 +58,13 @@ class Members:
         self._wanted: dict[str, tuple[str, ...]] = {}
         self._clients: dict[str, tuple[Worker, ...]] = {}
         self._leaving: dict[str, _Leaving] = {}
+        self.sources: list[Source] = []
         self._following: list[asyncio.Task[None]] = []
         self._turn = asyncio.Lock()
 
     def follow(self, source: Source) -> None:
         """Keep to what *source* wants, from now until close()."""
+        self.sources.append(source)
         self._following.append(lasting_task.begin(lambda: self._follow(source), f"workers of {source.name}"))
 
     def wanted_by(self, url: str) -> tuple[str, ...]:
@@ -135,10 +142,10 @@ class Members:
         for client in leaving.clients:
             self.fleet.remove(client)
         self._leaving[target] = leaving
-        leaving.task = asyncio.create_task(self._let_go(target, leaving), name=f"worker {target} leaves")
+        leaving.task = lasting_task.begin(partial(self._let_go, target, leaving), f"departure of worker {target}")
 
     async def _let_go(self, target: str, leaving: _Leaving) -> None:
-        """Close the clients when their requests have ended, or the time is up, and forget them."""
+        """Close the clients when their requests have ended, or the time is up, and forget them; again is no error."""
         try:
             async with asyncio.timeout(self._drain_seconds):
                 await self._idle(leaving.clients)
@@ -151,7 +158,8 @@ class Members:
         for client in leaving.clients:
             await self.fleet.forget(client)
         logger.info("worker %s has left", target)
-        del self._leaving[target]
+        if self._leaving.get(target) is leaving:
+            del self._leaving[target]
         await self._apply()
 
     async def _idle(self, clients: Sequence[Worker]) -> None:

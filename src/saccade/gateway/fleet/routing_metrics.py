@@ -8,8 +8,26 @@ from prometheus_client.registry import Collector
 
 from saccade.gateway.fleet.cache_listener import FULL, CacheView
 from saccade.gateway.fleet.dispatch import Dispatcher
+from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.worker_report import exactness
 from saccade.gateway.fleet.workers import Fleet
+
+
+class SourceCollector(Collector):
+    """Whether what each source of workers says now is used; nothing without such sources."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def collect(self) -> Iterable[Metric]:
+        current = GaugeMetricFamily(
+            "saccade_worker_source_current",
+            "Whether what the source of workers says now is used; if not, its last workers stay.",
+            labels=("source",),
+        )
+        for source in self._members.sources:
+            current.add_metric((source.name,), float(not source.fault))
+        return [current] if self._members.sources else []
 
 
 class RoutingCollector(Collector):

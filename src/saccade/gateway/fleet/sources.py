@@ -57,39 +57,39 @@ class WorkersFile:
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
         self.name = "--workers-file"
-        self._file = WatchedFile(path, MAX_FILE_BYTES)
+        self.fault = ""
+        self._path = path
         self._every_seconds = every_seconds
-        self._has_failed = False
 
     async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the file has changed."""
+        # One that begins again after an unforeseen error reads the file again.
+        file, content_fault = WatchedFile(self._path, MAX_FILE_BYTES), ""
         while True:
-            urls = await asyncio.to_thread(self._read)
+            urls = None
+            try:
+                if (content := await asyncio.to_thread(file.read)) is not None:
+                    urls, content_fault = await asyncio.to_thread(_urls, content)
+                self._note(content_fault)
+            except StartupError as error:
+                self._note(error.message)
             if urls is not None:
                 yield urls
             await asyncio.sleep(self._every_seconds)
 
-    def _read(self) -> tuple[str, ...] | None:
-        """Return the urls in the file, None if it has not changed or cannot be used, which is logged once."""
-        try:
-            content = self._file.read()
-            urls = None if content is None else _urls(content)
-        except StartupError as error:
-            if not self._has_failed:
-                logger.error("--workers-file %s is not used, its last workers stay: %s", self._file.path, error.message)
-            self._has_failed = True
-            return None
-        # A file that could not be used, and has not changed since, still cannot be.
-        self._has_failed = self._has_failed and content is None
-        return urls
+    def _note(self, fault: str) -> None:
+        """Log a *fault* of the file, once."""
+        if fault and fault != self.fault:
+            logger.error("--workers-file %s is not used, its last workers stay: %s", self._path, fault)
+        self.fault = fault
 
 
-def _urls(content: bytes) -> tuple[str, ...]:
-    """Return the urls in *content*, and log the numbers of lines that are none. Raises StartupError if none is."""
+def _urls(content: bytes) -> tuple[tuple[str, ...] | None, str]:
+    """Return the urls in *content*, or None and why it cannot be used; log the numbers of lines that are none."""
     try:
         lines = [line.partition("#") for line in content.decode().splitlines()]
-    except UnicodeDecodeError as error:
-        raise StartupError("it is not text in UTF-8") from error
+    except UnicodeDecodeError:
+        return None, "it is not text in UTF-8"
     urls = []
     for number, (before, _, _) in enumerate(lines, 1):
         if not (url := before.strip()):
@@ -102,8 +102,8 @@ def _urls(content: bytes) -> tuple[str, ...]:
             urls.append(url)
     is_meant = any(hash_sign for _, hash_sign, _ in lines) and not any(before.strip() for before, _, _ in lines)
     if not urls and not is_meant:
-        raise StartupError("it has no worker's URL; a file with a comment alone, such as `# none`, means no worker")
-    return tuple(urls)
+        return None, "it has no worker's URL; a file with a comment alone, such as `# none`, means no worker"
+    return tuple(urls), ""
 
 
 class WorkersDns:
@@ -118,7 +118,7 @@ class WorkersDns:
         self.name = f"--worker-dns {url}"
         self._parts = urlsplit(url)
         self._resolver = resolver or DnsResolver()
-        self._has_failed = False
+        self.fault = ""
 
     async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the addresses have changed."""
@@ -135,13 +135,17 @@ class WorkersDns:
         try:
             found = await self._resolver.records(self._parts.hostname or "")
         except OSError:
-            if not self._has_failed:
-                logger.error("%s: the name cannot be looked up; its last workers stay", self.name)
-            self._has_failed = True
+            self._note("the name cannot be looked up")
             return (), MIN_DNS_SECONDS
-        self._has_failed = False
+        self._note("" if found.addresses else "the name has no address")
         wait_seconds = min(max(MIN_DNS_SECONDS, found.seconds_to_live), MAX_DNS_SECONDS)
         return tuple(self._at(address) for address in sorted(found.addresses)), wait_seconds
+
+    def _note(self, fault: str) -> None:
+        """Log a *fault* of the look-up, once."""
+        if fault and fault != self.fault:
+            logger.error("%s: %s; its last workers stay", self.name, fault)
+        self.fault = fault
 
     def _at(self, address: str) -> str:
         host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address

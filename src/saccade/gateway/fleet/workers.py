@@ -106,7 +106,8 @@ class Fleet:
         """Have everything dropped that is known of *client*, which has left and has no requests."""
         for forgetter in self._forgetters:
             await forgetter(client.url)
-        self._leaving.remove(client)
+        if client in self._leaving:
+            self._leaving.remove(client)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
         """Have every worker drop what no request uses; return the urls of workers that did not take the command."""

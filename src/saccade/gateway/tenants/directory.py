@@ -18,6 +18,9 @@ FLAG = "--api-keys-file"
 LOOK_SECONDS = 1.0
 """Between two looks at the file."""
 
+NOT_WATCHED = "it is not watched"
+UNFORESEEN = "an unforeseen error, which the log has"
+
 logger = logging.getLogger(__name__)
 
 
@@ -87,9 +90,12 @@ class Directory:
 
     async def follow(self) -> None:
         """Use the file again whenever it has changed, until this is cancelled."""
-        while self._file is not None:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+        try:
+            while self._file is not None:
+                await asyncio.sleep(LOOK_SECONDS)
+                await self.look()
+        finally:
+            self.fault = self.fault or NOT_WATCHED
 
     async def look(self) -> None:
         """Use the file again if it has changed. Where it has a fault, what it said before holds on."""
@@ -101,6 +107,8 @@ class Directory:
             self._note(error.message)
             return
         if content is not None:
+            # Until it is used: after an unforeseen error it is not read again before it changes.
+            self._content_fault = UNFORESEEN
             self._content_fault = self._use(content)
         self._note(self._content_fault)
 

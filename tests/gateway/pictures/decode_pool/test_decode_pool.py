@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -19,10 +20,18 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from saccade.errors import DeadlineExceeded, Draining, ImageTooLarge, InternalError, InvalidImage, RequestError
+from saccade.errors import (
+    DeadlineExceeded,
+    Draining,
+    ImageTooLarge,
+    InternalError,
+    InvalidImage,
+    RequestError,
+    StartupError,
+)
 from saccade.gateway.confinement.sandbox import MEASURES
 from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedPicture, log_confinement
-from saccade.gateway.pictures.decode_pool.server import DecodeProcess
+from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.decode import decode
 from saccade.media.header import PictureLimits, read_header
 from saccade.models import load_layout, load_pixels
@@ -332,6 +341,17 @@ async def test_the_fork_server_is_started_again(narrow: DecodePool) -> None:
     server.kill()
     await _until(lambda: not any(psutil.pid_exists(pid) for pid in before))
     await _check(narrow)
+
+
+async def test_a_fork_server_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool tries again after a StartupError; any other error would cost it a process for ever."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(StartupError, match="temporarily"):
+        DecodeServer(1 << 30).start()
 
 
 async def test_close_answers_all_and_leaves_nothing(shared: DecodePool) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +41,7 @@ from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeSer
 from saccade.media.header import PictureLimits, read_header
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
 from saccade.protocol.media import PictureLayout, SlotRef, VideoHeader
+from saccade.transport import lasting_task
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, open_descriptor, sweep
 
@@ -203,7 +205,7 @@ class DecodePool:
         arrived = loop.time()
         turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
         waited = loop.time() - arrived
-        task = self._spawn(work(turn, job, waited))
+        task = self._track(asyncio.create_task(work(turn, job, waited)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -254,8 +256,7 @@ class DecodePool:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
+    def _track(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -323,10 +324,10 @@ class DecodePool:
 
     def _lose(self, process: DecodeProcess) -> None:
         self._processes.discard(process)
-        self._spawn(self._replace(process))
+        self.num_replaced += 1
+        self._track(lasting_task.begin(partial(self._replace, process), "replacement of a decode process"))
 
     async def _replace(self, process: DecodeProcess) -> None:
-        self.num_replaced += 1
         await self._in_thread(process.kill)
         while not self._closing:
             try:

@@ -177,16 +177,10 @@ class DecodeServer:
 
     def _start(self) -> None:
         self._num_starts += 1
-        ours, theirs = socket.socketpair()
-        arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, *arguments],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=sandbox.environment(os.environ) | ENVIRONMENT,
-            )
-        self._control = ours
+        try:
+            ours = self._control = self._spawn()
+        except OSError as error:
+            raise StartupError(f"The decode server cannot be started: {error.strerror}.") from error
         ours.settimeout(START_SECONDS)
         try:
             ready = ours.recv(len(READY))
@@ -196,6 +190,23 @@ class DecodeServer:
             self._end()
             raise StartupError("The decode server did not start; its own output says why.")
         ours.settimeout(FORK_SECONDS)
+
+    def _spawn(self) -> socket.socket:
+        """Start the program; return our end of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", PROGRAM, *arguments],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=sandbox.environment(os.environ) | ENVIRONMENT,
+                )
+        except OSError:
+            ours.close()
+            raise
+        return ours
 
     def _fork(self) -> DecodeProcess:
         if self._control is None:
