@@ -102,6 +102,30 @@ def test_samples_are_as_if_asked_for_alone(
     assert answers == alone(engines.engine(tiny_qwen3_vl), inline)
 
 
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_what_is_kept_for_samples_has_the_caches_budget(tiny_qwen3_vl: Path, room: int) -> None:
+    """Without a prefix cache the samples read all pictures again: those that have no room are encoded again."""
+    parts: list[Any] = [3, (WIDE, 1), 3, (WIDE, 2), 3, (WIDE, 3), 3, (WIDE, 4), 3]
+    asked = several(tiny_qwen3_vl, 2, parts)
+    expected = alone(engines.engine(tiny_qwen3_vl), asked)
+    settings = {"enable_prefix_caching": False, "max_num_batched_tokens": 16}
+    plain = engines.engine(tiny_qwen3_vl, **settings)
+    engines.drain(plain, asked)
+    num_bytes = plain.load().encoder_cache_bytes // 4
+    subject = engines.engine(tiny_qwen3_vl, **settings, encoder_cache_bytes=room * num_bytes)
+    most = 0
+
+    def watch() -> None:
+        nonlocal most
+        most = max(most, subject.load().encoder_cache_bytes)
+
+    told = engines.drain(subject, asked, each_step=watch)
+    assert {name: answer.token_ids for name, answer in told.answers.items()} == expected
+    # One is kept for the samples in any case, and one is read by the chunk.
+    assert most <= (max(room, 1) + 1) * num_bytes
+    assert idle(subject)
+
+
 def test_what_was_cached_is_told_once(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = several(tiny_qwen3_vl, 3)

@@ -254,3 +254,20 @@ def test_tenants_share_no_compiled_grammar(
         asked = msgspec.structs.replace(held(tiny_qwen3_vl, schema, name=str(number)), salt=salt)
         assert_valid(engines.drain(subject, asked).answers[str(number)], vocabulary, schema)
     assert len(compiled) == 2
+
+
+def test_a_compilation_that_broke_is_tried_again(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the grammar stays; one of the worker, such as a lack of memory, may be over."""
+    schema = {"enum": ["only", "here"]}
+
+    def breaks(*_: object) -> LLMatcher:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(grammars, "compile_grammar", breaks)
+        failure = engines.drain(subject, held(tiny_qwen3_vl, schema)).answers["a"].failure
+        assert failure is not None
+        assert failure.code == "internal_error"
+    assert_valid(engines.drain(subject, held(tiny_qwen3_vl, schema)).answers["a"], vocabulary, schema)

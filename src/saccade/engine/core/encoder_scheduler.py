@@ -61,7 +61,8 @@ class EncoderScheduler:
         """Keep the encodings that further samples of the request will read pinned until `share`.
 
         The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
-        whole prompt.
+        whole prompt. What is kept for samples of all requests has the cache's budget, or is one picture; the samples
+        encode the rest again.
         """
         manager, last = self._block_manager, sequence.num_prompt_tokens - 1
         sequence.samples_start = last // manager.block_size * manager.block_size if manager.enable_prefix_caching else 0
@@ -72,7 +73,7 @@ class EncoderScheduler:
             is_claimed, is_kept = picture.is_claimed(sequence.index), (sequence.index, Until.ENDED) in picture.pins
             for sample in samples:
                 if is_claimed:
-                    self.encoder_cache.pin(picture, sample.index, _claim_of(sample, picture))
+                    self.encoder_cache.pin(picture, sample.index, self._claim_of(sample, picture))
                 if is_kept:
                     self.encoder_cache.pin(picture, sample.index, Until.ENDED)
             self.encoder_cache.unpin(picture, sequence.index, (Until.STARTED,))
@@ -108,7 +109,7 @@ class EncoderScheduler:
             left.patches = max(0, left.patches - patches)
         else:
             return False
-        self.encoder_cache.pin(picture, sequence.index, _claim_of(sequence, picture))
+        self.encoder_cache.pin(picture, sequence.index, self._claim_of(sequence, picture))
         return True
 
     def _begin(self, sequence: Sequence, picture: RequestPicture, patches: int, step: Schedule) -> None:
@@ -157,8 +158,18 @@ class EncoderScheduler:
         # A picture larger than the whole budget would never fit, so it is encoded alone.
         return patches <= left.patches or left.patches == self._budget_patches
 
+    def _claim_of(self, sequence: Sequence, picture: RequestPicture) -> Until:
+        """Return how long a chunk that reads the encoding of *picture* pins it."""
+        is_shared = sequence.samples_start is not None and picture.end > sequence.samples_start
+        return Until.STARTED if is_shared and self._may_keep(picture.key) else Until.COMPUTED
 
-def _claim_of(sequence: Sequence, picture: RequestPicture) -> Until:
-    """Return how long a chunk that reads the encoding of *picture* pins it."""
-    is_shared = sequence.samples_start is not None and picture.end > sequence.samples_start
-    return Until.STARTED if is_shared else Until.COMPUTED
+    def _may_keep(self, key: EncoderKey) -> bool:
+        """Whether an encoding may be kept for samples that have not started, beside those that are."""
+        pins = self.encoder_cache.pins
+        kept = {other for other, pictures in pins.items() if any(map(_is_kept_for_samples, pictures))}
+        num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in kept | {key})
+        return key in kept or not kept or num_bytes <= self.encoder_cache.budget_bytes
+
+
+def _is_kept_for_samples(picture: RequestPicture) -> bool:
+    return any(until is Until.STARTED for _, until in picture.pins)

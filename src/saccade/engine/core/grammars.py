@@ -68,7 +68,7 @@ class Grammars:
         # Tenants do not share them: the time to the first token would tell one of another's grammars.
         key = (sequence.request.salt, grammar.kind, grammar.text)
         compiled = self._compiled.get(key)
-        if compiled is None:
+        if compiled is None or _is_broken(compiled):
             compiled = self._thread.submit(self._compile, grammar)
             self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
         self._pending[(sequence.connection, sequence.request_id)] = compiled
@@ -110,6 +110,12 @@ class Grammars:
         if allowed := sequence.sampling.allowed_token_ids:
             usable = usable & add_ids(no_words(self._vocab_size), allowed, self._vocab_size)
         return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
+
+
+def _is_broken(compiled: Future[LLMatcher]) -> bool:
+    """Whether the compilation failed by an error of this worker, which another one may not have."""
+    error = compiled.exception() if compiled.done() else None
+    return error is not None and not isinstance(error, InvalidValue)
 
 
 def _error_of(compiled: Future[LLMatcher]) -> SaccadeError | None:
