@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -403,7 +403,29 @@ def test_silent_connections_do_not_shut_out_a_decode_worker(
             one.close()
         source.transfers.withdraw(key)
         source.wait_until_closed()
-    assert sum("named no transfer" in record.getMessage() for record in caplog.records) == 1
+    (line,) = caplog.records
+    assert "named no transfer" in line.getMessage()
+
+
+def test_silent_connections_of_one_address_do_not_push_out_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.NAME_SECONDS", 60.0)
+    with ends() as (source, _), ExitStack() as opened:
+        host, port = address(source).split(":")
+
+        def connect(own: str) -> socket.socket:
+            return opened.enter_context(socket.create_connection((host, int(port)), 20, source_address=(own, 0)))
+
+        other = connect("127.0.0.2")
+        assert other.recv(NONCE_BYTES)
+        silent = [connect("127.0.0.1") for _ in range(30)]
+        for one in silent[:22]:
+            with suppress(ConnectionError):
+                while one.recv(64):
+                    pass
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
 
 
 def test_a_stranger_cannot_have_a_large_message_read(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,8 @@
 """The prefill worker's end: listens, and sends the state of each prompt to the decode worker that has its key."""
 
 import asyncio
+import collections
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -38,7 +40,10 @@ HANDSHAKE_SECONDS = 10.0
 """Until the prefill leg of that transfer has arrived."""
 
 MAX_CONNECTIONS = 1024
-"""If there are more, the oldest that has not named a transfer of this worker is closed: a worker's is named at once."""
+"""If there are more, one that has not named a transfer of this worker is closed: a decode worker's names one at once.
+
+It is the oldest of the address from which most such connections come, so that one host does not shut out others.
+"""
 
 LOG_SECONDS = 60.0
 """Between two lines about connections that named no transfer."""
@@ -83,8 +88,8 @@ class KvSource:
         self._arrived = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        # Those that have not named a transfer of this worker, the oldest first.
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        # The addresses of those that have not named a transfer of this worker, the oldest first.
+        self._strangers: dict[asyncio.Task[None], str] = {}
         self._num_unnamed = 0
         self._log_after = 0.0
 
@@ -170,17 +175,25 @@ class KvSource:
             writer.close()
             return
         if is_full:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.cancel()
+            self._close_stranger()
         self._connections.add(connection)
-        self._strangers[connection] = None
+        peer = writer.get_extra_info("peername")
+        self._strangers[connection] = peer[0] if peer else ""
         try:
-            await self._serve(reader, writer, connection)
+            # Python 3.11 would log a traceback for each connection that is cancelled.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serve(reader, writer, connection)
         finally:
             self._connections.discard(connection)
             self._strangers.pop(connection, None)
             writer.close()
+
+    def _close_stranger(self) -> None:
+        [(busiest, _)] = collections.Counter(self._strangers.values()).most_common(1)
+        oldest = next(connection for connection, address in self._strangers.items() if address == busiest)
+        del self._strangers[oldest]
+        oldest.cancel()
+        self._note_unnamed()
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: asyncio.Task[None]
