@@ -30,9 +30,11 @@ def test_unknown_code_is_our_fault() -> None:
 
 
 def test_text_of_another_process_is_cleaned() -> None:
-    error = from_code("worker_failed", "a\x1b[31mb\r\nc" + "x" * 5000)
+    words = "a\x1b[31mb\r\nc" + "x" * 5000
+    error = from_code("worker_failed", words, words)
     assert error.message.startswith("a [31mb  cxx")
     assert len(error.message) == 2000
+    assert error.param == error.message
 
 
 def test_tree_in_the_docstring_is_the_tree() -> None:

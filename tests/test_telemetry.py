@@ -37,6 +37,32 @@ def test_log_lines_of_both_kinds_are_json_with_the_request_id() -> None:
     assert "a local variable" not in output.stderr
 
 
+QUOTING = """
+import logging, structlog
+from saccade.telemetry import configure_logging
+configure_logging()
+logging.getLogger("saccade.a").warning("no connection to worker: %s", "\\x1b[2Jgo\\x07ne")
+structlog.get_logger("saccade.b").warning("left", worker="\\x1b]0;title\\x9c")
+"""
+
+
+def test_a_terminal_gets_nothing_to_interpret_that_a_worker_sent() -> None:
+    ours, theirs = os.openpty()
+    # Colours are the renderer's own.
+    subprocess.run([sys.executable, "-c", QUOTING], stderr=theirs, env={**os.environ, "NO_COLOR": "1"}, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # what Linux says at the end
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert b" [2Jgo ne" in shown
+    assert b"\x1b[2J" not in shown
+    assert b"\x1b]0;" not in shown
+    assert b"\x9c" not in shown
+    assert b"\x07" not in shown
+
+
 FAILING = """
 from saccade.telemetry import configure_logging, log_uncaught
 configure_logging()

@@ -319,11 +319,14 @@ def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
     """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code.
 
-    Of *message*, characters that a terminal would interpret become blanks, and all beyond MAX_FOREIGN_CHARACTERS goes.
+    Of its words, characters that a terminal would interpret become blanks, and all beyond MAX_FOREIGN_CHARACTERS goes.
     """
-    message = "".join(one if one.isprintable() else " " for one in message[:MAX_FOREIGN_CHARACTERS])
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
-    return kinds.get(code, InternalError)(message, param)
+    return kinds.get(code, InternalError)(_cleaned(message), None if param is None else _cleaned(param))
+
+
+def _cleaned(words: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in words[:MAX_FOREIGN_CHARACTERS])
 
 
 def cause(error: BaseException) -> str:

@@ -232,7 +232,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
         cache_logger_on_first_use=True,
     )
     last: list[structlog.types.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if is_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
@@ -271,6 +271,14 @@ class _Counting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         self._output.num_lines[record.levelname.lower()] += 1
         return True
+
+
+def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Replace what a terminal would interpret in the texts of a line: they may quote a worker."""
+    for name, value in line.items():
+        if isinstance(value, str):
+            line[name] = "".join(one if one.isprintable() or one in "\n\t" else " " for one in value)
+    return line
 
 
 class _Lines:

@@ -76,7 +76,9 @@ def test_pictures_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "end", "refusal"])
+@pytest.mark.parametrize(
+    "fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "long name", "end", "refusal"]
+)
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
@@ -87,6 +89,8 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
             front.watchers[-1].send(b"\xc1")
         elif fault == "nested":
             front.watchers[-1].send(NESTED_EVENTS)
+        elif fault == "long name":
+            front.say(2, PictureStored(b"salt", bytes(65)))
         elif fault == "end":
             front.watchers[-1].end()
         elif fault == "refusal":

@@ -3,13 +3,18 @@
 The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
 """
 
+from typing import Annotated
+
 import msgspec
+
+Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
+"""A key, a hash or a salt. A longer one is not read, so that a count of events bounds their memory."""
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
 
-    content_hash: bytes
+    content_hash: Digest
     start: int
     length: int
     offset: int
@@ -24,8 +29,8 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s
     started with --kv-events-token-ids: they are the prompts of every tenant, and routing needs keys only.
     """
 
-    key: bytes
-    parent: bytes
+    key: Digest
+    parent: Digest
     token_ids: list[int]
     media: list[MediaPlace] = []
     is_first: bool = True
@@ -34,7 +39,7 @@ class BlockStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="removed"):
     """A block left the cache."""
 
-    key: bytes
+    key: Digest
 
 
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
@@ -44,27 +49,27 @@ class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s
     blocks up to it are stored too.
     """
 
-    key: bytes
+    key: Digest
 
 
 class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-removed"):
     """The recurrent states behind block *key* were dropped."""
 
-    key: bytes
+    key: Digest
 
 
 class PictureStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
     """A picture's encoding is held: for requests of this *salt* its pixels need not be sent."""
 
-    salt: bytes
-    content_hash: bytes
+    salt: Digest
+    content_hash: Digest
 
 
 class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-removed"):
     """A picture's encoding left the cache."""
 
-    salt: bytes
-    content_hash: bytes
+    salt: Digest
+    content_hash: Digest
 
 
 KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | PictureStored | PictureRemoved
