@@ -116,27 +116,35 @@ def test_a_hybrid_resumes_only_at_states() -> None:
     assert overlap(index, KEYS[:5]) == 0
 
 
-def test_shared_keys_count_once_and_a_full_index_evicts_the_worker_chosen_least_recently() -> None:
+def test_shared_keys_count_once_and_a_full_index_evicts_the_worker_that_look_ups_find_least() -> None:
     index = index_of(*stored(0, 1), max_bytes=3 * BYTES_PER_KEY)
     assert index.begin("b", HERE, resumes_at_states=False, num_blocks=1)
     assert index.take("b", KvEvents(1, stored(0, 1, 2), snapshot=True)) == 0
     assert (index.num_bytes, index.is_over) == (3 * BYTES_PER_KEY, False)
-    index.chosen("a")
-    assert index.take("b", KvEvents(2, stored(3))) == 0
+    assert index.overlaps(HERE, KEYS) == {"a": 2, "b": 3}  # the longest prefix is at b
+    index.take("a", KvEvents(4, [BlockRemoved(KEYS[1]), BlockStored(b"other", ROOT, [])]))
     assert index.is_over
-    assert index.evict() == "b"
-    assert index.take("b", KvEvents(3, stored(4))) is None
-    assert not index.is_exact("b")
+    assert index.evict() == "a"
+    assert (index.is_exact("a"), index.is_exact("b")) == (False, True)
     swept(index)
-    assert index.num_bytes == 2 * BYTES_PER_KEY
-    assert index.is_exact("a")
+    assert index.num_bytes == 3 * BYTES_PER_KEY
+
+
+def test_of_workers_that_no_look_up_has_found_the_newest_is_evicted() -> None:
+    index = index_of(*stored(0))
+    assert index.begin("b", HERE, resumes_at_states=False)
+    assert [index.evict() for _ in range(3)] == ["b", "a", ""]
 
 
 def test_a_worker_that_would_not_fit_does_not_begin() -> None:
     index = index_of(*stored(0, 1), max_bytes=10 * BYTES_PER_KEY)
     assert not index.begin("b", HERE, resumes_at_states=False, num_blocks=9)
-    assert index.take("b", KvEvents(1, stored(0), snapshot=True)) is None
+    assert not index.is_exact("b")
     assert index.begin("b", HERE, resumes_at_states=False, num_blocks=8)
+    assert not index.begin("c", HERE, resumes_at_states=False, num_blocks=1)  # b has its room before it needs it
+    index.take("b", KvEvents(1, [*stored(0, 1), *(BlockStored(bytes([n]), ROOT, []) for n in range(6))], snapshot=True))
+    assert index.begin("c", HERE, resumes_at_states=False, num_blocks=2)  # a and b have two blocks in common
+    assert not index.begin("c", HERE, resumes_at_states=False, num_blocks=3)
 
 
 def test_a_fleet_that_does_not_fit_stays_within_the_limit_and_does_not_change_places() -> None:
@@ -153,7 +161,9 @@ def test_a_fleet_that_does_not_fit_stays_within_the_limit_and_does_not_change_pl
             keys.extend(fresh)
             events: list[KvEvent] = [BlockStored(key, ROOT, [], is_first=True) for key in fresh]
             events += [BlockRemoved(key) for key in gone]
-            if index.take(worker, KvEvents(1, events)) is None:
+            if index.is_exact(worker):
+                index.take(worker, KvEvents(1, events))
+            else:
                 swept(index)
                 if index.begin(worker, HERE, resumes_at_states=False, num_blocks=num_blocks):
                     snapshot: list[KvEvent] = [BlockStored(key, ROOT, [], is_first=True) for key in keys]
@@ -162,8 +172,8 @@ def test_a_fleet_that_does_not_fit_stays_within_the_limit_and_does_not_change_pl
                 index.evict()
                 swept(index)
         known.append(frozenset(worker for worker in held if index.is_exact(worker)))
-    assert len(known[-1]) >= room - 1
-    assert len(set(known[10:])) == 1
+    assert {len(workers) for workers in known} == {room}
+    assert len(set(known)) == 1
 
 
 def swept(index: BlockIndex) -> None:

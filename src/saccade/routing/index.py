@@ -23,29 +23,39 @@ class Partition(NamedTuple):
 
 
 class _Worker:
-    """What is known of one worker, whose keys have *bit*. Where *resumes_at_states*, prompts resume only at states."""
+    """What is known of one worker, whose keys have *bit*. Where *resumes_at_states*, prompts resume only at states.
 
-    def __init__(self, partition: Partition, bit: int, resumes_at_states: bool) -> None:
+    Its cache has *capacity* blocks. *found_at* is the number of the look-up that last found the longest prefix there.
+    """
+
+    def __init__(self, partition: Partition, bit: int, resumes_at_states: bool, capacity: int) -> None:
         self.partition = partition
         self.bit = bit
         self.resumes_at_states = resumes_at_states
+        self.capacity = capacity
         self.num_blocks = 0
         self.num_states = 0
         self.is_whole = False
+        self.found_at = 0
+
+    @property
+    def num_to_come(self) -> int:
+        """Blocks that it may still store before it must drop others."""
+        return max(0, self.capacity - self.num_blocks)
 
 
 class BlockIndex:
     """The blocks of every worker, by the worker's name. All keys together are to take *max_bytes* at most.
 
     A key that several workers hold counts once, and the keys of forgotten workers count until they are swept. A worker
-    that would not fit does not begin. If workers come to hold more later, the index is over its limit until the caller
-    has evicted one and swept its keys.
+    that would not fit, if all caches were full, does not begin. If workers come to hold more than they announced, or
+    less in common, the index is over its limit until the caller has evicted one and swept its keys.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        # The least recently chosen first.
         self._workers: dict[str, _Worker] = {}
+        self._num_lookups = 0
         self._blocks = KeyMasks()
         self._states = KeyMasks()
 
@@ -70,23 +80,23 @@ class BlockIndex:
         Return False if there is no room for a worker whose cache has *num_blocks*: then it is not known.
         """
         self.forget(worker)
-        if self.num_bytes + num_blocks * BYTES_PER_KEY > self.max_bytes:
+        num_to_come = sum(known.num_to_come for known in self._workers.values()) + num_blocks
+        if self.num_bytes + num_to_come * BYTES_PER_KEY > self.max_bytes:
             return False
         used = self._forgotten_bits
         for other in self._workers.values():
             used |= other.bit
         # The lowest bit that is not used.
-        self._workers[worker] = _Worker(partition, ~used & (used + 1), resumes_at_states)
+        self._workers[worker] = _Worker(partition, ~used & (used + 1), resumes_at_states, num_blocks)
         return True
 
-    def chosen(self, worker: str) -> None:
-        """Note that *worker* gets a request: it is evicted after those that got none since."""
-        if (known := self._workers.pop(worker, None)) is not None:
-            self._workers[worker] = known
-
     def evict(self) -> str:
-        """Forget the least recently chosen worker, and return its name; "" if there is none."""
-        worker = next(iter(self._workers), "")
+        """Forget a worker, and return its name; "" if there is none.
+
+        It is the one at which no look-up has found the longest prefix for the longest time; of several that none was
+        ever found at, the newest, so that a worker which holds more than it announced drives out none that fits.
+        """
+        worker = min(reversed(self._workers), key=lambda name: self._workers[name].found_at, default="")
         self.forget(worker)
         return worker
 
@@ -100,11 +110,9 @@ class BlockIndex:
         """Free some of the memory of forgotten workers; return whether there is more to do."""
         return self._blocks.sweep() | self._states.sweep()
 
-    def take(self, worker: str, message: KvEvents) -> int | None:
-        """Learn from the next message of *worker*; return how many orphans it had, None if the worker was evicted."""
-        known = self._workers.get(worker)
-        if known is None:
-            return None
+    def take(self, worker: str, message: KvEvents) -> int:
+        """Learn from the next message of *worker*, which must have begun; return how many orphans it had."""
+        known = self._workers[worker]
         num_orphans = self._learn(known, message.events)
         known.is_whole = known.is_whole or (message.snapshot and message.last)
         return num_orphans
@@ -143,6 +151,11 @@ class BlockIndex:
         """Return how many of *keys*, from the root on, a prompt could resume after, for each worker of *partition*."""
         workers = {name: known for name, known in self._workers.items() if known.partition == partition}
         lengths = _leading(self._blocks, sum(known.bit for known in workers.values()), keys)
+        self._num_lookups += 1
+        if longest := max(lengths.values(), default=0):
+            for known in workers.values():
+                if lengths[known.bit] == longest:
+                    known.found_at = self._num_lookups
         return {
             name: self._last_state(known.bit, keys, lengths[known.bit])
             if known.resumes_at_states

@@ -170,7 +170,6 @@ class Router:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
         self._most[option.name].note(self.work[option.name].num_samples, now, option.report_seconds)
-        self.index.chosen(option.name)
         self.breakers.sent(option.name, now)
         return booking
 

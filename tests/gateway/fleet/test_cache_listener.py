@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -21,7 +21,7 @@ from saccade.gateway.fleet.routing_metrics import RoutingCollector
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
 from saccade.protocol.exactness import EXACT, Exactness
-from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
 from saccade.routing.router import Router
 from saccade.transport.gateway_streams import Connection, Refused
@@ -194,7 +194,7 @@ async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_reque
     take = BlockIndex.take
     turn = 0
 
-    def noted(index: BlockIndex, worker: str, message: KvEvents) -> int | None:
+    def noted(index: BlockIndex, worker: str, message: KvEvents) -> int:
         learnt.append((turn, len(message.events)))
         return take(index, worker, message)
 
@@ -212,13 +212,13 @@ async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_reque
 
 
 async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
-    room = DESCRIPTION.num_blocks
+    room = 2 * DESCRIPTION.num_blocks
     async with listening(tmp_path, 2, max_bytes=room * BYTES_PER_KEY) as (fronts, fleet, listener):
         a, b = fleet.clients
         await until(lambda: fronts[0].feeds and fronts[1].feeds)
         fronts[0].say(1, KEYS[0], snapshot=True)
         await until(lambda: not listener.feed(a).reason)
-        listener.router.index.chosen(a.url)
+        assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1  # of the two, a is found
         fronts[1].say(1, *(number.to_bytes(16, "big") for number in range(1, room + 1)), snapshot=True)
         await until(lambda: "full" in listener.feed(b).reason)
         assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1
@@ -231,6 +231,95 @@ async def test_a_worker_for_which_there_is_no_room_is_not_followed(tmp_path: Pat
         page = CollectorRegistry()
         page.register(RoutingCollector(fleet, listener))
         assert page.get_sample_value("saccade_router_unindexed_workers") == 2
+
+
+class Full:
+    """A worker whose cache holds *num_blocks* blocks of its own and changes all the time."""
+
+    exactness, ready = EXACT, True
+
+    def __init__(self, number: int, num_blocks: int, announced: int | None = None) -> None:
+        self.url = f"w{number}"
+        self.description = msgspec.structs.replace(DESCRIPTION, num_blocks=announced or num_blocks)
+        self.num_blocks = num_blocks
+        self.num_told = 0
+
+    def key(self, number: int) -> bytes:
+        return self.url.encode().ljust(8) + number.to_bytes(8, "big")
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield a snapshot, then changes without end: every message replaces a tenth of the blocks."""
+        size, step = self.num_blocks, self.num_blocks // 10
+        yield KvEvents(0, [BlockStored(self.key(number), b"", []) for number in range(size)], snapshot=True)
+        for message in itertools.count(1):
+            self.num_told += 1
+            first = (message - 1) * step
+            removed: list[KvEvent] = [BlockRemoved(self.key(number)) for number in range(first, first + step)]
+            stored = [BlockStored(self.key(size + number), b"", []) for number in range(first, first + step)]
+            yield KvEvents(message, [*removed, *stored])
+
+
+@contextlib.asynccontextmanager
+async def following(
+    workers: Sequence[Full], max_bytes: int, waits: list[float], sizes: list[int]
+) -> AsyncIterator[tuple[Fleet, CacheListener]]:
+    """A listener for whom no time passes; *waits* and *sizes* get every sleep, and the index's size then."""
+    fleet = Fleet((), lambda _: None)
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        sizes.append(listener.index_bytes)
+        await asyncio.sleep(0)
+
+    listener = CacheListener(fleet, Router("auto", BlockIndex(max_bytes), Random(0)), sleep)
+    for worker in workers:
+        fleet.add(worker)  # type: ignore[arg-type]
+    fleet.changed(fleet.clients[0])
+    try:
+        yield fleet, listener
+    finally:
+        await listener.close()
+
+
+def exact_workers(workers: Sequence[Full], listener: CacheListener) -> list[str]:
+    known = [worker.url for worker in workers if listener.router.index.is_exact(worker.url)]
+    assert known == [worker.url for worker in workers if not listener.feed(worker).reason]  # type: ignore[arg-type]
+    return known
+
+
+async def test_of_a_fleet_larger_than_the_index_a_steady_part_is_known() -> None:
+    workers = [Full(number, 50) for number in range(120)]
+    waits: list[float] = []
+    sizes: list[int] = []
+    max_bytes = 50 * BYTES_PER_KEY * 67 // 2  # of 33.5 workers
+    async with following(workers, max_bytes, waits, sizes) as (fleet, listener):
+        registry = CollectorRegistry()
+        registry.register(RoutingCollector(fleet, listener))
+        await until(lambda: workers[0].num_told > 1)
+        known = exact_workers(workers, listener)
+        assert len(known) == 33
+        for count in range(2, 40):
+            await until(lambda count=count: workers[0].num_told > count)
+            assert exact_workers(workers, listener) == known
+        assert max(sizes) <= max_bytes
+        assert {wait for wait in waits if wait >= 1} > {1, 2, 4, 8}
+        assert registry.get_sample_value("saccade_router_unindexed_workers") == 120 - 33
+        assert registry.get_sample_value("saccade_router_unindexed_blocks") == 50 * (120 - 33)
+
+
+async def test_workers_that_hold_more_than_they_announce_do_not_drive_out_others() -> None:
+    """The bound is exceeded by no more than one message."""
+    workers = [Full(number, 50, announced=1) for number in range(6)]
+    waits: list[float] = []
+    sizes: list[int] = []
+    max_bytes = 50 * BYTES_PER_KEY * 5 // 2
+    async with following(workers, max_bytes, waits, sizes) as (_, listener):
+        await until(lambda: workers[0].num_told > 1)
+        for count in range(1, 20):
+            await until(lambda count=count: workers[0].num_told > count)
+            assert exact_workers(workers, listener)[:2] == ["w0", "w1"]
+        assert max(sizes) <= max_bytes + 50 * BYTES_PER_KEY
+        assert {wait for wait in waits if wait >= 1} > {1, 2, 4}
 
 
 async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -20,8 +20,8 @@ from saccade.routing.router import Router
 from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
-FULL_SECONDS, MOST_FULL_SECONDS = 60.0, 3600.0
-"""Until a worker whose blocks did not fit the index is asked again; each time twice as long, up to the second."""
+FULL_SECONDS, MOST_FULL_SECONDS = 1.0, 300.0
+"""Until a worker whose blocks did not fit the index is tried again; each time twice as long, up to the second."""
 
 FULL = "the index is full"
 
@@ -84,14 +84,17 @@ class CacheListener:
 
     A fleet of one is not listened to. A feed that is lost is asked for again, and until then its worker is not known.
     However much the workers report, requests have half of the event loop: after EVENTS_PER_TURN events all feeds pause
-    for PAUSE_SECONDS, and no more than one message is worked on in a turn of the loop.
+    for PAUSE_SECONDS, and no more than one message is worked on in a turn of the loop. *sleep* is asyncio.sleep(),
+    unless a test counts.
     """
 
-    def __init__(self, fleet: Fleet, router: Router) -> None:
+    def __init__(self, fleet: Fleet, router: Router, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self.router = router
         self._fleet = fleet
+        self._sleep = sleep
         self._feeds: dict[str, Feed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._scopes: dict[str, asyncio.Timeout] = {}
         self._turn = asyncio.Lock()
         self._num_since_pause = 0
         fleet.on_change(self._listen)
@@ -138,7 +141,7 @@ class CacheListener:
 
     async def _sweep(self) -> None:
         for _ in iter(self.router.index.sweep, False):
-            await asyncio.sleep(0)
+            await self._sleep(0)
 
     def _listen(self) -> None:
         """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
@@ -153,18 +156,15 @@ class CacheListener:
     async def _keep_up(self, worker: Worker) -> None:
         """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
         feed = self.feed(worker)
-        backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
-        full_seconds = FULL_SECONDS
+        lost = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
+        full = Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
         try:
             while worker.ready:
-                backoff.started()
+                lost.started()
+                full.started()
                 has_room = await self._follow_once(worker, feed)
                 await self._sweep()
-                if has_room:
-                    await asyncio.sleep(backoff.after_failure())
-                else:
-                    await asyncio.sleep(full_seconds)
-                    full_seconds = min(2 * full_seconds, MOST_FULL_SECONDS)
+                await self._sleep((lost if has_room else full).after_failure())
         finally:
             # A connection that is closed cancels this task, too.
             self._note(worker, feed, AWAY)
@@ -172,49 +172,52 @@ class CacheListener:
     async def _follow_once(self, worker: Worker, feed: Feed) -> bool:
         """Follow one feed to its end. Return False if it ended because the index has no room for the worker."""
         try:
-            await self._follow(worker, feed)
-            limit = self.router.index.max_bytes
-            self._note(worker, feed, f"{FULL}: its limit is {limit} bytes; see --routing-index-bytes")
-            return False
+            async with asyncio.timeout(None) as scope:
+                self._scopes[worker.url] = scope
+                await self._follow(worker, feed)
+        except TimeoutError:
+            if not scope.expired():
+                raise
         except WorkerUnavailable as error:
             feed.num_lost += 1
             self._note(worker, feed, error.message)
             return True
         finally:
+            self._scopes.pop(worker.url, None)
             self.router.index.forget(worker.url)
             self.router.expect_nothing(worker.url)
+        limit = self.router.index.max_bytes
+        self._note(worker, feed, f"{FULL}: its limit is {limit} bytes; see --routing-index-bytes")
+        return False
 
     async def _follow(self, worker: Worker, feed: Feed) -> None:
-        """Tell the index what the worker reports; return if the index has no room for it, or no longer."""
+        """Tell the index what the worker reports; return if the index has no room for it."""
         index, said = self.router.index, worker.description
         if said is None:
             raise WorkerUnavailable(AWAY)
-        if feed.reason == AWAY:
-            feed.reason = STARTING
         partition = Partition(said.fingerprint, said.block_size)
         states, num_blocks = said.resumes_at_states, said.num_blocks
         if not index.begin(worker.url, partition, resumes_at_states=states, num_blocks=num_blocks):
             return
+        if feed.reason == AWAY:
+            feed.reason = STARTING
         async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
             async for message in messages:
                 for piece in _pieces(message):
-                    if not await self._learn(worker, feed, piece):
-                        return
+                    await self._learn(worker, feed, piece)
 
-    async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> bool:
-        """Tell the index one message, when it is this worker's turn; return False if the worker was evicted."""
+    async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> None:
+        """Tell the index one message, when it is this worker's turn. A worker that is evicted is followed no longer."""
         index = self.router.index
         async with self._turn:
-            num_orphans = index.take(worker.url, message)
-            while index.is_over:
-                # Nobody learns anything until the memory is free again.
-                if (evicted := self._feeds.get(index.evict())) is not None:
-                    evicted.reason = FULL
-                await self._sweep()
-            if num_orphans is None:
-                return False
+            feed.num_orphans += index.take(worker.url, message)
             feed.num_events += len(message.events)
-            feed.num_orphans += num_orphans
+            # Nobody learns anything until the memory is free again.
+            while index.is_over:
+                await self._sweep()
+                if index.is_over:
+                    # A time that has passed: the feed ends before it has a turn.
+                    self._scopes[index.evict()].reschedule(0)
             if self.router.index.is_exact(worker.url):
                 feed.num_snapshots += feed.reason != ""
                 # The worker's own level may change with any message.
@@ -223,8 +226,7 @@ class CacheListener:
             pauses = self._num_since_pause >= EVENTS_PER_TURN
             if pauses:
                 self._num_since_pause = 0
-            await asyncio.sleep(PAUSE_SECONDS if pauses else 0)
-        return True
+            await self._sleep(PAUSE_SECONDS if pauses else 0)
 
     def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
         """Note why a worker is not known, "" where its feed is followed; log its level where that has changed."""

@@ -87,10 +87,28 @@ class RoutingCollector(Collector):
             "saccade_router_unindexed_workers",
             "Workers whose caches are not known because the index has no room: see --routing-index-bytes.",
         )
-        left_out.add_metric((), sum(self._listener.feed(one).reason.startswith(FULL) for one in self._fleet.clients))
+        no_room = [one for one in self._fleet.clients if self._listener.feed(one).reason.startswith(FULL)]
+        left_out.add_metric((), len(no_room))
+        left_out_blocks = GaugeMetricFamily(
+            "saccade_router_unindexed_blocks", "KV blocks that the caches of these workers have."
+        )
+        left_out_blocks.add_metric((), sum(one.description.num_blocks for one in no_room if one.description))
         index = GaugeMetricFamily("saccade_router_index_bytes", "Estimated memory of the router's index.")
         index.add_metric((), self._listener.index_bytes)
-        yield from (exact, blocks, requests, prefill, events, snapshots, orphans, lost, closed, left_out, index)
+        yield from (
+            exact,
+            blocks,
+            requests,
+            prefill,
+            events,
+            snapshots,
+            orphans,
+            lost,
+            closed,
+            left_out,
+            left_out_blocks,
+            index,
+        )
 
 
 class DispatchCollector(Collector):
