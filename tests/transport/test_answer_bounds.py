@@ -11,6 +11,7 @@ from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.answer_bounds import MAX_OTHER_MESSAGES, AnswerBounds
 from saccade.transport.gateway_streams import Connection
 
+LENGTH = FinishReason.LENGTH
 PLAIN = TokenLogprob(-1.0, 1)
 
 
@@ -24,7 +25,7 @@ def test_an_answer_is_no_more_than_was_asked_for() -> None:
     request = ask("r", [1, 2, 3])
     sampling = msgspec.structs.replace(request.sampling, max_tokens=4, num_logprobs=2)
     request = msgspec.structs.replace(request, num_samples=2, sampling=sampling)
-    end = TokenDelta("r", [], FinishReason.LENGTH)
+    end = TokenDelta("r", [], LENGTH)
     wanted = PixelsWanted("r", [0])
     table: dict[str, tuple[list[TokenDelta | PixelsWanted], bool]] = {
         "all tokens of both": ([delta(1, 2, 3), delta(4), delta(1, 2, 3, 4, index=1), end], True),
@@ -61,6 +62,7 @@ async def test_a_worker_that_does_not_stop_fails_its_request_and_is_told_to() ->
                 frame = msgspec.msgpack.encode(StepFrame([TokenDelta(command.request_id, [300])]))
                 for _ in range(16 * command.sampling.max_tokens):
                     connection.send(frame)
+                connection.send(msgspec.msgpack.encode(StepFrame([TokenDelta(command.request_id, [], LENGTH)])))
 
     front = Endless()
     request = ask("r", [1])
