@@ -14,13 +14,14 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.dialects import sent_pictures
+from saccade.transport.dialects import published_pages, sent_pictures
 from saccade.transport.dialects.event_publisher import EventSource
-from saccade.transport.dialects.pages import Pages
+from saccade.transport.dialects.pages import EXTRA_KEYS, Pages
 from saccade.transport.dialects.published_pages import source_of
 from saccade.transport.dialects.sent_pictures import MAX_SALTS, SentPictures
-from saccade.transport.dialects.smg_kv_events import EXTRA_KEYS, taken
+from saccade.transport.dialects.smg_kv_events import taken
 from saccade.transport.dialects.tokenspeed_messages import pad
+from saccade.transport.dialects.vllm_events_wire import Stored
 
 FINGERPRINT = bytes(range(32))
 PLACEHOLDER = 262
@@ -233,6 +234,18 @@ def test_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys() -> None
     assert list(taken(held, event)) == []
     assert held.missing == EXTRA_KEYS
     assert list(taken(held, stored(request.token_ids[32:], first=2))) == []
+
+
+@pytest.mark.parametrize("fields", [{"extra_keys": [None, ["a salt"]]}, {"lookahead_token_ids": [7]}])
+def test_published_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys(fields: dict[str, Any]) -> None:  # E5
+    request = asked(64)
+    held = pages(request)
+    assert list(published_pages.taken(held, Stored([1, 2], None, request.token_ids[:32], BLOCK, **fields))) == []
+    assert held.missing == EXTRA_KEYS
+    assert list(published_pages.taken(held, Stored([3, 4], 2, request.token_ids[32:], BLOCK))) == []
+    list(held.clear())
+    list(published_pages.taken(held, Stored([1, 2], None, request.token_ids[:32], BLOCK, extra_keys=[None, []])))
+    assert held.missing == ""
 
 
 def test_text_of_more_tenants_than_are_kept_apart_is_not_all_known() -> None:  # E5

@@ -21,6 +21,8 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import Router
 from saccade.transport.dialects import smg_kv_events
+from saccade.transport.dialects.pages import NOT_SENT
+from saccade.transport.dialects.sent_pictures import FIRST_PAD
 from saccade.transport.dialects.smg_session import Traits
 from saccade.transport.dialects.tokenspeed import TokenSpeedClient
 from saccade.transport.dialects.tokenspeed_messages import pad
@@ -96,6 +98,38 @@ async def test_a_relays_snapshot_may_lack_what_came_before_it(worker: TokenSpeed
         assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", smg_kv_events.EARLIER)
 
 
+async def test_a_relays_snapshot_is_known_once_all_of_it_has_come(worker: TokenSpeedWorker, slots: Slots) -> None:
+    cleared = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
+    events = [stored(list(range(16)), base=10 * number) for number in range(3)]
+    chunks = [batch(5, cleared, events[0]), batch(6, events[1]), batch(7, events[2])]
+    for index, chunk in enumerate(chunks):
+        chunk.snapshot.index, chunk.snapshot.count = index, len(chunks)
+    worker.events = chunks
+    async with listening(worker) as url, registered(url, slots) as client:
+        async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+            await anext(messages)
+            reasons = []
+            for _ in chunks:
+                await anext(messages)
+                reasons.append(client.exactness.reason)
+        assert reasons == [smg_kv_events.SNAPSHOT_LACKS, smg_kv_events.SNAPSHOT_LACKS, ""]
+        assert client.exactness == EXACT
+
+
+async def test_what_a_snapshot_tells_of_pages_that_cannot_be_read_stays(worker: TokenSpeedWorker, slots: Slots) -> None:
+    unread = stored([FIRST_PAD] * 16)
+    chunks = [
+        batch(5, common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()), unread),
+        batch(6, stored([1] * 16)),
+    ]
+    for index, chunk in enumerate(chunks):
+        chunk.snapshot.index, chunk.snapshot.count = index, len(chunks)
+    worker.events = chunks
+    async with listening(worker) as url, registered(url, slots) as client:
+        await told(client, 2)
+        assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", NOT_SENT)
+
+
 async def test_a_picture_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> None:  # contract 1
     asked = EngineRequest(
         request_id="r", token_ids=REQUEST.token_ids, sampling=REQUEST.sampling, media=(ITEM,), salt=b"tenant"
@@ -135,6 +169,7 @@ async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots)
     [
         ([batch(1), batch(3)], "gap"),
         ([batch(1), batch(1)], "gap"),
+        ([batch(1, snapshot=common_pb2.KvSnapshotChunk(index=1, count=2))], "gap"),
         ([batch(1, dp_rank=1)], "data-parallel"),
         ([batch(1, stored([1] * 8, 8))], "pages of 8 tokens"),
         ([grpc.StatusCode.DATA_LOSS], "DATA_LOSS"),

@@ -17,6 +17,7 @@ from saccade.transport.dialects.sent_pictures import FIRST_PAD, MAX_SALTS, SentP
 Hash = int | bytes
 """The engine's own name of a page."""
 
+EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
 NOT_SENT = "it holds blocks behind pictures that this gateway has not sent, or behind blocks that it does not know"
 TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
 MAX_PAGES = 1 << 23
@@ -42,8 +43,8 @@ class Chain(NamedTuple):
 class Pages:
     """The pages that a worker holds, by its own hashes, in our keys: blocks of *block_size* tokens.
 
-    A page has *page_size* tokens; a block is one page or several. *earlier* is why the worker may hold more, "" where
-    it does not.
+    A page has *page_size* tokens; a block is one page or several. *earlier* is why events before those that were taken
+    are not known, "" where there are none.
     """
 
     def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentPictures) -> None:
@@ -52,12 +53,13 @@ class Pages:
         self._block_size = block_size
         self._sent = sent
         self._chains: dict[Hash, Chain] = {}
+        self._refused = ""
         self.earlier = ""
 
     @property
     def missing(self) -> str:
         """Why the worker may hold what is not known here; "" if it cannot."""
-        return self.earlier or (TOO_MANY_TENANTS if self._sent.has_forgotten_salts else "")
+        return self.earlier or self._refused or (TOO_MANY_TENANTS if self._sent.has_forgotten_salts else "")
 
     def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
         """Yield what follows from *pages*, by name with their token ids, stored one after the other behind *parent*.
@@ -72,7 +74,7 @@ class Pages:
                 )
             chain = None if chain is None else _grown(chain, token_ids, self._sent)
             if chain is None:
-                self.earlier = self.earlier or NOT_SENT
+                self.refuse(NOT_SENT)
                 return
             whole = _closed(chain) if len(chain.token_ids) == self._block_size else chain
             if self._chains.get(name, whole) != whole:
@@ -85,6 +87,10 @@ class Pages:
         if len(self._chains) > MAX_PAGES:
             raise WorkerUnavailable(f"it holds more than {MAX_PAGES} pages of KV cache")
 
+    def refuse(self, reason: str) -> None:
+        """Note why pages that the worker holds are left out; the first reason stays until all pages leave."""
+        self._refused = self._refused or reason
+
     def remove(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
         """Yield what follows from the removal of pages."""
         for name in names:
@@ -95,7 +101,7 @@ class Pages:
     def clear(self) -> Iterator[KvEvent]:
         """Yield what follows from the removal of all pages."""
         yield from self.remove(list(self._chains))
-        self.earlier = ""
+        self.earlier = self._refused = ""
 
     def _root(self) -> Chain:
         return Chain(tuple((salt, root_key(self._fingerprint, salt)) for salt in self._sent.salts))

@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.protocol.kv_events import KvEvent, KvEvents
 from saccade.transport.dialects.event_publisher import EventSource
-from saccade.transport.dialects.pages import Pages
+from saccade.transport.dialects.pages import EXTRA_KEYS, Pages
 from saccade.transport.dialects.vllm_events import event_source, translated
 from saccade.transport.dialects.vllm_events_wire import Cleared, Event, Removed, Stored
 
@@ -54,6 +54,8 @@ async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, 
 def taken(pages: Pages, event: Event) -> Iterator[KvEvent]:
     """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
     match event:
+        case Stored(extra_keys=extra_keys, lookahead_token_ids=behind) if behind or any(extra_keys or ()):
+            pages.refuse(EXTRA_KEYS)
         case Stored(medium=medium, locality=None | "LOCAL", lora_id=None, lora_name=None | "", cache_salt=None | ""):
             if medium in ON_DEVICE:
                 size, ids = event.block_size, event.token_ids

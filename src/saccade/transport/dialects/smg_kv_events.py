@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from saccade.errors import WorkerUnavailable
 from saccade.protocol.kv_events import KvEvent, KvEvents
-from saccade.transport.dialects.pages import Pages
+from saccade.transport.dialects.pages import EXTRA_KEYS, Pages
 
 DEVICE = (common_pb2.KV_CACHE_TIER_UNSPECIFIED, common_pb2.KV_CACHE_TIER_DEVICE)
 LOCAL = (common_pb2.KV_CACHE_LOCALITY_UNSPECIFIED, common_pb2.KV_CACHE_LOCALITY_LOCAL)
@@ -22,8 +22,8 @@ SUBSCRIBE_SECONDS = 10.0
 SEVERAL_CACHES = (
     "it has a KV cache for each of several data-parallel ranks, and its calls do not say which rank takes them"
 )
-EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
 EARLIER = "it stored blocks before the gateway listened, and does not tell which"
+SNAPSHOT_LACKS = "the snapshot of what it stored before has not arrived whole"
 MAX_EVENTS = 1000
 """Of one message; a batch of more becomes several."""
 
@@ -32,7 +32,7 @@ def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
     """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
     match event.WhichOneof("data"):
         case "stored" if any(page.extra_keys for page in event.stored.blocks):
-            pages.earlier = pages.earlier or EXTRA_KEYS
+            pages.refuse(EXTRA_KEYS)
         case "stored" if _is_ours(event.stored):
             parent = event.stored.parent_block_hash if event.stored.HasField("parent_block_hash") else None
             yield from pages.store(parent, ((page.block_hash, page.token_ids) for page in event.stored.blocks))
@@ -86,9 +86,9 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
             last = batch.sequence_number
             events = (told for event in batch.events for told in taken(pages, event))
             while some := list(itertools.islice(events, MAX_EVENTS)):
-                _note_unknown(pages, batch)
+                _note_unknown(pages, batch.snapshot)
                 yield KvEvents(next(number), some)
-            _note_unknown(pages, batch)
+            _note_unknown(pages, batch.snapshot)
         raise WorkerUnavailable("The worker ended its feed of cache events.")
     except grpc.aio.AioRpcError as error:
         raise WorkerUnavailable(f"The worker's feed of cache events ended: {error.code().name}.") from error
@@ -96,15 +96,20 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
         call.cancel()
 
 
-def _note_unknown(pages: Pages, batch: common_pb2.KvEventBatch) -> None:
-    """Note that a relay's snapshot lacks what was stored before the relay listened, though it begins with a clear."""
-    if batch.snapshot.unknown_before:
+def _note_unknown(pages: Pages, chunk: common_pb2.KvSnapshotChunk) -> None:
+    """Note what a relay's snapshot lacks up to *chunk*, though its first chunk begins with a clear."""
+    if chunk.unknown_before:
         pages.earlier = EARLIER
+    elif chunk.count:
+        pages.earlier = SNAPSHOT_LACKS if chunk.index + 1 < chunk.count else ""
 
 
 def _check(batch: common_pb2.KvEventBatch, last: int | None) -> None:
-    """Raise WorkerUnavailable unless *batch* is of rank 0 and follows the batch numbered *last*."""
+    """Raise WorkerUnavailable unless *batch* is of rank 0 and follows the batch numbered *last*.
+
+    A snapshot has its chunks in order, so one that comes first must be its first.
+    """
     if batch.dp_rank:
         raise WorkerUnavailable(SEVERAL_CACHES)
-    if last is not None and batch.sequence_number != last + 1:
+    if batch.snapshot.index if last is None else batch.sequence_number != last + 1:
         raise WorkerUnavailable("The worker's feed of cache events has a gap.")
