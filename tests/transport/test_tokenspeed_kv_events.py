@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
@@ -23,6 +24,7 @@ from saccade.routing.router import Router
 from saccade.transport.dialects import smg_kv_events
 from saccade.transport.dialects.pages import NOT_SENT
 from saccade.transport.dialects.sent_pictures import FIRST_PAD
+from saccade.transport.dialects.smg_client import TENANTS_OF_ANOTHER
 from saccade.transport.dialects.smg_session import Traits
 from saccade.transport.dialects.tokenspeed import TokenSpeedClient
 from saccade.transport.dialects.tokenspeed_messages import pad
@@ -140,6 +142,16 @@ async def test_a_picture_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> 
         [delta async for delta in client.generate(asked)]
         _, message = await told(client, 2)
         assert [event.key for event in message.events if isinstance(event, BlockStored)] == keys(client, asked)
+
+
+async def test_tenants_are_not_known_to_another_process_that_reads_the_events(
+    worker: TokenSpeedWorker, slots: Slots
+) -> None:
+    async with listening(worker) as url, registered(url, slots) as client:
+        [delta async for delta in client.generate(REQUEST)]
+        assert client.exactness == EXACT
+        [delta async for delta in client.generate(msgspec.structs.replace(REQUEST, salt=b"tenant"))]
+        assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", TENANTS_OF_ANOTHER)
 
 
 async def test_large_batches_are_told_of_in_parts(

@@ -20,6 +20,7 @@ Hash = int | bytes
 EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
 NOT_SENT = "it holds blocks behind pictures that this gateway has not sent, or behind blocks that it does not know"
 TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
+LATE_TENANT = "its events do not name tenants, and it stored text before one of them sent a prompt to it"
 MAX_PAGES = 1 << 23
 """A worker that tells of more is not followed: their chains would take more memory than routing is worth."""
 
@@ -53,19 +54,27 @@ class Pages:
         self._block_size = block_size
         self._sent = sent
         self._chains: dict[Hash, Chain] = {}
+        self._salts: frozenset[bytes] = frozenset()
         self._refused = ""
         self.earlier = ""
 
     @property
     def missing(self) -> str:
         """Why the worker may hold what is not known here; "" if it cannot."""
-        return self.earlier or self._refused or (TOO_MANY_TENANTS if self._sent.has_forgotten_salts else "")
+        if reason := self.earlier or self._refused:
+            return reason
+        if self._sent.has_forgotten_salts:
+            return TOO_MANY_TENANTS
+        # A page has the keys of the tenants known when it was stored; *_salts* are those since the oldest one.
+        return LATE_TENANT if self._chains and not self._salts.issuperset(self._sent.salts) else ""
 
     def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
         """Yield what follows from *pages*, by name with their token ids, stored one after the other behind *parent*.
 
         Raises WorkerUnavailable where the worker cannot be followed.
         """
+        if not self._chains:
+            self._salts = frozenset(self._sent.salts)
         chain = self._root() if parent is None else self._chains.get(parent)
         for name, token_ids in pages:
             if len(token_ids) != self._page_size:

@@ -17,6 +17,9 @@ MAX_PICTURES = 1 << 16
 MAX_SALTS = 16
 """Every page of a worker's text is kept under the key of each of these tenants, because its events do not name them."""
 
+NO_TENANT = (b"",)
+"""The salts of prompts without a tenant."""
+
 
 class SentPicture(NamedTuple):
     """A picture as it was sent for the tenant of *salt*: its placeholder's id, and the lengths of its spans."""
@@ -40,13 +43,13 @@ class SentPictures:
     def __init__(self, pad: Callable[[MediaItem, bytes], int] | None = None) -> None:
         self._pad = pad
         self._pictures: dict[int, SentPicture] = {}
-        self._salts: dict[bytes, None] = {b"": None}
+        self._salts: dict[bytes, None] = {}
         self.has_forgotten_salts = False
 
     @property
     def salts(self) -> tuple[bytes, ...]:
-        """The salts of all tenants whose prompts the worker may hold."""
-        return tuple(self._salts)
+        """The salts of the tenants whose prompts were sent; the empty one where none was."""
+        return tuple(self._salts) or NO_TENANT
 
     def add(self, request: EngineRequest) -> None:
         """Note what *request* sends; call it before the worker can tell of it."""

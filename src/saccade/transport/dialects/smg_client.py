@@ -39,7 +39,7 @@ from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
 from saccade.transport.dialects import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.dialects.pages import Pages
-from saccade.transport.dialects.sent_pictures import SentPictures
+from saccade.transport.dialects.sent_pictures import NO_TENANT, SentPictures
 from saccade.transport.dialects.shared_memory_links import Links
 from saccade.transport.dialects.smg_answer import LOST, Answer, error_of
 from saccade.transport.dialects.smg_request import refused_parameter
@@ -48,6 +48,7 @@ from saccade.transport.worker_load import plausible
 
 NOT_READY = "The worker is not ready; try again shortly."
 SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"
+TENANTS_OF_ANOTHER = "its events do not name tenants, and the process that reads them is not the one that sends prompts"
 
 CALL_SECONDS = 10.0
 HEALTH_SECONDS = 25.0
@@ -127,9 +128,15 @@ class SmgClient(ABC):
         """How exactly its events can tell what it holds."""
         if self._session is None:
             return Exactness("NONE", "it is not ready")
-        if self._session.exactness == EXACT and self._pages is not None and (missing := self._pages.missing):
+        if self._session.exactness == EXACT and (missing := self._missing()):
             return Exactness("DEGRADED", missing)
         return self._session.exactness
+
+    def _missing(self) -> str:
+        """Return why the worker may hold what its events do not tell; "" if it cannot."""
+        if self._pages is not None:
+            return self._pages.missing
+        return "" if self._sent.salts == NO_TENANT else TENANTS_OF_ANOTHER
 
     @property
     def ready(self) -> bool:
