@@ -58,6 +58,7 @@ class Feed:
     """A worker that reports *frames*, each after the wait in seconds that *waits* names; delays go to *delays_ms*."""
 
     load = None
+    load_times = (0.0, 0.0)
     ready = True
     exactness = EXACT
     description = DESCRIPTION

@@ -24,6 +24,7 @@ class Described:
         self.description = description
         self.ready = ready and not draining
         self.load = Load(draining=True) if draining else None
+        self.load_times = (0.0, 0.0)
 
     async def start(self) -> None:
         """Nothing to connect to."""

@@ -62,6 +62,7 @@ class ScriptedWorker:
     url: str = "grpc://scripted:1"
     ready: bool = True
     load: Load | None = None
+    load_times: tuple[float, float] = (0.0, 0.0)
     exactness: Exactness = SILENT
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:

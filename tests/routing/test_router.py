@@ -69,10 +69,10 @@ def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     booking.first_token(16)
     booking.first_token(16)
     assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1)
-    booking.close()
+    booking.close(now=1)
     assert router.work["b"] == WorkInFlight()
     aborted = book(router, [A, B], PROMPT, now=0)
-    aborted.close()
+    aborted.close(now=1)
     assert router.work["b"] == WorkInFlight()
 
 
@@ -92,7 +92,7 @@ def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None
     router = router_of("cost")
     booking = book(router, [A, B], PROMPT, now=0)
     assert router.predictions.held(booking.worker, now=0)
-    booking.close()
+    booking.close(now=1)
     assert not router.predictions.held(booking.worker, now=0)
 
 
@@ -145,7 +145,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     router = router_of("cost", a=blocks(3))
     book(router, [A], PROMPT, now=0).first_token(16)
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
-    busy = B._replace(num_waiting=3)
+    busy = B._replace(num_waiting=3, load_times=(5, 5))
     before = dict(router.work)
     candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
     assert candidates == [
@@ -175,13 +175,13 @@ def test_what_was_sent_to_a_worker_that_reports_nothing_is_assumed_to_be_held() 
     router = router_of("auto")
     first = book(router, SILENT, PROMPT, now=0)
     first.first_token(16)
-    first.close()
+    first.close(now=1)
     later = 2 * PREDICTED_SECONDS
     for _ in range(10):
         again = book(router, SILENT, PROMPT, now=later)
         assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
         again.first_token(16)
-        again.close()
+        again.close(now=later)
     candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
     router.expect_nothing(first.worker)
@@ -216,32 +216,40 @@ def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
     assert not router.breakers.allows("a", now=1)
 
 
-def test_what_waits_at_a_worker_by_an_old_report_may_be_this_gateways_own() -> None:
+def test_a_report_of_the_load_counts_without_what_this_gateway_had_there_when_it_was_made() -> None:
     router = router_of("cost")
-    bookings = [book(router, [B], PROMPT._replace(num_samples=4), now=7) for _ in range(2)]
-    reported = B._replace(num_waiting=9)
+    first, second = (book(router, [B], PROMPT._replace(num_samples=4), now) for now in (7, 8))
+    second.close(10)
+    first.close(20)
+    book(router, [B], PROMPT, now=30)
+    cases: dict[tuple[float, float], int] = {
+        (6, 6.5): 9,
+        (6, 7.5): 5,  # the first may have begun when the worker answered
+        (7.5, 7.5): 5,
+        (8, 9): 1,
+        (10.9, 10.9): 1,  # a worker learns a little later than the gateway that a request has ended
+        (11.5, 11.5): 5,
+        (19, 24): 5,
+        (22, 22): 9,
+        (29, 29.5): 9,
+        (31, 31): 8,
+    }
+    for load_times, expected in cases.items():
+        reported = B._replace(num_waiting=9, load_times=load_times)
+        found = router.preview([A, reported], PROMPT, {}, now=32).candidates[1].foreign_requests
+        assert found == expected, load_times
 
-    def foreign(now: float) -> int:
-        return router.preview([A, reported], PROMPT, {}, now).candidates[1].foreign_requests
 
-    assert foreign(10) == 1
+def test_a_repeat_goes_to_its_holder_although_a_poll_saw_this_gateways_own_requests_there() -> None:
+    keys = [bytes([number]) * 16 for number in range(65)]
+    prompt = RoutedPrompt(65 * 16, {HERE: keys[:-1]})
+    router = router_of("cost", b=[BlockStored(key, b"", []) for key in keys[:-1]], a=[])
+    bookings = [book(router, [B], prompt, now=100) for _ in range(8)]
     for booking in bookings:
-        booking.close()
-    assert [foreign(now) for now in (10.9, 11.9, 12, 20)] == [1, 1, 9, 9]
-
-
-def test_own_requests_count_as_own_until_a_slow_report_has_forgotten_them() -> None:
-    """A worker that is asked for its load every five seconds still reports what ended four seconds ago."""
-    router = router_of("cost")
-    reported = B._replace(num_running=4, report_seconds=6.0)
-    booking = book(router, [reported], PROMPT._replace(num_samples=4), now=6)
-    booking.close()
-
-    def foreign(now: float) -> int:
-        return router.preview([A, reported], PROMPT, {}, now).candidates[1].foreign_running
-
-    assert [foreign(now) for now in (6.1, 11, 13, 17.9)] == [0, 0, 0, 0]
-    assert foreign(30) == 4
+        booking.first_token(16)
+        booking.close(102)
+    polled = B._replace(num_waiting=4, num_running=4, load_times=(101, 101.1))
+    assert book(router, [A, polled], prompt, now=105.5).worker == "b"
 
 
 def test_what_runs_at_a_worker_by_its_report_and_is_not_this_gateways_own_is_load() -> None:
@@ -249,7 +257,7 @@ def test_what_runs_at_a_worker_by_its_report_and_is_not_this_gateways_own_is_loa
     book(router, [B], PROMPT._replace(num_samples=4), now=7)
 
     def foreign(num_running: int, num_waiting: int) -> tuple[int, int, int]:
-        reported = B._replace(num_running=num_running, num_waiting=num_waiting)
+        reported = B._replace(num_running=num_running, num_waiting=num_waiting, load_times=(7, 7))
         found = router.preview([A, reported], PROMPT, {}, now=7).candidates[1]
         return found.foreign_requests, found.foreign_running, found.foreign_decode_blocks
 

@@ -102,6 +102,8 @@ async def test_load(slots: Slots) -> None:
     async with listening(TokenSpeedWorker()) as url, registered(url, slots) as client:
         await until(lambda: client.load)
         assert client.load is not None
+        asked_at, answered_at = client.load_times
+        assert asked_at < answered_at <= time.monotonic()
         assert (client.load.num_running, client.load.num_waiting, client.load.num_free_blocks) == (2, 1, 62)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ async def test_description() -> None:  # A5 E8
         said = client.description
         await until(lambda: client.load)
         load = client.load
+        asked_at, answered_at = client.load_times
+        assert asked_at < answered_at <= time.monotonic()
         assert client.exactness == EXACT
     assert said is not None
     assert load is not None

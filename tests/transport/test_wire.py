@@ -86,7 +86,6 @@ async def test_what_cannot_be_of_a_load_is_dropped_and_the_rest_is_kept(bind: st
         "more bounds": (Load(num_running=2, steps_by_tokens=(1,) * 40), Load(num_running=2)),
         "steps below 0": (Load(steps_by_tokens=(-1, *[0] * len(STEP_TOKEN_BOUNDS))), Load()),
         "counts below 0": (Load(num_waiting=-4, num_blocks=-1, num_running=1), Load(num_running=1)),
-        "reports that never come": (Load(report_seconds=0.0, steps_total=5), Load(steps_total=5)),
         "seconds that no clock can have measured": (
             Load(
                 batch_seconds_total=math.nan, encode_seconds_total=math.inf, network_seconds_total=-1.0, steps_total=5

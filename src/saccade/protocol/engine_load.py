@@ -6,17 +6,13 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 """Upper bounds of *steps_by_tokens*, those of vLLM."""
 
 
-POLLED_SECONDS = 6.0
-"""The age that a load may reach at a worker that is asked for it every 5 s, with the time that an answer takes."""
-
-
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
 
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
     *draining*: the worker finishes what it has and takes no new requests. *evicted_blocks_total* counts cached KV
     blocks that made room for others. *steps_by_tokens* counts steps that computed tokens by how many these were: one
-    count for each of STEP_TOKEN_BOUNDS, and one for more. The next snapshot comes within *report_seconds*.
+    count for each of STEP_TOKEN_BOUNDS, and one for more.
     """
 
     num_running: int = 0
@@ -41,4 +37,3 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     encode_seconds_total: float = 0.0
     network_seconds_total: float = 0.0
     postprocess_seconds_total: float = 0.0
-    report_seconds: float = 1.0

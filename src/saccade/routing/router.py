@@ -5,7 +5,7 @@ the workers hold of the prompt is looked up before (saccade.routing.lookup); not
 """
 
 import copy
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from random import Random
@@ -28,6 +28,13 @@ ASSUMED_SECONDS = 120.0
 
 ASSUMED_KEYS = 1 << 16
 """Of one worker: a million tokens in blocks of 16, the size of a large KV cache."""
+
+
+LAG_SECONDS = 1.0
+"""A worker's report of its load may still count samples that ended so long before."""
+
+KEPT_SECONDS, PERIOD_SECONDS = 60.0, 0.1
+"""No report of a worker's load that is used is older than the first; the second is how exactly times are kept."""
 
 
 class RoutedPicture(NamedTuple):
@@ -58,7 +65,7 @@ class Option(NamedTuple):
     """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
 
     *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
-    samples wait there and *num_running* run; the report is *report_seconds* old at most.
+    samples waited there and *num_running* ran at some time between the two of *load_times*.
     """
 
     name: str
@@ -68,28 +75,43 @@ class Option(NamedTuple):
     reports: bool = True
     num_waiting: int = 0
     num_running: int = 0
-    report_seconds: float = 1.0
+    load_times: tuple[float, float] = (0.0, 0.0)
 
 
-class _RecentMost:
-    """The most samples that this gateway had at a worker since its report of its load, or for up to twice as long.
+class _OwnSamples:
+    """How many samples this gateway had at a worker in the last KEPT_SECONDS.
 
-    A worker's report of what waits there is older than what the gateway knows of its own requests. What is not more
-    than this may be the gateway's own, and does not count as others'.
+    A worker's report of its load is some seconds old. What this gateway had there at that time is its own part of it,
+    whatever has begun or ended since; the rest is others'.
     """
 
     def __init__(self) -> None:
-        self._period = 0
-        self._most = self._most_before = 0
+        # (period, the most in it, the count at its end) of the periods in which the count changed, the oldest first.
+        self._periods: deque[tuple[int, int, int]] = deque()
+        self._times: tuple[float, float] | None = None
+        self._most = 0
 
-    def note(self, count: int, now: float, report_seconds: float) -> int:
-        """Note that there are *count* now; return the most of the last *report_seconds* at least."""
-        period = int(now / report_seconds)
-        if period != self._period:
-            self._most_before = self._most if period == self._period + 1 else 0
-            self._period, self._most = period, 0
-        self._most = max(self._most, count)
-        return max(self._most, self._most_before)
+    def note(self, count: int, now: float) -> None:
+        """Note that there are *count* from *now* on."""
+        period, periods = int(now / PERIOD_SECONDS), self._periods
+        last, most, at_end = periods[-1] if periods else (-1, 0, 0)
+        if last == period:
+            periods[-1] = (period, max(count, most), count)
+        else:
+            periods.append((period, max(count, at_end), count))
+        # One that is older tells what there was when the others began.
+        while len(periods) > 1 and periods[1][0] < period - KEPT_SECONDS / PERIOD_SECONDS:
+            periods.popleft()
+
+    def most(self, since: float, until: float) -> int:
+        """Return the most samples that a report of the load may count which was made between *since* and *until*."""
+        if (since, until) != self._times:
+            self._times = since, until
+            first, last = int((since - LAG_SECONDS) / PERIOD_SECONDS), int(until / PERIOD_SECONDS)
+            before = [at_end for period, _, at_end in self._periods if period < first]
+            within = [most for period, most, _ in self._periods if first <= period <= last]
+            self._most = max([0, *before[-1:], *within])
+        return self._most
 
 
 class Choice(NamedTuple):
@@ -125,9 +147,10 @@ class Booking:
             self._router.exchange(self.worker, self._work, decoding)
             self._work = decoding
 
-    def close(self) -> None:
-        """Take the work off the worker. Where no token came, take back what was expected, too."""
+    def close(self, now: float) -> None:
+        """Take the work off the worker. If no token came, take back what was expected, too."""
         self._router.exchange(self.worker, self._work, WorkInFlight())
+        self._router.note_samples(self.worker, now)
         if not self._has_begun:
             self._undo()
 
@@ -148,7 +171,7 @@ class Router:
         self.assumptions = Predictions(ASSUMED_SECONDS, ASSUMED_KEYS)
         self.breakers = Breakers()
         self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
-        self._most: defaultdict[str, _RecentMost] = defaultdict(_RecentMost)
+        self._samples: defaultdict[str, _OwnSamples] = defaultdict(_OwnSamples)
         self._assumes = assumes
         self._chooser = Chooser(policy, random, temperature)
 
@@ -169,7 +192,7 @@ class Router:
         if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
-        self._most[option.name].note(self.work[option.name].num_samples, now, option.report_seconds)
+        self.note_samples(option.name, now)
         self.breakers.sent(option.name, now)
         return booking
 
@@ -183,6 +206,10 @@ class Router:
         """Replace *old*, a part of the worker's work, by *new*."""
         self.work[worker] = self.work[worker].minus(old).plus(new)
 
+    def note_samples(self, worker: str, now: float) -> None:
+        """Note that the number of this gateway's samples at *worker* has changed."""
+        self._samples[worker].note(self.work[worker].num_samples, now)
+
     def expect_nothing(self, worker: str) -> None:
         """Drop what *worker* is expected to hold: its caches are gone, or no longer known."""
         self.predictions.forget(worker)
@@ -194,7 +221,7 @@ class Router:
         self.expect_nothing(worker)
         self.breakers.forget(worker)
         self.work.pop(worker, None)
-        self._most.pop(worker, None)
+        self._samples.pop(worker, None)
 
     def _is_assumed(self, option: Option) -> bool:
         return self._assumes and not option.reports
@@ -227,7 +254,7 @@ class Router:
             for picture in prompt.pictures
             if picture.stop > held_tokens and picture.key not in expected and option.encodes(picture.key)
         )
-        own = self._most[option.name].note(work.num_samples, now, option.report_seconds)
+        own = self._samples[option.name].most(*option.load_times)
         foreign_requests = max(0, option.num_waiting - own)
         foreign_running = max(0, option.num_waiting + option.num_running - own) - foreign_requests
         return Candidate(

@@ -7,6 +7,7 @@ every message through threads of its own, each of which has to be woken (docs/de
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -197,6 +198,7 @@ class WorkerClient:
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
         self._credentials = credentials
         self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released
@@ -335,6 +337,7 @@ class WorkerClient:
     def _take(self, session: _Session, frame: StepFrame) -> None:
         if frame.load is not None:
             was_ready, self.load = self.ready, plausible(frame.load)
+            self.load_times = (time.monotonic(),) * 2
             if self.ready != was_ready:
                 self._on_change(self)
         session.deliver(frame)

@@ -6,8 +6,6 @@ import msgspec
 
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 
-MAX_REPORT_SECONDS = 60.0
-
 
 def plausible(load: Load) -> Load:
     """Return *load* with 0 for numbers that cannot be, and without counts of steps by other bounds than ours.
@@ -19,8 +17,6 @@ def plausible(load: Load) -> Load:
         for name in load.__struct_fields__
         if isinstance(number := getattr(load, name), int | float) and not 0 <= number < math.inf
     }
-    if not 0 < load.report_seconds <= MAX_REPORT_SECONDS:
-        changes["report_seconds"] = Load().report_seconds
     steps = load.steps_by_tokens
     if steps and (len(steps) != len(STEP_TOKEN_BOUNDS) + 1 or min(steps) < 0):
         changes["steps_by_tokens"] = ()

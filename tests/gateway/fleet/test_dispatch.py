@@ -262,6 +262,7 @@ class Scripted:
 
     exactness = Exactness("NONE", "a script says nothing of caches")
     load: Load | None = None
+    load_times: tuple[float, float] = (0.0, 0.0)
 
     def __init__(self, url: str, max_num_seqs: int = 1) -> None:
         self.url = url

@@ -48,6 +48,7 @@ class ScriptedWorker:
     failures: list[SaccadeError] = field(default_factory=list)
     ready: bool = True
     load: Load | None = None
+    load_times: tuple[float, float] = (0.0, 0.0)
     num_open: int = 0
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)

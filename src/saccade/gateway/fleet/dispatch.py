@@ -452,7 +452,7 @@ def _option(worker: Worker, model: Model, salt: bytes) -> Option:
         reports=worker.exactness.level != "NONE",
         num_waiting=load.num_waiting,
         num_running=load.num_running,
-        report_seconds=load.report_seconds,
+        load_times=worker.load_times,
     )
 
 

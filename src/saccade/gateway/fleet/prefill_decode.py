@@ -8,6 +8,7 @@ alone; the decode worker may ask for them later, if it has to compute the prompt
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class Leg:
         """Take the work off the worker, once."""
         if not self._has_ended:
             self._has_ended = True
-            self._booking.close()
+            self._booking.close(time.monotonic())
             self._on_end()
 
 

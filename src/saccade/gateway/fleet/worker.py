@@ -40,6 +40,10 @@ class Worker(Protocol):
         """What it said of its work last."""
 
     @property
+    def load_times(self) -> tuple[float, float]:
+        """Two times of the monotonic clock, in seconds, between which it was as busy as *load* says."""
+
+    @property
     def exactness(self) -> Exactness:
         """How exactly its reports can tell what it holds, once all of them have arrived."""
 

@@ -64,6 +64,12 @@ class SglangPair:
         return msgspec.structs.replace(decode, num_waiting=prefill.num_waiting + decode.num_waiting)
 
     @property
+    def load_times(self) -> tuple[float, float]:
+        """Two times between which both were as busy as *load* says."""
+        prefill, decode = self._prefill.load_times, self._decode.load_times
+        return min(prefill[0], decode[0]), max(prefill[1], decode[1])
+
+    @property
     def exactness(self) -> Exactness:
         """How exactly the prefill worker's events can tell what it holds."""
         return self._prefill.exactness

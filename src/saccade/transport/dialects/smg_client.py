@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ class SmgClient(ABC):
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
         self._target = self._address(url)
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._surroundings = surroundings
@@ -339,8 +341,10 @@ class SmgClient(ABC):
         lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
         try:
             for number in itertools.count(1):
+                asked_at = time.monotonic()
                 reply = await session.stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
                 self.load = plausible(smg_model.load_of(reply, session.description.block_size))
+                self.load_times = asked_at, time.monotonic()
                 if number % LOADS_PER_HEALTH == 0:
                     await self._check_health(session.stub)
                 if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:

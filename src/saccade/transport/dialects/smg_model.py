@@ -10,7 +10,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.engine_load import POLLED_SECONDS, Load
+from saccade.protocol.engine_load import Load
 from saccade.protocol.model_files import CONFIG, GATEWAY_FILES, MAX_FILE_BYTES
 
 MAX_BUNDLE_BYTES = 64 << 20
@@ -73,7 +73,6 @@ def load_of(reply: Any, block_size: int) -> Load:
         num_waiting=sum(rank.num_waiting_reqs for rank in ranks),
         num_blocks=num_tokens // block_size,
         num_free_blocks=max(0, num_free_tokens) // block_size,
-        report_seconds=POLLED_SECONDS,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -99,6 +100,7 @@ class VllmClient:
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
         self._address: Address = address(url)
         self._on_released = on_released
         self._on_change = on_change
@@ -277,8 +279,10 @@ class VllmClient:
             server = await vllm_server.discover(http, self._address, self._reader)
             self._enter(_Session(http, server))
             while True:
+                asked_at = time.monotonic()
                 load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
                 self.load = plausible(load)
+                self.load_times = asked_at, time.monotonic()
                 await vllm_server.check_health(http)
                 await asyncio.sleep(WATCH_EVERY_SECONDS)
         except SaccadeError as error:

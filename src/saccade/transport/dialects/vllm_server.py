@@ -14,7 +14,7 @@ import msgspec
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.engine_load import POLLED_SECONDS, Load
+from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.transport.dialects.event_publisher import EventSource
 from saccade.transport.dialects.vllm_events import event_source
@@ -202,7 +202,6 @@ def load_of(samples: Samples, rank: int | None, num_blocks: int) -> Load:
         generated_tokens_total=int(samples.total("generation_tokens_total", rank)),
         cached_tokens_total=int(samples.total("prefix_cache_hits_total", rank)),
         preemptions_total=int(samples.total("num_preemptions_total", rank)),
-        report_seconds=POLLED_SECONDS,
     )
 
 
