@@ -30,7 +30,7 @@
     ├── ServiceError                the server failed, 5xx
     │   ├── InternalError           500
     │   ├── WorkerFailed            500, the engine failed during the request
-    │   │   └── PrefillWorkerFailed 500, of a pair, the prefill worker; clients get it as WorkerFailed
+    │   │   └── PeerFailed          500, the other worker of a pair did; clients get it as WorkerFailed
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
     │   └── DeadlineExceeded        504
@@ -275,10 +275,10 @@ class WorkerFailed(ServiceError):
     code = "worker_failed"
 
 
-class PrefillWorkerFailed(WorkerFailed):
-    """A decode worker could not receive a prompt's state, through a fault of the prefill worker."""
+class PeerFailed(WorkerFailed):
+    """The other worker of a pair failed: the one that says so is not to blame."""
 
-    code = "prefill_worker_failed"
+    code = "peer_failed"
 
 
 class WorkerUnavailable(ServiceError):

@@ -138,7 +138,7 @@ def test_leg_that_ends_ends_the_other(pair: Pair, tiny_qwen3_vl: Path, stage: st
     pair.run(lambda: other.answers["a"].finish_reason is not None, "ended")
     failure = other.answers["a"].failure
     assert failure is not None
-    assert failure.code == "worker_failed"
+    assert failure.code == "peer_failed"
     pair.run_until_idle()
 
 
@@ -152,7 +152,7 @@ def test_prompt_that_no_decode_worker_takes_is_given_up(tiny_qwen3_vl: Path) -> 
         wait_until(lambda: _told(engine, outcome))
         failure = outcome.answers["a"].failure
         assert failure is not None
-        assert failure.code == "worker_failed"
+        assert failure.code == "peer_failed"
         assert splits.is_idle(engine)
     finally:
         engine.close()

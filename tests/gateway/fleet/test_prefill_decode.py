@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -13,7 +14,7 @@ from fronts import DESCRIPTION
 
 from saccade.errors import (
     InvalidValue,
-    PrefillWorkerFailed,
+    PeerFailed,
     RequestError,
     SaccadeError,
     WorkerFailed,
@@ -253,13 +254,36 @@ async def test_leg_that_fails_is_named_and_ends_the_other(failing: str, error: S
     subject.check_idle()
 
 
-async def test_prefill_worker_is_named_if_the_decode_worker_could_not_reach_it() -> None:
-    subject = cluster(p="prefill", q="prefill", d="decode")
-    subject["d"].failures.append(PrefillWorkerFailed("The prefill worker cannot be reached."))
-    with pytest.raises(WorkerFailed, match="cannot be reached") as caught:
-        await subject.answer(ask())
-    assert (caught.value.code, subject.failed) == ("worker_failed", ["p"])
-    subject.check_idle()
+CUT = PeerFailed("the other one is gone")
+DIED = WorkerFailed("died")
+
+
+async def test_transfer_that_fails_is_charged_to_its_guilty_end() -> None:
+    """The breaker, and the next attempt without that worker, follow from the charge."""
+    cases: list[tuple[SaccadeError | None, SaccadeError | None, str]] = [
+        (None, CUT, "p"),  # the port of the prefill worker cannot be reached
+        (CUT, None, "d"),  # the decode worker never came
+        (DIED, CUT, "p"),
+        (CUT, DIED, "d"),
+        (DIED, DIED, "p"),
+    ]
+    for case in cases:
+        *errors, charged = case
+        subject = cluster(p="prefill", q="prefill", d="decode", e="decode")
+        subject.excluded = frozenset("qe")
+        for _ in range(3):
+            for url, error in zip("pd", errors, strict=True):
+                if error is None:
+                    subject[url].gate.clear()
+                else:
+                    subject[url].failures.append(error)
+            with pytest.raises(WorkerFailed) as raised:
+                await subject.answer(ask())
+            assert raised.value.code == "worker_failed", case
+        assert subject.failed == [charged] * 3, case
+        states = {url: subject.router.breakers.report(url, time.monotonic()).state for url in "pd"}
+        assert {url for url, state in states.items() if state == "open"} == {charged}, case
+        subject.check_idle()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive
-from saccade.errors import InvalidValue, PrefillWorkerFailed, WorkerFailed
+from saccade.errors import InvalidValue, PeerFailed, WorkerFailed
 from saccade.protocol.kv_transfer import KvForm, Prefilled, ReceiveKv
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
@@ -118,19 +118,19 @@ class KvReceiver:
             case PromptComputed(_, prefilled):
                 leg.prefilled = prefilled
                 if len(prefilled.first) != leg.sequence.request.num_samples:
-                    self._fail(leg, OUT_OF_ORDER)
+                    self._fail(leg, PeerFailed(OUT_OF_ORDER))
             case PieceArrived(_, piece, content) if piece.is_state:
                 leg.state = content
                 self.transfers.taken(leg.key)
             case PieceArrived(_, piece):
                 if not (piece.start == leg.next_block < piece.stop <= len(leg.sequence.block_table)):
-                    self._fail(leg, OUT_OF_ORDER)
+                    self._fail(leg, PeerFailed(OUT_OF_ORDER))
                     return
                 leg.next_block = piece.stop
                 leg.num_pending += 1
                 leg.arrived.append(event)
-            case TransferEnded(_, reason, at_source):
-                self._fail(leg, reason, at_source)
+            case TransferEnded():
+                self._fail(leg, event.error)
         self._complete_if_whole(leg)
 
     def ended(self, sequence: Sequence) -> None:
@@ -179,9 +179,9 @@ class KvReceiver:
         written, self._written = self._written, []
         return [leg.sequence for leg in written]
 
-    def _fail(self, leg: _Leg, reason: str, at_source: bool = False) -> None:
+    def _fail(self, leg: _Leg, error: WorkerFailed) -> None:
         # Ending the sequence cancels the transfer.
-        self._requests.fail(leg.sequence, PrefillWorkerFailed(reason) if at_source else WorkerFailed(reason))
+        self._requests.fail(leg.sequence, error)
 
     def _complete_if_whole(self, leg: _Leg) -> None:
         is_whole = leg.next_block == len(leg.sequence.block_table) and not leg.num_pending

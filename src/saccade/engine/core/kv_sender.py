@@ -16,7 +16,7 @@ from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvSend
-from saccade.errors import InvalidValue, WorkerFailed
+from saccade.errors import InvalidValue, PeerFailed
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, SendKv
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
@@ -133,10 +133,10 @@ class KvSender:
                 del self._legs[leg.key]
                 self._requests.answer(leg.sequence, *leg.answer)
             case Delivered():
-                self._requests.fail(leg.sequence, WorkerFailed("The decode worker ended the transfer too early."))
-            case TransferEnded(_, reason):
+                self._requests.fail(leg.sequence, PeerFailed("The decode worker ended the transfer too early."))
+            case TransferEnded():
                 del self._legs[leg.key]
-                self._requests.fail(leg.sequence, WorkerFailed(reason))
+                self._requests.fail(leg.sequence, event.error)
 
     def ended(self, sequence: Sequence) -> None:
         """Withdraw the transfer of a sequence that has ended."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from saccade.errors import PrefillWorkerFailed, WorkerFailed, WorkerUnavailable
+from saccade.errors import PeerFailed, WorkerFailed, WorkerUnavailable
 from saccade.gateway.fleet.worker import Worker
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
@@ -127,11 +127,10 @@ class Pair:
                     await _cancelled(beginning)
                 async for delta in deltas:
                     yield delta
-        except PrefillWorkerFailed as error:
-            self.failed_worker = prefill
-            raise WorkerFailed(error.message) from error
-        except (WorkerFailed, WorkerUnavailable):
-            self.failed_worker = prefill if prefilling.has_failed else decode
+        except (WorkerFailed, WorkerUnavailable) as error:
+            self.failed_worker = prefill if prefilling.is_to_blame(error) else decode
+            if isinstance(error, PeerFailed):
+                raise WorkerFailed(error.message) from error
             raise
         finally:
             await prefilling.close()
@@ -150,10 +149,13 @@ class _Prefill:
         self._has_run = False
         self._task = asyncio.create_task(self._run(), name=f"prefill leg of {request.request_id}")
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the leg has ended with an error."""
-        return self._task.done() and not self._task.cancelled() and self._task.exception() is not None
+    def is_to_blame(self, error: WorkerFailed | WorkerUnavailable) -> bool:
+        """Whether the prefill worker made the request fail, of which *error*, of either leg, came first."""
+        is_over = self._task.done() and not self._task.cancelled()
+        own = self._task.exception() if is_over else None
+        if own is error or not isinstance(error, PeerFailed):
+            return own is not None and not isinstance(own, PeerFailed)
+        return True
 
     async def before(self, beginning: asyncio.Future[TokenDelta]) -> TokenDelta:
         """Return the result of *beginning*. Raises the error of the prefill leg if that fails before."""

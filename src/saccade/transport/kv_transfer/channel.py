@@ -39,7 +39,14 @@ Incoming = TypeVar("Incoming", FromSource, FromDestination)
 
 
 class TransferFailed(Exception):
-    """The transfer cannot go on. The message is a sentence for the operator and may be shown to clients."""
+    """The transfer cannot go on, and unless *by_peer* is False the other end is to blame.
+
+    The message is a sentence for the operator and may be shown to clients.
+    """
+
+    def __init__(self, message: str, *, by_peer: bool = True) -> None:
+        super().__init__(message)
+        self.by_peer = by_peer
 
 
 class Counter:

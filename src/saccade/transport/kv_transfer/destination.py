@@ -29,10 +29,6 @@ CONNECT_SECONDS = 5.0
 """Until a prefill worker counts as not reachable: a packet that a firewall drops gets no answer."""
 
 
-class SourceGone(TransferFailed):
-    """The prefill worker cannot be reached, or does not answer."""
-
-
 @dataclasses.dataclass(frozen=True)
 class DestinationConfig:
     """*form* must equal the other end's. After *patience_seconds* without a message the source counts as gone.
@@ -91,14 +87,14 @@ class KvDestination:
             async with asyncio.timeout(min(CONNECT_SECONDS, self._config.patience_seconds)):
                 streams = await _connect(source)
         except (OSError, TimeoutError):
-            self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached.", at_source=True))
+            self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached."))
             return
         try:
             await self._transfer(key, streams, first_block)
         except TransferFailed as failed:
-            self._tell(TransferEnded(key, str(failed), at_source=isinstance(failed, SourceGone)))
+            self._tell(TransferEnded(key, str(failed), failed.by_peer))
         except TimeoutError:
-            self._tell(TransferEnded(key, "The prefill worker has gone silent.", at_source=True))
+            self._tell(TransferEnded(key, "The prefill worker has gone silent."))
         finally:
             streams[1].close()
 
@@ -129,7 +125,7 @@ class KvDestination:
             other = await reader.readexactly(NONCE_BYTES)
             writer.write(name_of(key) + nonce)
         except (OSError, EOFError) as error:
-            raise SourceGone("The prefill worker refused the connection.") from error
+            raise TransferFailed("The prefill worker refused the connection.") from error
         return destination_channel(streams, key, other + nonce, self._config.max_content_bytes)
 
     async def _reply(self, replies: asyncio.Queue[FromDestination], channel: DestinationChannel) -> None:
@@ -150,7 +146,7 @@ class KvDestination:
                 case Piece():
                     self._tell(PieceArrived(key, message, self._content(message, content)))
                 case Refused(reason):
-                    raise TransferFailed(reason)
+                    raise TransferFailed(reason, by_peer=False)
                 case Waiting():
                     pass
 
@@ -164,7 +160,7 @@ class KvDestination:
             try:
                 content = shared_memory.read_slot(piece.slot)
             except shared_memory.SlotError as error:
-                raise TransferFailed("A part of the state was lost in shared memory.") from error
+                raise TransferFailed("A part of the state was lost in shared memory.", by_peer=False) from error
         if len(content) != expected:
             raise TransferFailed("The prefill worker sent state of a wrong size.")
         return content

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from saccade.errors import PeerFailed, WorkerFailed
 from saccade.protocol.kv_transfer import Piece, Prefilled
 
 
@@ -41,11 +42,16 @@ class PieceArrived(NamedTuple):
 
 
 class TransferEnded(NamedTuple):
-    """The transfer failed; *reason* is a sentence for operator and client. *at_source*: the prefill worker failed."""
+    """The transfer failed; *reason* is a sentence for operator and client. *by_peer*: the other end is to blame."""
 
     key: bytes
     reason: str
-    at_source: bool = False
+    by_peer: bool = True
+
+    @property
+    def error(self) -> WorkerFailed:
+        """The error that the request ends with."""
+        return PeerFailed(self.reason) if self.by_peer else WorkerFailed(self.reason)
 
 
 Event = Wanted | PieceTaken | Delivered | PromptComputed | PieceArrived | TransferEnded

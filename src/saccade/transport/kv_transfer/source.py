@@ -64,6 +64,7 @@ class _Offer:
         self.messages: asyncio.Queue[tuple[FromSource, bytes]] = asyncio.Queue()
         self.slots: list[SlotRef | None] = []
         self.is_pulled = False
+        self.is_computed = False
         self.connection: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
 
@@ -129,6 +130,7 @@ class KvSource:
     def prefilled(self, key: bytes, message: Prefilled) -> None:
         """Tell that the prompt is computed."""
         if (offer := self._offers.get(name_of(key))) is not None:
+            offer.is_computed = True
             self._wait_anew(offer)
             offer.messages.put_nowait((message, b""))
 
@@ -153,7 +155,8 @@ class KvSource:
         if offer.deadline is not None:
             offer.deadline.cancel()
         loop = asyncio.get_running_loop()
-        offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, NOT_TAKEN)
+        failed = TransferFailed(NOT_TAKEN, by_peer=offer.is_computed)
+        offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, failed)
 
     def _give_back(self, offer: _Offer) -> None:
         for slot in offer.slots:
@@ -162,11 +165,11 @@ class KvSource:
                 self._slots.release(slot.name, reusable=False)
         offer.slots.clear()
 
-    def _fail(self, offer: _Offer, reason: str) -> None:
+    def _fail(self, offer: _Offer, failed: TransferFailed) -> None:
         """End a transfer that did not succeed."""
         if self._offers.get(name_of(offer.key)) is offer:
             self.withdraw(offer.key)
-            self._tell(TransferEnded(offer.key, reason))
+            self._tell(TransferEnded(offer.key, str(failed), failed.by_peer))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
@@ -209,12 +212,12 @@ class KvSource:
         try:
             if refusal := _mismatch(self._config.form, pull.form):
                 await channel.send(Refused(refusal))
-                raise TransferFailed(refusal)
+                raise TransferFailed(refusal, by_peer=False)
             self._tell(Wanted(offer.key, pull.first_block))
             await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
         except TransferFailed as failed:
             offer.connection = None
-            self._fail(offer, str(failed))
+            self._fail(offer, failed)
         else:
             offer.connection = None
             self.withdraw(offer.key)
