@@ -1,6 +1,7 @@
 """A client cannot make the server keep more than the body it was promised, nor for longer than it sends it."""
 
 import contextlib
+import gc
 import json
 import socket
 import time
@@ -12,7 +13,7 @@ import scripted
 from waiting import wait_until
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.http.connection import MAX_HEAD_BYTES, READ_BYTES, ConnectionLimits
+from saccade.gateway.http.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection, ConnectionLimits
 from saccade.protocol.output import FinishReason, TokenDelta
 
 JSON = b"Content-Type: application/json\r\n"
@@ -96,6 +97,41 @@ def test_chunks_of_a_byte_are_cut_off_in_a_refused_body(tiny_qwen3_vl: Path) -> 
             connection.sendall(b"1\r\na\r\n" * 50_000)
             assert connection.recv(1) == b""
         wait_until(lambda: gateway.connections.num_open == 0)
+
+
+def test_large_chunks_do_not_hide_small_ones(gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of small chunks keeps the event loop busy for as long as it is large."""
+    sizes: list[int] = []
+    received = Connection.data_received
+
+    def record(connection: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        received(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", record)
+    mixed = b"20000\r\n" + bytes(128 << 10) + b"\r\n" + b"1\r\na\r\n" * 20_000
+    for path in (b"/nothing", b"/tokenize"):
+        send(gateway, [CHUNKED.replace(b"/tokenize", path), mixed * 2, b"0\r\n\r\n"])
+    assert max(sizes) <= FIRST_READ_BYTES
+
+
+def test_closed_connections_are_freed_without_the_collector(gateway: scripted.Gateway) -> None:
+    def num_connections() -> int:
+        return sum(type(one) is Connection for one in gc.get_objects())
+
+    wait_until(lambda: not gateway.connections.num_open)
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_connections()
+        half = BODY.replace(b"Content-Length: 15", b"Content-Length: 99999")
+        for content in (BODY + b'{"messages": 5}', half.replace(b"/tokenize", b"/nothing") + FILLER, half + FILLER):
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+                connection.sendall(content)
+        wait_until(lambda: not gateway.connections.num_open)
+        wait_until(lambda: num_connections() <= before)
+    finally:
+        gc.enable()
 
 
 def test_small_chunks_pass_while_they_are_more_than_their_framing(gateway: scripted.Gateway) -> None:

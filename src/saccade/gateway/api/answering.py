@@ -4,11 +4,10 @@ Each API reads its own bodies into a ChatRequest and writes its own answers; all
 several prompts is as many requests to workers, whose answers are written side by side.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -28,6 +27,7 @@ from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.pictures.concurrency import all_or_none
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.structured_output.constraint import Constraint, read_constraint, without_constraint
@@ -36,8 +36,6 @@ from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.output import TokenDelta
-
-T = TypeVar("T")
 
 
 class AnswerWriter(Protocol):
@@ -187,7 +185,7 @@ class Answering:
                 async with self.generation.answer(part.asked) as (answer, deltas):
                     await part.writer.stream(stream, answer, deltas)
 
-        await report_errors(stream, side_by_side(map(generate, parts)), parts[0].writer.failure)
+        await report_errors(stream, all_or_none(map(generate, parts)), parts[0].writer.failure)
         await stream.flush()
 
     async def _answer_whole(self, parts: Sequence[_Part], send: Send) -> None:
@@ -196,15 +194,4 @@ class Answering:
                 async with self.generation.answer(part.asked) as (answer, deltas):
                     return await part.writer.whole(answer, deltas)
 
-        await send_json(send, 200, b"".join(await side_by_side(map(generate, parts))))
-
-
-async def side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run *works* and return their results. The first error ends all."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await send_json(send, 200, b"".join(await all_or_none(map(generate, parts))))

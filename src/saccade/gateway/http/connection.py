@@ -32,8 +32,9 @@ trailers, may take as many bytes again as the body has so far.
 
 FIRST_READ_BYTES = 16 << 10
 READ_BYTES = 120 << 10
-"""Bytes that are read from a connection at a time: at first, and once the application reads the rest of a body. More
-would delay other connections, and allocate memory from the system at every read.
+"""Bytes that are read from a connection at a time: at first and of chunked bodies, and once the application reads the
+rest of a body of known length. More would delay other connections, and allocate memory from the system at every read;
+in a chunked body, a large piece tells nothing about the size of those after it.
 """
 
 SMALL_READ_BYTES = 4 << 10
@@ -84,6 +85,7 @@ class Connection(HttpToolsProtocol):
         self._head_since: float | None = None
         self._expects_body = False
         self._has_begun_body = False
+        self._is_chunked = False
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         self._drained_since: float | None = None
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
         """How many bytes are read at a time now."""
         if self._has_small_pieces:
             return SMALL_READ_BYTES
-        return READ_BYTES if self._has_begun_body else FIRST_READ_BYTES
+        return READ_BYTES if self._has_begun_body and not self._is_chunked else FIRST_READ_BYTES
 
     def vouch(self) -> None:
         """Note that a request with a valid key came over this connection."""
@@ -117,6 +119,12 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._head_since = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Drop the requests: they refer to their connection, and have what was not read of their bodies."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Parse *data*, and refuse a request with too many bytes besides its body."""
@@ -147,6 +155,7 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         self._expects_body = True
         self._has_begun_body = False
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         super().on_headers_complete()

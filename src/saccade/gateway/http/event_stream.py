@@ -9,7 +9,7 @@ import structlog
 from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
-from saccade.gateway.http.middleware import UNFORESEEN
+from saccade.gateway.http.middleware import UNFORESEEN, drop_tracebacks
 from saccade.gateway.limits.byte_budget import Reservation
 
 EVENT_STREAM = [
@@ -121,16 +121,12 @@ async def report_errors(
     """Run *work*; an error after the stream began becomes its last one, as *told* has it. An earlier one is raised."""
     try:
         await work
-    except SaccadeError as error:
-        failure = error
-    except Exception:
+    except Exception as error:
         # Once the stream began, the middleware can no longer answer with a status.
         if not stream.started:
             raise
-        _logger.exception("unforeseen error in a stream")
-        failure = InternalError(UNFORESEEN)
-    else:
-        return
-    if not stream.started:
-        raise failure
-    await stream.write(told(failure), more=False)
+        failure = error if isinstance(error, SaccadeError) else InternalError(UNFORESEEN)
+        if failure is not error:
+            _logger.exception("unforeseen error in a stream")
+        drop_tracebacks(error)
+        await stream.write(told(failure), more=False)

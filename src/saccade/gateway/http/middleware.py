@@ -10,7 +10,6 @@ Each part is an ASGI application around another one, outermost first:
 import asyncio
 import re
 import time
-import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 
@@ -138,7 +137,7 @@ class GuardMiddleware:
         except Exception as error:
             failure = _failure(error, scope)
             headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-            drop_frames(error)
+            drop_tracebacks(error)
         else:
             return
         is_messages = scope["path"].startswith(MESSAGES_PATH)
@@ -147,18 +146,18 @@ class GuardMiddleware:
             await send_json(send_watched, failure.status, body, headers | _headers(failure))
 
 
-def drop_frames(error: BaseException) -> None:
-    """Free what the frames of *error* hold, such as the request's body, and those of the errors that led to it.
+def drop_tracebacks(error: BaseException) -> None:
+    """Let go of the frames that *error*, and the errors that led to it, passed through.
 
-    An error that a variable holds forms a cycle with the frame of that variable, which the collector finds late.
+    An error that a variable holds forms a cycle with the frame of that variable, and the frames below hold the
+    request's body until the collector runs. Frames are not cleared: a suspended one would end, and an error of shared
+    work may be passing through those of another request.
     """
     errors: list[BaseException | None] = [error]
     while errors:
-        if (one := errors.pop()) is None:
-            continue
-        traceback.clear_frames(one.__traceback__)
-        errors += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
-        one.__traceback__ = one.__cause__ = one.__context__ = None
+        if (one := errors.pop()) is not None:
+            errors += [one.__cause__, one.__context__]
+            one.__traceback__ = one.__cause__ = one.__context__ = None
 
 
 def encode_error(error: SaccadeError) -> bytes:

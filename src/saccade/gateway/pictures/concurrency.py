@@ -1,20 +1,35 @@
-"""Pictures side by side: steps of which one failure ends all."""
+"""Work side by side: steps of which one failure ends all."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-async def all_or_none(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run *steps* side by side until all are done. Where one raises, the others are cancelled and its error is raised.
+async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run *steps* side by side and return their results. Where one raises, the others are cancelled and its error is
+    raised.
 
     No step runs any longer when this returns or raises.
     """
+    tasks = [asyncio.ensure_future(step) for step in steps]
     try:
-        async with asyncio.TaskGroup() as group:
-            for step in steps:
-                group.create_task(step)
-    except BaseExceptionGroup as failures:
-        # The step that failed first: the errors of the cancelled steps do not tell the cause.
-        first = failures.exceptions[0]
-        raise first from first.__cause__
+        # Not a TaskGroup: in Python 3.11 its frame holds the error of its own cancellation, and all below it stays
+        # until the collector runs.
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel *tasks*, wait until they have ended, and empty the list.
+
+    An error holds the frame that has the list, and a task holds its error.
+    """
+    try:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        tasks.clear()
