@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_ids_outside_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     outside = [tokenizer.num_tokens, tokenizer.num_tokens + 5, 2**40, -1]
     assert tokenizer.decode(outside) == ""
     assert all(map(tokenizer.is_special, outside))
+
+
+def test_ids_outside_the_vocabulary_are_not_kept(tokenizer: Tokenizer) -> None:
+    outside = range(tokenizer.num_tokens, tokenizer.num_tokens + 20_000)
+    tracemalloc.start()
+    try:
+        for token_id in outside:
+            assert tokenizer.token_bytes(token_id) == b""
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000
 
 
 def test_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:

@@ -1,5 +1,7 @@
 """What a worker sends of an answer is no more than the request asked for."""
 
+import math
+
 import msgspec
 import pytest
 from echo_worker import ask, tokens, until
@@ -8,7 +10,7 @@ from fronts import Front, talking
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta, TokenLogprob
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
-from saccade.transport.answer_bounds import MAX_OTHER_MESSAGES, AnswerBounds
+from saccade.transport.answer_bounds import MAX_EMPTY_DELTAS, MAX_QUESTIONS, AnswerBounds
 from saccade.transport.gateway_streams import Connection
 
 LENGTH = FinishReason.LENGTH
@@ -21,18 +23,24 @@ def delta(*token_ids: int, index: int = 0, logprobs: int = 0, num_top: int = 0, 
 
 
 def test_an_answer_is_no_more_than_was_asked_for() -> None:
-    """A request for two samples of four tokens, with log probabilities of two others each; the prompt has three."""
-    request = ask("r", [1, 2, 3])
+    """A request for two samples of four tokens, with log probabilities of two others each; the prompt has three tokens
+    and two pictures.
+    """
+    request = ask("r", [1, 2, 3], "a", "b")
     sampling = msgspec.structs.replace(request.sampling, max_tokens=4, num_logprobs=2)
     request = msgspec.structs.replace(request, num_samples=2, sampling=sampling)
     end = TokenDelta("r", [], LENGTH)
-    wanted = PixelsWanted("r", [0])
+    nan, infinite = (TokenDelta("r", [1], logprobs=[TokenLogprob(value, 1)]) for value in (math.nan, math.inf))
+    nan_beside = TokenDelta("r", [1], logprobs=[TokenLogprob(-1.0, 1, [5], [math.nan])])
+    undrawable = TokenDelta("r", [1], logprobs=[TokenLogprob(-math.inf, 9)])
+    first, both = PixelsWanted("r", [0]), PixelsWanted("r", [0, 1])
     table: dict[str, tuple[list[TokenDelta | PixelsWanted], bool]] = {
         "all tokens of both": ([delta(1, 2, 3), delta(4), delta(1, 2, 3, 4, index=1), end], True),
         "ids that no vocabulary has": ([delta(10**9, -7)], True),
         "as many log probabilities": ([delta(1, 2, logprobs=2, num_top=2, prompt=2)], True),
         "the drawn token beside the likeliest": ([delta(1, logprobs=1, num_top=3)], True),
-        "questions of a request that was preempted": ([wanted] * 100, True),
+        "a token that could not be drawn": ([undrawable], True),
+        "questions of a request that was preempted": ([first, *[both] * (MAX_QUESTIONS - 1)], True),
         "one token too many": ([delta(1, 2, 3, 4), delta(5)], False),
         "too many at once": ([delta(*range(300_000))], False),
         "a sample before the first": ([delta(1, index=-1)], False),
@@ -40,8 +48,16 @@ def test_an_answer_is_no_more_than_was_asked_for() -> None:
         "a log probability without a token": ([delta(1, logprobs=2)], False),
         "too many likeliest tokens": ([delta(1, logprobs=1, num_top=4)], False),
         "a prompt again and again": ([delta(1, prompt=2), delta(1, prompt=2)], False),
-        "nothing, for ever": ([delta()] * (MAX_OTHER_MESSAGES + 1), False),
-        "questions for ever": ([wanted] * (MAX_OTHER_MESSAGES + 1), False),
+        "nothing, for ever": ([delta()] * (MAX_EMPTY_DELTAS + 1), False),
+        "questions for ever": ([first] * (MAX_QUESTIONS + 1), False),
+        "a question about nothing": ([PixelsWanted("r", [])], False),
+        "a question about one picture 50,000 times": ([PixelsWanted("r", [0] * 50_000)], False),
+        "a picture twice": ([PixelsWanted("r", [1, 1])], False),
+        "a picture after the last": ([PixelsWanted("r", [0, 2])], False),
+        "a picture before the first": ([PixelsWanted("r", [-1])], False),
+        "a log probability that is NaN": ([nan], False),
+        "a log probability that is infinite": ([infinite], False),
+        "NaN of another token": ([nan_beside], False),
     }
     for name, (messages, is_right) in table.items():
         bounds, failed = AnswerBounds(request), False

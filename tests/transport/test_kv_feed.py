@@ -50,6 +50,13 @@ class Curious(Front):
         self.watchers[-1].send(msgspec.msgpack.encode(KvEvents(number, list(events), snapshot, last)))
 
 
+def by_hash(name: str) -> EngineRequest:
+    """A request with one picture, whose pixels it does not bring."""
+    request = ask(name, [1], "slot")
+    media = tuple(msgspec.structs.replace(item, slot=None) for item in request.media)
+    return msgspec.structs.replace(request, media=media)
+
+
 async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
@@ -142,7 +149,7 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
         return tuple(MediaPixels(index, SlotRef(name="s", generation=1, nbytes=48)) for index in media)
 
     async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
-        deltas = [delta async for delta in client.generate(ask("r", [1]), supply)]
+        deltas = [delta async for delta in client.generate(by_hash("r"), supply)]
         assert [delta.token_ids for delta in deltas] == [[7]]
         assert [type(command) for command in front.commands] == [EngineRequest, Pixels]
         assert released == ["s"]
@@ -152,7 +159,7 @@ async def test_without_pixels_the_request_fails_and_the_worker_forgets_it(tmp_pa
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         with pytest.raises(WorkerUnavailable, match="no longer holds"):
-            [delta async for delta in client.generate(ask("r", [1]))]
+            [delta async for delta in client.generate(by_hash("r"))]
         await until(lambda: len(front.commands) == 2)
         assert front.commands[1] == Abort(request_id="r")
 
@@ -168,5 +175,5 @@ async def test_pixels_for_a_worker_that_died_meanwhile_come_back(tmp_path: Path)
     async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
         dying = front.connection
         with pytest.raises(WorkerFailed):
-            [delta async for delta in client.generate(ask("r", [1]), supply)]
+            [delta async for delta in client.generate(by_hash("r"), supply)]
         assert released == ["s"]

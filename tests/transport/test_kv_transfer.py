@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TypeVar
@@ -454,6 +455,23 @@ def test_a_stranger_cannot_have_a_large_message_read(caplog: pytest.LogCaptureFi
             assert stranger.recv(1) == b""
         source.transfers.withdraw(key)
         source.wait_until_closed()
+
+
+def test_what_a_stranger_sends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.HANDSHAKE_SECONDS", 1.0)
+    content = bytes(64 << 20)
+    with ends() as (source, _):
+        host, port = address(source).split(":")
+        tracemalloc.start()
+        try:
+            with socket.create_connection((host, int(port)), 20) as stranger, suppress(ConnectionError):
+                stranger.sendall(content)
+                stranger.recv(1)
+            source.wait_until_closed()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 2 << 20
 
 
 def test_address_that_cannot_be_listened_on_is_named() -> None:

@@ -88,9 +88,11 @@ class JsonTokenizer(Tokenizer):
         return [self._special_of.get(token_id, token_id) for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.num_tokens:
+            return b""
         known = self._bytes_of.get(token_id)
         if known is None:
-            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.num_tokens else None
+            token = self._tokenizer.id_to_token(token_id)
             known = self._bytes_of[token_id] = self._token_bytes.to_bytes(token or "")
         return known
 

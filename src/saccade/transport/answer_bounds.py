@@ -1,11 +1,17 @@
 """What a worker may send as the answer to one request, whatever its wire."""
 
+import math
+from collections import Counter
+
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import PixelsWanted, TokenDelta
 from saccade.protocol.request import EngineRequest
 
-MAX_OTHER_MESSAGES = 1024
-"""Messages that bring no token: questions for pixels, which a preempted request asks again, and ends of samples."""
+MAX_EMPTY_DELTAS = 1024
+"""Deltas that bring no token, as the end of a sample may."""
+
+MAX_QUESTIONS = 32
+"""For the pixels of one picture: a request that was preempted may ask again. Each answer may have all its bytes."""
 
 NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 TOO_LONG = "The worker sent more than was asked for."
@@ -18,16 +24,19 @@ class AnswerBounds:
         self._sampling = request.sampling
         self._num_tokens = [0] * request.num_samples
         self._num_prompt_logprobs_left = len(request.token_ids)
-        self._num_others = 0
+        self._num_empty = 0
+        self._num_pictures = len(request.media)
+        self._questions: Counter[int] = Counter()
 
     def check(self, message: TokenDelta | PixelsWanted) -> None:
         """Raise WorkerFailed where *message* is more than the request asked for."""
-        if isinstance(message, PixelsWanted) or not message.token_ids:
-            self._num_others += 1
-            if self._num_others > MAX_OTHER_MESSAGES:
-                raise WorkerFailed(TOO_LONG)
         if isinstance(message, PixelsWanted):
+            self._check_question(message.media)
             return
+        if not message.token_ids:
+            self._num_empty += 1
+            if self._num_empty > MAX_EMPTY_DELTAS:
+                raise WorkerFailed(TOO_LONG)
         if not 0 <= message.index < len(self._num_tokens):
             raise WorkerFailed(NOT_ASKED_FOR)
         self._num_tokens[message.index] += len(message.token_ids)
@@ -36,12 +45,22 @@ class AnswerBounds:
         if message.logprobs or message.prompt_logprobs:
             self._check_logprobs(message)
 
+    def _check_question(self, media: list[int]) -> None:
+        names_each_once = 0 < len(media) <= self._num_pictures and len(set(media)) == len(media)
+        if not names_each_once or not 0 <= min(media) <= max(media) < self._num_pictures:
+            raise WorkerFailed(NOT_ASKED_FOR)
+        self._questions.update(media)
+        if max(self._questions[index] for index in media) > MAX_QUESTIONS:
+            raise WorkerFailed(TOO_LONG)
+
     def _check_logprobs(self, delta: TokenDelta) -> None:
         self._num_prompt_logprobs_left -= len(delta.prompt_logprobs)
         too_many = len(delta.logprobs) > len(delta.token_ids) or self._num_prompt_logprobs_left < 0
         # Some engines add the drawn token to the likeliest.
         num_top = max(self._sampling.num_logprobs or 0, self._sampling.num_prompt_logprobs or 0) + 1
-        if too_many or any(
-            max(len(one.top_ids), len(one.top_logprobs)) > num_top for one in (*delta.logprobs, *delta.prompt_logprobs)
-        ):
+        entries = (*delta.logprobs, *delta.prompt_logprobs)
+        if too_many or any(max(len(one.top_ids), len(one.top_logprobs)) > num_top for one in entries):
             raise WorkerFailed(TOO_LONG)
+        # Minus infinity is right: the token could not be drawn. NaN is less than nothing.
+        if not all(value < math.inf for one in entries for value in (one.logprob, *one.top_logprobs)):
+            raise WorkerFailed("The worker sent a log probability that is no number.")

@@ -23,7 +23,7 @@ from saccade.protocol.kv_transfer import (
 from saccade.protocol.media import SlotRef
 from saccade.transport import shared_memory
 from saccade.transport.kv_transfer.channel import (
-    BUFFER_BYTES,
+    MAX_REPLY_BYTES,
     NAME_BYTES,
     NONCE_BYTES,
     SourceChannel,
@@ -101,7 +101,8 @@ class KvSource:
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address. Raises OSError."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=BUFFER_BYTES)
+        # Twice the limit is buffered for each connection, also before it has named a transfer.
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REPLY_BYTES)
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
