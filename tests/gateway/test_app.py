@@ -22,7 +22,7 @@ from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.tenants.directory import Directory
 from saccade.protocol.engine_load import Load
-from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta
+from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenDelta, TokenLogprob
 
 PATHS = ("/v1/models", "/v1/models/tiny", "/load", "/metrics", "/version", "/openapi.json", "/nothing")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -264,6 +264,25 @@ def test_what_no_clock_or_count_can_be_is_not_added_up(gateway: scripted.Gateway
         expected = 0 if num_cached_tokens < 0 else usage["prompt_tokens"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == expected
     assert [gateway.metric(name, **labels) for name in names] == before
+
+
+def test_what_a_hostile_worker_sends_ends_its_own_request_at_most(gateway: scripted.Gateway) -> None:
+    ids = [300, 10**9, -7, 2**63]
+    odd = [TokenLogprob(-1.0, -5, ids, [-1.0] * len(ids))] * len(ids)
+    failure = Failure("no_such_code", "a\x1b[31mb\r\nc", "p\x07")
+    table: dict[str, tuple[list[TokenDelta], int]] = {
+        "ids that no vocabulary has": ([TokenDelta("r", ids, FinishReason.LENGTH, logprobs=odd)], 200),
+        "the end twice": ([TokenDelta("r", [300], FinishReason.LENGTH)] * 2, 200),
+        "a sample that was not asked for": ([TokenDelta("r", [300], FinishReason.LENGTH, index=7)], 500),
+        "a code that no error has": ([TokenDelta("r", [], failure=failure)], 500),
+    }
+    for name, (deltas, status) in table.items():
+        gateway.worker.script = list(deltas)
+        answer = gateway.chat(logprobs=True, top_logprobs=4, return_token_ids=True)
+        assert answer.status == status, (name, answer.body)
+        if deltas[0].failure is not None:
+            error = answer.json["error"]
+            assert (error["message"], error["param"]) == ("a [31mb  c", "p "), name
 
 
 def test_what_requests_ask_for_is_measured(gateway: scripted.Gateway) -> None:
