@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+Takes = Literal["nothing", "one", "many"]
 COMMANDS = frozenset({"serve", "worker", "gateway"})
 """The commands that take flags of `vllm serve`."""
 
@@ -21,74 +22,32 @@ class Support(StrEnum):
     NOT_YET = "not yet"
 
 
-class Absent(StrEnum):
-    """Features that Saccade lacks. A test fails when one of them is built, so that no note goes on denying it."""
-
-    ADAPTERS = "LoRA adapters"
-    CASCADE_ATTENTION = "cascade attention"
-    COMPILATION = "compiled models"
-    DECODER_CHOICE = "a choice of decoders"
-    EMBEDDING = "embeddings, scores and classes"
-    LOGGED_TEXT = "prompts and answers in the log"
-    NUMBER_SUFFIXES = "numbers such as 32k"
-    OFFLOADING = "weights or KV blocks in the host's memory"
-    OTHER_ROUTES = "routes for sleep, tokens alone and the tokenizer's data"
-    OTHER_WEIGHT_FILES = "weights in other files than safetensors"
-    PICTURE_EMBEDDINGS = "embeddings in place of pictures"
-    PIPELINE = "pipeline parallelism"
-    PRIORITIES = "priorities of requests"
-    QUANTISING = "weights that are quantised while they are loaded"
-    REMOTE_CODE = "code that ships with a model"
-    SPECULATION = "speculative decoding"
-    THIRD_PARTY_CODE = "third-party code in the server"
-    TLS = "TLS at the gateway"
-    TOOL_SERVERS = "tools that the server runs"
-    TRACES = "traces"
-    VIDEO_PRUNING = "pruned videos"
-
-
 @dataclass(frozen=True)
 class VllmFlag:
     """A flag of `vllm serve`, all its *names*, and a *sentence* about Saccade's behaviour.
 
-    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*. A sentence
-    that *denies* a feature names it.
+    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*.
     """
 
     names: tuple[str, ...]
     support: Support
     sentence: str
-    takes: Literal["nothing", "one", "many"] = "one"
+    takes: Takes = "one"
     same_values: tuple[str, ...] = ()
     ours: str = ""
-    denies: Absent | None = None
 
 
-def _served(
-    names: str,
-    sentence: str,
-    ours: str = "",
-    takes: Literal["nothing", "one", "many"] = "one",
-    denies: Absent | None = None,
-) -> VllmFlag:
+def _served(names: str, sentence: str, ours: str = "", takes: Takes = "one") -> VllmFlag:
     first, *others = names.split()
-    return VllmFlag((first, *others), Support.SERVED, sentence, takes, ours=ours or first, denies=denies)
+    return VllmFlag((first, *others), Support.SERVED, sentence, takes, ours=ours or first)
 
 
-def _no_effect(
-    names: str, sentence: str, takes: Literal["nothing", "one", "many"] = "nothing", denies: Absent | None = None
-) -> VllmFlag:
-    return VllmFlag(tuple(names.split()), Support.NO_EFFECT, sentence, takes, denies=denies)
+def _no_effect(names: str, sentence: str, takes: Takes = "nothing") -> VllmFlag:
+    return VllmFlag(tuple(names.split()), Support.NO_EFFECT, sentence, takes)
 
 
-def _not_yet(
-    names: str,
-    sentence: str,
-    same: str = "",
-    takes: Literal["nothing", "one", "many"] = "one",
-    denies: Absent | None = None,
-) -> VllmFlag:
-    return VllmFlag(tuple(names.split()), Support.NOT_YET, sentence, takes, tuple(same.split()), denies=denies)
+def _not_yet(names: str, sentence: str, same: str = "", takes: Takes = "one") -> VllmFlag:
+    return VllmFlag(tuple(names.split()), Support.NOT_YET, sentence, takes, tuple(same.split()))
 
 
 SAME_NAME = "Same name, same meaning."
@@ -120,7 +79,7 @@ SERVED = (
     _served("--allowed-origins", "None by default; vLLM allows every origin."),
     _served("--trust-request-chat-template", SAME_NAME, takes="nothing"),
     _served("--shutdown-timeout", SAME_NAME),
-    _served("--max-model-len", "A whole number of tokens, not `32k` or `auto`.", denies=Absent.NUMBER_SUFFIXES),
+    _served("--max-model-len", "A whole number of tokens, not `32k` or `auto`."),
     _served("--max-num-seqs", SAME_NAME),
     _served("--max-num-batched-tokens", SAME_NAME),
     _served("--gpu-memory-utilization", SAME_NAME),
@@ -135,10 +94,7 @@ SERVED = (
     _served("--attention-backend", "Same name, other values: `saccade serve --help` lists them."),
     _served("--mm-encoder-attn-backend", "Same name, other values: `saccade serve --help` lists them."),
     _served(
-        "--trust-remote-code",
-        "Accepted with a warning: code that ships with a model is never run.",
-        takes="nothing",
-        denies=Absent.REMOTE_CODE,
+        "--trust-remote-code", "Accepted with a warning: code that ships with a model is never run.", takes="nothing"
     ),
     _served(
         "--limit-mm-per-prompt", "JSON as in vLLM, for `image` and `video`; by default 16 and 4, where vLLM allows 999."
@@ -156,13 +112,7 @@ SERVED = (
     _served("--allowed-media-domains", "Repeat the flag for several hosts.", takes="many"),
     _served("--allowed-local-media-path", SAME_NAME),
     _served("--uvicorn-log-level", "Use `--log-level`.", "--log-level"),
-    _served(
-        "--enable-log-requests",
-        "Use `--log-level INFO`; prompts are never logged.",
-        "--log-level",
-        "nothing",
-        Absent.LOGGED_TEXT,
-    ),
+    _served("--enable-log-requests", "Use `--log-level INFO`; prompts are never logged.", "--log-level", "nothing"),
     _served("--api-server-count -asc", "Use `--gateway-processes`.", "--gateway-processes"),
     _served("--revision", "Write the revision after the hub id: `saccade serve MODEL@REVISION`.", "MODEL@REVISION"),
     _served("--download-dir", "Set HF_HUB_CACHE in the environment.", "HF_HUB_CACHE"),
@@ -173,18 +123,18 @@ NO_EFFECT = (
     _no_effect("--enable-auto-tool-choice", "Requests may have tools wherever the model's template takes them."),
     _no_effect("--exclude-tools-when-tool-choice-none", "Prompts always leave these tools out."),
     _no_effect("--enable-expert-parallel -ep", WHOLE_EXPERTS),
-    _no_effect("--enforce-eager", EAGER, denies=Absent.COMPILATION),
-    _no_effect("--max-seq-len-to-capture --max-cudagraph-capture-size", EAGER, "one", Absent.COMPILATION),
-    _no_effect("--cudagraph-capture-sizes --cuda-graph-sizes", EAGER, "many", Absent.COMPILATION),
-    _no_effect("--compilation-config -cc --optimization-level -O", EAGER, "one", Absent.COMPILATION),
-    _no_effect("-O0 -O1 -O2 -O3", EAGER, denies=Absent.COMPILATION),
-    _no_effect("--swap-space", "KV blocks are never moved to the host's memory.", "one", Absent.OFFLOADING),
+    _no_effect("--enforce-eager", EAGER),
+    _no_effect("--max-seq-len-to-capture --max-cudagraph-capture-size", EAGER, "one"),
+    _no_effect("--cudagraph-capture-sizes --cuda-graph-sizes", EAGER, "many"),
+    _no_effect("--compilation-config -cc --optimization-level -O", EAGER, "one"),
+    _no_effect("-O0 -O1 -O2 -O3", EAGER),
+    _no_effect("--swap-space", "KV blocks are never moved to the host's memory.", "one"),
     _no_effect("--enable-chunked-prefill", "Long prompts are always computed in chunks."),
     _no_effect("--max-num-partial-prefills --max-long-partial-prefills", OWN_SCHEDULER, "one"),
     _no_effect("--long-prefill-token-threshold --num-scheduler-steps --num-lookahead-slots", OWN_SCHEDULER, "one"),
     _no_effect("--scheduler-delay-factor --preemption-mode", OWN_SCHEDULER, "one"),
     _no_effect("--async-scheduling --use-v2-block-manager", OWN_SCHEDULER),
-    _no_effect("--disable-cascade-attn", "There is no cascade attention.", denies=Absent.CASCADE_ATTENTION),
+    _no_effect("--disable-cascade-attn", "There is no cascade attention."),
     _no_effect("--prefix-caching-hash-algo", "Block keys are BLAKE3 hashes of the blocks' content.", "one"),
     _no_effect("--distributed-executor-backend", "Each rank is a process of this machine.", "one"),
     _no_effect(
@@ -193,7 +143,7 @@ NO_EFFECT = (
     _no_effect("--disable-frontend-multiprocessing", "Gateway and engine are always separate processes."),
     _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
     _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),
-    _no_effect("--code-revision", "Code that ships with a model is never run.", "one", Absent.REMOTE_CODE),
+    _no_effect("--code-revision", "Code that ships with a model is never run.", "one"),
     _no_effect("--skip-mm-profiling", "The start on a GPU always measures the memory that pictures take."),
     _no_effect("--mm-processor-cache-type --mm-shm-cache-max-object-size-mb", "The cache is in shared memory.", "one"),
     _no_effect(
@@ -205,30 +155,24 @@ NO_EFFECT = (
         "--disable-access-log-for-endpoints", "The log of requests, with `--log-level INFO`, is the access log.", "one"
     ),
     _no_effect("--disable-log-stats --aggregate-engine-logging", "Statistics are in `/metrics`."),
-    _no_effect("--max-log-len", "Prompts are never logged.", "one", Absent.LOGGED_TEXT),
+    _no_effect("--max-log-len", "Prompts are never logged.", "one"),
     _no_effect("--enable-request-id-headers", "Every answer has an `x-request-id`."),
     _no_effect("--enable-prompt-tokens-details", "`usage` always has `prompt_tokens_details`."),
     _no_effect("--h11-max-incomplete-event-size --h11-max-header-count", "A request's head may have 64 KiB.", "one"),
 )
 NOT_YET = (
-    _not_yet("--pipeline-parallel-size -pp", ONE_STAGE, "1", denies=Absent.PIPELINE),
+    _not_yet("--pipeline-parallel-size -pp", ONE_STAGE, "1"),
     _not_yet("--data-parallel-size -dp", "Start one `saccade worker` per copy behind one `saccade gateway`.", "1"),
     _not_yet("--headless", "Start a `saccade worker` on each machine and one `saccade gateway`.", takes="nothing"),
     _not_yet(
         "--quantization -q",
         "The checkpoint says how its weights are quantised; weights are not quantised while they are loaded.",
         "none compressed-tensors modelopt modelopt_fp4",
-        denies=Absent.QUANTISING,
     ),
     _not_yet("--calculate-kv-scales", "An fp8 KV cache has the checkpoint's scales, else 1.", takes="nothing"),
-    _not_yet("--cpu-offload-gb", "Weights are all on the device.", "0", denies=Absent.OFFLOADING),
-    _not_yet("--kv-offloading-size", "KV blocks are never moved to the host's memory.", denies=Absent.OFFLOADING),
-    _not_yet(
-        "--load-format",
-        "Weights are read from safetensors files only.",
-        "auto safetensors",
-        denies=Absent.OTHER_WEIGHT_FILES,
-    ),
+    _not_yet("--cpu-offload-gb", "Weights are all on the device.", "0"),
+    _not_yet("--kv-offloading-size", "KV blocks are never moved to the host's memory."),
+    _not_yet("--load-format", "Weights are read from safetensors files only.", "auto safetensors"),
     _not_yet("--tokenizer --tokenizer-revision", OWN_FILES),
     _not_yet("--tokenizer-mode --config-format", OWN_FILES, "auto hf"),
     _not_yet("--skip-tokenizer-init", OWN_FILES, takes="nothing"),
@@ -249,43 +193,28 @@ NOT_YET = (
     ),
     _not_yet("--default-chat-template-kwargs", "Send `chat_template_kwargs` with each request."),
     _not_yet("--response-role", "Answers have the role `assistant`.", "assistant"),
-    _not_yet("--tool-parser-plugin --tool-server", NO_TOOLS, denies=Absent.TOOL_SERVERS),
+    _not_yet("--tool-parser-plugin --tool-server", NO_TOOLS),
     _not_yet("--guided-decoding-backend", GRAMMARS, "auto guidance"),
     _not_yet("--structured-outputs-config", GRAMMARS),
-    _not_yet("--speculative-config -sc", "A step computes one token of each answer.", denies=Absent.SPECULATION),
-    _not_yet(
-        "--scheduling-policy",
-        "Requests have no priorities; tenants of `--api-keys-file` have.",
-        "fcfs",
-        denies=Absent.PRIORITIES,
-    ),
+    _not_yet("--speculative-config -sc", "A step computes one token of each answer."),
+    _not_yet("--scheduling-policy", "Requests have no priorities; tenants of `--api-keys-file` have.", "fcfs"),
     _not_yet("--stream-interval", "The tokens of each step are sent immediately.", "1"),
-    _not_yet("--enable-lora --fully-sharded-loras", NO_LORA, takes="nothing", denies=Absent.ADAPTERS),
-    _not_yet("--lora-modules", NO_LORA, takes="many", denies=Absent.ADAPTERS),
-    _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA, denies=Absent.ADAPTERS),
+    _not_yet("--enable-lora --fully-sharded-loras", NO_LORA, takes="nothing"),
+    _not_yet("--lora-modules", NO_LORA, takes="many"),
+    _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
     _not_yet("--mm-processor-kwargs", "Send `mm_processor_kwargs` with each request."),
-    _not_yet(
-        "--media-io-kwargs",
-        "Send `media_io_kwargs` with each request; decoders cannot be selected.",
-        denies=Absent.DECODER_CHOICE,
-    ),
-    _not_yet(
-        "--enable-mm-embeds",
-        "Embeddings are not accepted in place of pictures.",
-        takes="nothing",
-        denies=Absent.PICTURE_EMBEDDINGS,
-    ),
+    _not_yet("--media-io-kwargs", "Send `media_io_kwargs` with each request; decoders cannot be selected."),
+    _not_yet("--enable-mm-embeds", "Embeddings are not accepted in place of pictures.", takes="nothing"),
     _not_yet(
         "--interleave-mm-strings",
         "In templates that take strings, pictures stay at their position in the text.",
         takes="nothing",
     ),
-    _not_yet("--video-pruning-rate", "All sampled frames are served.", denies=Absent.VIDEO_PRUNING),
+    _not_yet("--video-pruning-rate", "All sampled frames are served."),
     _not_yet(
         "--task --runner --convert",
         "Saccade generates answers; it does not embed, score or classify.",
         "auto generate none",
-        denies=Absent.EMBEDDING,
     ),
     _not_yet("--model-impl", "Saccade has its own networks.", "auto"),
     _not_yet(
@@ -294,15 +223,11 @@ NOT_YET = (
     ),
     _not_yet("--kv-events-config", "Workers stream the content of their caches over gRPC: `KvEvents`."),
     _not_yet("--uds", "The gateway listens on TCP; `saccade worker` has `--uds`."),
-    _not_yet("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", NO_TLS, denies=Absent.TLS),
-    _not_yet("--ssl-cert-reqs", NO_TLS, "0", denies=Absent.TLS),
-    _not_yet("--enable-ssl-refresh", NO_TLS, takes="nothing", denies=Absent.TLS),
+    _not_yet("--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-ciphers", NO_TLS),
+    _not_yet("--ssl-cert-reqs", NO_TLS, "0"),
+    _not_yet("--enable-ssl-refresh", NO_TLS, takes="nothing"),
     _not_yet("--root-path", "Let a proxy in front of the gateway strip the path.", takes="one"),
-    _not_yet(
-        "--middleware",
-        "The gateway runs no third-party code; put a proxy in front of it.",
-        denies=Absent.THIRD_PARTY_CODE,
-    ),
+    _not_yet("--middleware", "The gateway runs no third-party code; put a proxy in front of it."),
     _not_yet("--allow-credentials", "Web pages send the key in a header.", takes="nothing"),
     _not_yet(
         "--allowed-methods --allowed-headers",
@@ -314,24 +239,16 @@ NOT_YET = (
     ),
     _not_yet("--enable-force-include-usage", "Send `stream_options.include_usage` with the request.", takes="nothing"),
     _not_yet("--return-tokens-as-token-ids", "Send `return_token_ids` with the request.", takes="nothing"),
-    _not_yet("--enable-log-outputs", "Answers are never logged.", takes="nothing", denies=Absent.LOGGED_TEXT),
+    _not_yet("--enable-log-outputs", "Answers are never logged.", takes="nothing"),
     _not_yet("--log-config-file", "Use `--log-level`."),
     _not_yet(
         "--otlp-traces-endpoint --collect-detailed-traces",
         "`/metrics` has the times of the stages; there are no traces.",
-        denies=Absent.TRACES,
     ),
     _not_yet(
-        "--enable-sleep-mode --tokens-only --enable-tokenizer-info-endpoint",
-        "There is no such route.",
-        takes="nothing",
-        denies=Absent.OTHER_ROUTES,
+        "--enable-sleep-mode --tokens-only --enable-tokenizer-info-endpoint", "There is no such route.", takes="nothing"
     ),
-    _not_yet(
-        "--worker-cls --worker-extension-cls --additional-config",
-        "Saccade runs no third-party code.",
-        denies=Absent.THIRD_PARTY_CODE,
-    ),
+    _not_yet("--worker-cls --worker-extension-cls --additional-config", "Saccade runs no third-party code."),
 )
 FLAGS = (*SERVED, *NO_EFFECT, *NOT_YET)
 SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
