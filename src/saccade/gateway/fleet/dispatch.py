@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", MediaItem, MediaPixels)
 
 
-INDEX_BYTES = 512 << 20
 NO_LOAD = Load()
+INDEX_BYTES = 512 << 20
 """Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
 
 AFFINITY_TOKENS = 256
