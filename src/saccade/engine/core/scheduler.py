@@ -221,6 +221,8 @@ class Scheduler:
         sequence.received_state = b""
 
     def _admit(self, step: Schedule, left: Left) -> None:
+        if not self.waiting:
+            return
         num_kept_rows, num_kept_blocks = self._kept_for_samples()
         free_rows = self.budgets.max_num_seqs - self.num_admitted - num_kept_rows
         while self.waiting and left.tokens > 0:
