@@ -13,7 +13,7 @@ from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
 from saccade.engine.core.kv.snapshots import RecurrentSnapshots
-from saccade.engine.core.request_validation import MediaLimits, RequestValidator
+from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
@@ -53,7 +53,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
             progress("measuring memory", 0, 0)
             patches = most_patches(config, model)
             grid = largest_grid(model.network.facts, patches)
-            limits = media_limits(config, model, patches)
+            limits = media_memory(config, model, patches)
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers, measured=measured)
@@ -91,11 +91,11 @@ def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
     return grid
 
 
-def media_limits(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaLimits:
+def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
     """Return what there is memory for after `measure`, with a picture of *num_patches*, and beside the KV pool."""
     facts, itemsize = model.network.facts, model.network.dtype.itemsize
     of_picture = facts.encoding_values(largest_grid(facts, num_patches)) * itemsize
-    return MediaLimits(num_patches, max(config.encoder_cache_bytes, of_picture), itemsize)
+    return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_picture), itemsize)
 
 
 def measure(
@@ -146,7 +146,7 @@ def assemble(
     peers: Peers | None = None,
     progress: Progress = lambda *_: None,
     grammars: Grammars | None = None,
-    limits: MediaLimits | None = None,
+    limits: MediaMemory | None = None,
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
     network, facts = model.network, model.network.facts

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from saccade.engine.core.request_validation import MediaLimits, RequestValidator
+from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.errors import InvalidValue
 from saccade.models.facts import ModelFacts
 from saccade.models.positions import MultimodalPositions
@@ -99,7 +99,7 @@ def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
     item = MediaItem(modality=modality, content_hash=bytes(32), grid=grid, spans=spans, pixel_shape=(num_tokens,))
     sampling = SamplingParams(max_tokens=5)
     asked = EngineRequest(request_id="a", token_ids=[PLACEHOLDER] * num_tokens, sampling=sampling, media=(item,))
-    limits = MediaLimits(num_patches=8, num_bytes=32 * 10 * 2, itemsize=2)
+    limits = MediaMemory(num_patches=8, num_bytes=32 * 10 * 2, itemsize=2)
     subject = RequestValidator(cast(ModelFacts, facts), b"", 100, limits)
     if flag is None:
         subject.validated(0, asked, 1)

@@ -21,7 +21,7 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 
 @dataclass(frozen=True)
-class MediaLimits:
+class MediaMemory:
     """What the device has memory for: *num_patches* of a picture or a frame, and *num_bytes* of an item's features.
 
     A value of features has *itemsize* bytes.
@@ -36,12 +36,12 @@ class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
 
     def __init__(
-        self, facts: ModelFacts, fingerprint: bytes, max_model_len: int, media_limits: MediaLimits | None = None
+        self, facts: ModelFacts, fingerprint: bytes, max_model_len: int, media_memory: MediaMemory | None = None
     ) -> None:
         self.facts = facts
         self.fingerprint = fingerprint
         self.max_model_len = max_model_len
-        self.media_limits = media_limits
+        self.media_memory = media_memory
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
         """Return the sequence of *request*. Raises RequestError, naming the field."""
@@ -121,10 +121,10 @@ class RequestValidator:
         if any(span.start >= following.start for span, following in itertools.pairwise(item.spans)):
             raise InvalidValue("The spans of a picture must be in the prompt's order.", f"{param}.spans")
         self._check_pixels(item, param)
-        if self.media_limits is not None:
-            self._check_memory(item, param, self.media_limits)
+        if self.media_memory is not None:
+            self._check_memory(item, param, self.media_memory)
 
-    def _check_memory(self, item: MediaItem, param: str, limits: MediaLimits) -> None:
+    def _check_memory(self, item: MediaItem, param: str, limits: MediaMemory) -> None:
         num_patches = self.facts.encode_cost((1, *item.grid[1:]))
         if num_patches > limits.num_patches:
             raise InvalidValue(
