@@ -7,8 +7,8 @@ The bundled model, everything on loopback. Eight clients with pictures and eight
 alone (quiet), then beside the attacks of .siege_attacks (besieged). Attackers use other addresses than honest clients;
 with --keys they also use a key of their own. The exit status is 1 where an honest request is refused or fails, memory
 passes its budget, or something is left behind 10 s after the attackers stopped; times are reported only.
-Before that, bodies that are refused are sent for BODIES_SECONDS to the server alone: other traffic would have Python's
-collector run. With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
+Before that, the largest bodies are sent for BODIES_SECONDS to the server alone, refused or abandoned.
+With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
 """
 
 import argparse
@@ -49,7 +49,9 @@ CLIENTS = {"pictures": 8, "text": 8}
 TEXT_CLIENTS = {"text": 8}
 HONEST_KEYS, ATTACKER_KEY = ("honest-1", "honest-2"), "attacker"
 WARM_UP_SECONDS = 5.0
-BODIES = ("refused requests", "maximal bodies")
+BODIES = ("maximal bodies", "abandoned bodies")
+"""Few and large: many small requests would have Python's collector run, and hide what the large ones leave."""
+
 BODIES_SECONDS = 30.0
 QUIET_PART, BESIEGED_PART = 0.3, 0.6
 ONLY_PART = 0.225

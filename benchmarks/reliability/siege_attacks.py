@@ -90,7 +90,8 @@ class Attackers:
         self.refused = itertools.cycle([name for name in refused if plan.key or name != payloads.WRONG_KEY])
         self.make_refused = refused
         self.bombs = itertools.cycle(payloads.bombs(plan.model).values() if "bombs" in plan.attacks else ())
-        self.maximal = itertools.cycle(payloads.maximal(plan.model).items() if "maximal bodies" in plan.attacks else ())
+        needs_maximal = not {"maximal bodies", "abandoned bodies"}.isdisjoint(plan.attacks)
+        self.maximal = itertools.cycle(payloads.maximal(plan.model).items() if needs_maximal else ())
 
     async def run(self, name: str, number: int) -> None:
         """Repeat one worker's attempts until cancelled."""
@@ -257,6 +258,16 @@ async def maximal(attackers: Attackers, address: str, number: int) -> str:
     return f"{name}: {await attackers.ask_chat(address, body)}"
 
 
+async def abandoned(attackers: Attackers, address: str, number: int) -> str:
+    """Send one of the longest bodies whole, and leave."""
+    name, body = next(attackers.maximal)
+    async with connected(address, attackers.plan.port) as (_, writer):
+        await _send(writer, payloads.head(len(body), attackers.plan.key, port=attackers.plan.port) + body)
+        writer.close()
+        await writer.wait_closed()
+    return f"{name}: left"
+
+
 async def bomb(attackers: Attackers, address: str, number: int) -> str:
     """Send a picture that costs more than it shows."""
     return await attackers.ask_chat(address, next(attackers.bombs))
@@ -274,6 +285,7 @@ ATTACKS = {
     "unread answers": Attack(8, 60.0, unread_answer),
     "refused requests": Attack(20, 0.2, flood),
     "maximal bodies": Attack(2, 2.0, maximal),
+    "abandoned bodies": Attack(2, 2.0, abandoned),
     "bombs": Attack(2, 2.0, bomb),
 }
 """By name. Together they hold fewer places than the default of `--max-requests`, which honest clients need too."""
