@@ -219,14 +219,16 @@ class ShadowExecutor:
         return [(token_id, seen.get(place)) for place, token_id in enumerate(token_ids)]
 
 
-def scheduler(rng: random.Random, is_recurrent: bool, max_num_seqs: int, num_blocks: int) -> Scheduler:
-    """Return a scheduler of small random pools."""
+def scheduler(
+    rng: random.Random, is_recurrent: bool, max_num_seqs: int, num_blocks: int, num_tokens: int | None = None
+) -> Scheduler:
+    """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance."""
     caches = rng.random() < 0.8
     groups: list[object] = [PagedBlocks(num_blocks, BLOCK_SIZE)]
     if is_recurrent:
         groups.append(RecurrentSnapshots(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
     return Scheduler(
-        Budgets(max_num_seqs, rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
+        Budgets(max_num_seqs, num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
         BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
         EncoderCache(10**6),
         EncodeCosts(FACTS.encode_cost, FACTS.encoding_values),

@@ -191,10 +191,12 @@ class Pair:
     def _engine(self, role: str, events: deque[Event], failing: float, max_num_seqs: int | None) -> Engine:
         rows = max_num_seqs or self.rng.randint(2, 6)
         blocks = self.rng.randint(30, 60) if max_num_seqs is None else 16 * max_num_seqs
+        # With as many requests as rows, one step has room for all of their prompts.
+        num_tokens = None if max_num_seqs is None else MAX_MODEL_LEN * max_num_seqs
         form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, DIGEST_BYTES if self.is_recurrent else 0)
         return Engine(
             ShadowExecutor(self.rng, self.is_recurrent, failing),  # type: ignore[arg-type]
-            shadow.scheduler(self.rng, self.is_recurrent, rows, blocks),
+            shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens),
             RequestValidator(FACTS, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
             transfers=End(self.wire, events),  # type: ignore[arg-type]
