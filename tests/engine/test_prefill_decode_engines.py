@@ -176,6 +176,28 @@ def test_prompt_whose_samples_do_not_all_begin_is_given_up(tiny_qwen3_vl: Path) 
         engine.close()
 
 
+def test_requests_that_wait_for_each_other_do_not_wait_for_good(tiny_qwen3_vl: Path) -> None:
+    """They reach the workers in opposite orders, and either takes all rows of one: patience ends one of them."""
+    with splits.pair_of(tiny_qwen3_vl, max_num_seqs=2, first={"kv_transfer_seconds": 0.5}) as pair:
+        asked = [
+            msgspec.structs.replace(engines.request(tiny_qwen3_vl, [20], name, max_tokens=3), num_samples=2)
+            for name in "ab"
+        ]
+        (first_a, second_a), (first_b, second_b) = (legs(pair, one) for one in asked)
+        for engine, leg in ((pair.prefill, first_a), (pair.decode, second_b)):
+            engine.submit(0, leg)
+        pair.run(lambda: held(pair) and bool(receiving(pair)), "each worker is full")
+        for engine, leg in ((pair.prefill, first_b), (pair.decode, second_a)):
+            engine.submit(0, leg)
+        pair.run(lambda: pair.second.answers["b"].finish_reason is not None, "the other is answered")
+        failure = pair.first.answers["a"].failure
+        assert failure is not None
+        assert failure.code == "peer_failed"
+        assert pair.second.answers["b"].failure is None
+        pair.decode.abort(0, "a")
+        pair.run_until_idle()
+
+
 def _told(engine: Engine, outcome: engines.Outcome) -> bool:
     if engine.has_work and (frame := engine.step().get(0)) is not None:
         engines.collect(outcome, frame)
