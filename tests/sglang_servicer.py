@@ -205,7 +205,11 @@ def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     engine_modules = [name for name in sys.modules if name.startswith("smg_grpc_servicer.sglang")]
     for name in engine_modules:
         monkeypatch.delitem(sys.modules, name)
+    from smg_grpc_servicer.health_probe import await_probe
     from smg_grpc_servicer.sglang import servicer
+
+    # Its health check looks for the probe's answer every half second.
+    monkeypatch.setitem(await_probe.__kwdefaults__, "step", 0.01)
 
     yield servicer.SGLangSchedulerServicer
     for name in [name for name in sys.modules if name.startswith("smg_grpc_servicer.sglang")]:

@@ -116,7 +116,11 @@ def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         vars(module).update(contents.get(name, {"__path__": []}))
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "smg_grpc_servicer.tokenspeed.servicer", raising=False)
+    from smg_grpc_servicer.health_probe import await_probe
     from smg_grpc_servicer.tokenspeed import servicer
+
+    # Its health check looks for the probe's answer every half second.
+    monkeypatch.setitem(await_probe.__kwdefaults__, "step", 0.01)
 
     monkeypatch.setattr(servicer, "_engine_supports_dp_rank_pin", lambda: False)
     yield servicer.TokenSpeedSchedulerServicer

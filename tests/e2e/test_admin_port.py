@@ -4,6 +4,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
 from chats import openai_messages, picture
 from server import Server, free_port, serving
 
@@ -31,6 +32,7 @@ def ask(server: Server) -> int:
     return answer.usage.prompt_tokens_details.cached_tokens or 0
 
 
+@pytest.mark.conformance
 def test_caches_are_emptied_and_filled_again(tiny_qwen3_vl: Path) -> None:
     port = free_port()
     flags = ("--max-model-len", "512", "--admin-port", str(port), "--admin-key", "operator")

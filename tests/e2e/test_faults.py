@@ -55,7 +55,7 @@ CASES: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-EVERY_DAY = ("kill -9 engine", "kill -9 worker's front")
+EVERY_DAY = ("kill -9 engine",)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from benchmarks.fleet.plan import Plan
 from benchmarks.fleet.running import Gateway, NotMeasured, gateway
 from saccade.gateway.group.shared_index import UNREACHABLE
 
+pytestmark = pytest.mark.conformance
 WAIT_SECONDS = 60
 
 
@@ -121,7 +122,6 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
         assert [worker["booked"]["requests"] for worker in running.workers()] == [0, 0]
 
 
-@pytest.mark.conformance
 def test_service_goes_on_without_a_process_which_comes_back(
     running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E3
@@ -142,7 +142,6 @@ def test_service_goes_on_without_a_process_which_comes_back(
     wait_until(lambda: processes_on_page(running) == {"0", "1", "indexer"})
 
 
-@pytest.mark.conformance
 def test_service_goes_on_without_the_indexer_which_comes_back(
     running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E3, E5
@@ -177,7 +176,6 @@ def test_port_in_use_is_one_sentence(running: Gateway, fleet_workers: list[str])
     assert f"127.0.0.1:{running.port}: Address already in use. Choose another --host or --port." in done.stderr
 
 
-@pytest.mark.conformance
 def test_signal_ends_all_processes(fleet_workers: list[str]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--worker-url", fleet_workers[0]]

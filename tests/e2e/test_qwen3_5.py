@@ -12,6 +12,8 @@ from references.networks import image_text_model
 from server import Server, serving
 from tool_calls import check_calls
 
+pytestmark = pytest.mark.conformance
+
 MAX_TOKENS = 12
 CHATS: dict[str, tuple[Part, ...]] = {
     "text only": ("What is it?",),

@@ -9,7 +9,7 @@ from server import serving
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 ALL_PHASES = ("--max-examples", "20")
-EVERY_DAY = ("--max-examples", "3", "--phases", "examples,fuzzing")
+EVERY_DAY = ("--max-examples", "1", "--phases", "examples,fuzzing")
 
 
 @pytest.mark.parametrize("flags", [EVERY_DAY, pytest.param(ALL_PHASES, marks=pytest.mark.conformance)], ids=len)

@@ -75,6 +75,7 @@ async def test_a_chat_with_pictures_reaches_the_engine(
     check(folder, engine.requests[0], answer.usage.prompt_tokens)
 
 
+@pytest.mark.conformance
 async def test_a_chat_with_pictures_reaches_both_legs(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8

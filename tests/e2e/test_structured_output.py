@@ -106,7 +106,7 @@ def test_calls_are_held(stream: bool, tiny_server: Server) -> None:
     """A random model calls tools where it must, and its calls match their schemas."""
     named = {"type": "function", "function": {"name": TOOLS[1]["function"]["name"]}}
     for choice, names in (("required", None), (named, {TOOLS[1]["function"]["name"]})):
-        for seed in range(4):
+        for seed in range(2):
             check_calls(tiny_server, names, stream=stream, tool_choice=choice, seed=seed, n=2)
 
 

@@ -87,6 +87,7 @@ async def test_a_chat_goes_as_token_ids_and_raw_patches(
         assert list(np.frombuffer(item["image_grid_thw"]["data"][2].data, "<i8")) == list(expected.grid or ())
 
 
+@pytest.mark.conformance
 async def test_a_chat_goes_as_a_chat_where_token_ids_are_off(checkpoint: Callable[[str], Path]) -> None:  # E5
     server = server_of(WIDTHS["qwen3_vl"])
     server.render = 403

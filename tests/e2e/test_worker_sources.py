@@ -19,7 +19,8 @@ def ask(server: Server) -> None:
         assert json.load(response)["usage"]["completion_tokens"] >= 1
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.conformance)])
+@pytest.mark.conformance
+@pytest.mark.parametrize("processes", [1, 2])
 def test_the_file_decides_while_the_gateway_runs(processes: int, tiny_qwen3_vl: Path, tmp_path: Path) -> None:  # E1
     file, socket, port = tmp_path / "workers", tmp_path / "worker" / "w.sock", free_port()
     flags = ("--gateway-processes", str(processes), "--decode-processes", "1")

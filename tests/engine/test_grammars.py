@@ -77,6 +77,7 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.conformance
 def test_answers_that_end_by_themselves_are_valid(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
     names = [f"{index}-{number}" for index in range(len(SCHEMAS)) for number in range(38)]
     asked = [held(tiny_qwen3_vl, SCHEMAS[int(name.split("-")[0])], name, seed=seed) for seed, name in enumerate(names)]

@@ -36,6 +36,7 @@ def rank_of(parent: int) -> psutil.Process:
     return process
 
 
+@pytest.mark.conformance
 def test_a_rank_that_dies_takes_the_engine_with_it_though_nobody_reads_the_log(tiny_qwen3_vl: Path) -> None:
     # [eng] 38: the pipe that all ranks log to is full from the start
     reader, writer = os.pipe()

@@ -140,6 +140,7 @@ def test_any_of_several_ends_may_end_an_answer(vocabulary: Vocabulary, vocab_siz
         assert matcher.is_finished
 
 
+@pytest.mark.conformance
 def test_answers_are_valid_and_have_no_id_without_a_token(
     subject: Engine, folder: Path, vocabulary: Vocabulary, vocab_size: int
 ) -> None:

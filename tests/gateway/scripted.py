@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import decode_servers
+import model_trials
 import openai
 import structlog
 import uvloop
@@ -229,7 +230,7 @@ def running(
     folder: Path, config: GatewayConfig | None = None, described: bool = True, log: LogOutput | None = None
 ) -> Iterator[Gateway]:
     """Run a gateway in a thread of its own until the block ends. It logs to a file, or to *log*."""
-    with tempfile.TemporaryFile() as log_file:
+    with tempfile.TemporaryFile() as log_file, model_trials.shared():
         log = log or LogOutput(LineWriter(log_file.fileno(), lambda _: b"{}\n"), logging.INFO, is_terminal=False)
         with _running(folder, config or GatewayConfig(), described, log, log_file) as gateway:
             yield gateway

@@ -193,6 +193,7 @@ print(max(peak, anonymous()) - before, 4 * model.num_parameters)
 """
 
 
+@pytest.mark.conformance
 def test_memory_while_loading(copy: Path) -> None:
     """At the peak, anonymous memory is the weights: no file and no tensor is held a second time."""
     config = json.loads((copy / "config.json").read_text())

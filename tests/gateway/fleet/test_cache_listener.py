@@ -287,6 +287,7 @@ def exact_workers(workers: Sequence[Full], listener: CacheListener) -> list[str]
     return known
 
 
+@pytest.mark.conformance
 async def test_of_a_fleet_larger_than_the_index_a_steady_part_is_known() -> None:
     workers = [Full(number, 50) for number in range(120)]
     waits: list[float] = []

@@ -79,6 +79,7 @@ def test_a_tokenizer_that_unfolds_ends_the_child_alone(sound: ModelFiles) -> Non
     assert after <= max(before, 1 << 20)  # in KiB
 
 
+@pytest.mark.conformance
 def test_a_tokenizer_without_end_is_stopped(sound: ModelFiles) -> None:
     unfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}
     limits = ProbeLimits(seconds=4.0, memory_bytes=64 << 30)
