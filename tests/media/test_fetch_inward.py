@@ -1,14 +1,16 @@
 """A request cannot turn the server inward: nothing connects to the canary, and every refusal reads the same."""  # F6
 
 import asyncio
+import contextlib
 import os
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import uvloop
 from structlog.testing import capture_logs
-from web import PICTURE, Resolver, answer, fetching, serving
+from web import PICTURE, Resolver, WebServer, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl, SaccadeError
 from saccade.media import addresses
@@ -191,11 +193,24 @@ async def test_name_that_leads_inward_is_not_followed(answers: list[str]) -> Non
         assert fetcher.guard.num_refused > 0
 
 
+@contextlib.asynccontextmanager
+async def on_one_port() -> AsyncIterator[tuple[WebServer, WebServer]]:
+    """A server at 127.0.0.2 and one at 127.0.0.1, on a port that no other program has at either."""
+    while True:
+        async with contextlib.AsyncExitStack() as servers:
+            web = await servers.enter_async_context(serving(host="127.0.0.2"))
+            try:
+                canary = await servers.enter_async_context(serving(port=web.port))
+            except OSError:
+                continue
+            yield web, canary
+            return
+
+
 async def test_name_that_turns_inward_between_two_fetches_is_not_followed() -> None:
     resolver = Resolver(["127.0.0.2"], ["127.0.0.1"])
     async with (
-        serving(host="127.0.0.2") as web,
-        serving(port=web.port) as canary,
+        on_one_port() as (web, canary),
         fetching(resolver, allowed_networks=ELSEWHERE) as fetcher,
     ):
         url = f"http://rebound.test:{web.port}/"
@@ -222,8 +237,7 @@ async def test_name_that_turns_inward_between_two_fetches_is_not_followed() -> N
 )
 async def test_redirect_does_not_lead_inward(status: int, location: str) -> None:
     async with (
-        serving(host="127.0.0.2") as web,
-        serving(port=web.port) as canary,
+        on_one_port() as (web, canary),
         fetching(allowed_networks=ELSEWHERE, local_root=Path("/")) as fetcher,
     ):
         there = {"Location": location.format(port=web.port)}
