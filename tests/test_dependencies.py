@@ -22,7 +22,7 @@ PINNED = {
     )
 }
 PLACES = {
-    "uvicorn": ("gateway/http/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
+    "uvicorn": ("gateway/server/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
     "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
     "msgspec": ("gateway/openai/json_body.py", "Expected `"),  # the text of its errors
     "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit

@@ -24,8 +24,8 @@ from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.http.connection import Connections
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.server.connection import Connections
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description

@@ -21,10 +21,10 @@ from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.sources import find_workers
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.http.access_log import AccessLog, LogMetrics, access_log
-from saccade.gateway.http.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.limits.process_memory import give_back_large_blocks
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
+from saccade.gateway.server.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 from saccade.transport import lasting_task

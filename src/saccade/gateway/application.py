@@ -31,18 +31,18 @@ from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.group.shared_index import SharedIndex
 from saccade.gateway.group.siblings import Siblings
-from saccade.gateway.http.access_log import AccessLog
-from saccade.gateway.http.auth import Keys
-from saccade.gateway.http.body_reader import COPIES, BodyReader
-from saccade.gateway.http.clients import TrustedProxies
-from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
-from saccade.gateway.http.web_pages import WebPages
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.server.body import COPIES, BodyReader
+from saccade.gateway.server.client_address import TrustedProxies
+from saccade.gateway.server.keys import Keys
+from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.server.origins import WebPages
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.directory import Directory
 from saccade.gateway.tenants.metrics import TenantMetrics

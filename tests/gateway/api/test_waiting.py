@@ -15,7 +15,7 @@ import scripted
 from waiting import wait_until
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.http.body_reader import STEP_BYTES
+from saccade.gateway.server.body import STEP_BYTES
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import FinishReason, TokenDelta
 

@@ -12,7 +12,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dispatch import DispatchLimits
 from saccade.gateway.group.member import Member
 from saccade.gateway.group.siblings import Siblings, booked_together
-from saccade.gateway.http.connection import ConnectionLimits
+from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.report import tenant_reports
 from saccade.gateway.tenants.tenant import Limits, Tenant

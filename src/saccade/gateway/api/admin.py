@@ -17,10 +17,10 @@ from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.group.siblings import Siblings, booked_together
-from saccade.gateway.http.access_log import AccessLog
-from saccade.gateway.http.auth import Keys
-from saccade.gateway.http.middleware import GuardMiddleware, TelemetryMiddleware
-from saccade.gateway.http.web_pages import WebPages
+from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.server.keys import Keys
+from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.server.origins import WebPages
 from saccade.gateway.tenants.directory import Directory
 from saccade.gateway.tenants.report import TenantReport
 from saccade.telemetry import Metrics

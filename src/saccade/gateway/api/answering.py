@@ -16,12 +16,6 @@ from saccade.errors import SaccadeError
 from saccade.gateway.fleet.dispatch import Preview
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.generate import Asked, Generation
-from saccade.gateway.http.body_reader import COPIES, BodyReader
-from saccade.gateway.http.clients import TrustedProxies
-from saccade.gateway.http.connection import CONNECTION
-from saccade.gateway.http.disconnection import beside, while_connected
-from saccade.gateway.http.event_stream import EventStream, report_errors
-from saccade.gateway.http.middleware import WARNINGS, send_json
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.field_names import FieldNames
@@ -30,6 +24,12 @@ from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.pictures.concurrency import all_or_none
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.server.body import COPIES, BodyReader
+from saccade.gateway.server.client_address import TrustedProxies
+from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.disconnection import beside, while_connected
+from saccade.gateway.server.event_stream import EventStream, report_errors
+from saccade.gateway.server.middleware import WARNINGS, send_json
 from saccade.gateway.structured_output.constraint import Constraint, read_constraint, without_constraint
 from saccade.gateway.structured_output.grammars import HeldAnswer, RequestGrammars
 from saccade.gateway.structured_output.held_calls import with_held_calls

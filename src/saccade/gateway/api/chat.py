@@ -13,12 +13,12 @@ from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import prompt_logprobs
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall
-from saccade.gateway.http.event_stream import DONE, EventStream, event
-from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat
 from saccade.gateway.openai.requests import CalledFunction
+from saccade.gateway.server.event_stream import DONE, EventStream, event
+from saccade.gateway.server.middleware import encode_error
 from saccade.protocol.output import TokenDelta
 
 

@@ -13,8 +13,6 @@ from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import GeneratedChoice
 from saccade.gateway.generation.choice_logprobs import choice_logprobs, prompt_logprobs
-from saccade.gateway.http.event_stream import DONE, EventStream, event
-from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
     PromptLogprob,
@@ -31,6 +29,8 @@ from saccade.gateway.openai.completions import (
 )
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
+from saccade.gateway.server.event_stream import DONE, EventStream, event
+from saccade.gateway.server.middleware import encode_error
 from saccade.protocol.output import TokenDelta
 from saccade.tokenization.tokenizer import Tokenizer
 

@@ -13,10 +13,6 @@ from saccade.gateway.anthropic.answers import CountAnswer
 from saccade.gateway.anthropic.chats import parse_count
 from saccade.gateway.api.openapi import describe, server_version
 from saccade.gateway.group.siblings import Siblings
-from saccade.gateway.http.body_reader import COPIES, BodyReader
-from saccade.gateway.http.clients import TrustedProxies
-from saccade.gateway.http.disconnection import while_connected
-from saccade.gateway.http.middleware import WARNINGS
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
@@ -26,6 +22,10 @@ from saccade.gateway.pictures.collect import Asker, PictureCollector
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.server.body import COPIES, BodyReader
+from saccade.gateway.server.client_address import TrustedProxies
+from saccade.gateway.server.disconnection import while_connected
+from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 

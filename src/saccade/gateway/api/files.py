@@ -10,8 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.http.body_reader import BodyReader
-from saccade.gateway.http.multipart import parse_form
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.files import (
@@ -24,6 +22,8 @@ from saccade.gateway.openai.files import (
 )
 from saccade.gateway.pictures.collect import THREAD_FROM_BYTES
 from saccade.gateway.pictures.file_store import FileStore, StoredFile, file_id
+from saccade.gateway.server.body import BodyReader
+from saccade.gateway.server.multipart import parse_form
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.media.header import PictureLimits, read_header
 

@@ -16,8 +16,6 @@ from saccade.gateway.api.answering import ReadBody
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.choice import Chunk
 from saccade.gateway.generation.tool_calls.reader import GeneratedCall
-from saccade.gateway.http.event_stream import EventStream, named_event
-from saccade.gateway.http.middleware import encode_error
 from saccade.gateway.openai.answers import ErrorAnswer
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import CalledFunction, ChatMessage, ToolCall
@@ -40,6 +38,8 @@ from saccade.gateway.responses.answers import (
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.gateway.responses.requests import ResponseRequest
 from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.server.event_stream import EventStream, named_event
+from saccade.gateway.server.middleware import encode_error
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason, TokenDelta
 

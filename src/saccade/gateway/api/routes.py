@@ -12,9 +12,9 @@ from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.files import Files
 from saccade.gateway.api.responses import Responses
-from saccade.gateway.http.connection import CONNECTION
-from saccade.gateway.http.middleware import ROUTE
-from saccade.gateway.http.web_pages import check_json
+from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.middleware import ROUTE
+from saccade.gateway.server.origins import check_json
 from saccade.gateway.tenants.account import ACCOUNT
 
 

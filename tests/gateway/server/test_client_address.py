@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import StartupError
-from saccade.gateway.http.clients import TrustedProxies, client_key
+from saccade.gateway.server.client_address import TrustedProxies, client_key
 
 
 def scope(peer: str | None, *forwarded: str) -> dict[str, Any]:

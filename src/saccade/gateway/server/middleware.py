@@ -30,11 +30,11 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.anthropic.answers import error_of
-from saccade.gateway.http.access_log import AccessLog, note_failure, note_tenant
-from saccade.gateway.http.auth import MESSAGES_PATH, OPEN_PATHS, Keys
-from saccade.gateway.http.body_reader import ClientDisconnected
-from saccade.gateway.http.web_pages import WebPages
 from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
+from saccade.gateway.server.access_log import AccessLog, note_failure, note_tenant
+from saccade.gateway.server.body import ClientDisconnected
+from saccade.gateway.server.keys import MESSAGES_PATH, OPEN_PATHS, Keys
+from saccade.gateway.server.origins import WebPages
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.telemetry import Metrics
 

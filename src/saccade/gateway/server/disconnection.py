@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 from starlette.types import Receive
 
-from saccade.gateway.http.body_reader import ClientDisconnected
+from saccade.gateway.server.body import ClientDisconnected
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import structlog
 from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
-from saccade.gateway.http.middleware import UNFORESEEN, drop_tracebacks
 from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.server.middleware import UNFORESEEN, drop_tracebacks
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

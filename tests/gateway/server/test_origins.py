@@ -10,7 +10,7 @@ import scripted
 
 from saccade.errors import HostNotAllowed, OriginNotAllowed
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.http.web_pages import WebPages
+from saccade.gateway.server.origins import WebPages
 from saccade.protocol.output import FinishReason, TokenDelta
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,7 +13,7 @@ import scripted
 from waiting import wait_until
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.http.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection, ConnectionLimits
+from saccade.gateway.server.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection, ConnectionLimits
 from saccade.protocol.output import FinishReason, TokenDelta
 
 JSON = b"Content-Type: application/json\r\n"

@@ -14,8 +14,8 @@ from chats import openai_messages
 from starlette.types import Message, Receive, Scope, Send
 
 from saccade.errors import ModelNotFound
-from saccade.gateway.http.access_log import AccessLog, access_log, line_of_request, note_failure
-from saccade.gateway.http.middleware import WARNINGS, TelemetryMiddleware
+from saccade.gateway.server.access_log import AccessLog, access_log, line_of_request, note_failure
+from saccade.gateway.server.middleware import WARNINGS, TelemetryMiddleware
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
 from saccade.telemetry import Metrics
