@@ -32,7 +32,7 @@ from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.dispatch import DispatchLimits
 from saccade.gateway.fleet.sources import SourceConfig, check_dns_url
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.group import indexer
+from saccade.gateway.processes import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles

@@ -29,12 +29,12 @@ from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingColl
 from saccade.gateway.fleet.worker_report import booked, exactness
 from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
-from saccade.gateway.group.shared_index import SharedIndex
-from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
+from saccade.gateway.processes.shared_index import SharedIndex
+from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.access_log import AccessLog

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
 from saccade.gateway.fleet.sources import SourceConfig
-from saccade.gateway.group.member import Member
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
+from saccade.gateway.processes.member import Member
 from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.server.connection import ConnectionLimits

@@ -16,7 +16,7 @@ from saccade.gateway.fleet.dialects import check_url
 from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.route_report import RouteReport
 from saccade.gateway.fleet.worker_report import worker_report
-from saccade.gateway.group.siblings import Siblings, booked_together
+from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.keys import Keys
 from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware

@@ -12,13 +12,13 @@ from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavaila
 from saccade.gateway.anthropic.answers import CountAnswer
 from saccade.gateway.anthropic.chats import parse_count
 from saccade.gateway.api.openapi import describe, server_version
-from saccade.gateway.group.siblings import Siblings
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
 from saccade.gateway.openai.parameters import parse_detokenize, parse_tokenize
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.pictures.collect import Asker, PictureCollector
+from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel

@@ -15,7 +15,7 @@ from saccade.gateway.fleet.dispatch import INDEX_BYTES
 from saccade.gateway.fleet.members import Members
 from saccade.gateway.fleet.sources import SourceConfig, find_workers
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.group.metric_families import families
+from saccade.gateway.processes.metric_families import families
 from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Target

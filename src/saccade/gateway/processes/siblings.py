@@ -7,8 +7,8 @@ from typing import TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.group import metric_families
-from saccade.gateway.group.member import INDEXER, Member
+from saccade.gateway.processes import metric_families
+from saccade.gateway.processes.member import INDEXER, Member
 from saccade.protocol.gateway_calls import (
     Booked,
     Family,

@@ -20,9 +20,9 @@ from saccade.gateway.fleet.routing_metrics import RoutingCollector
 from saccade.gateway.fleet.worker import Worker
 from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.fleet.workers import Fleet
-from saccade.gateway.group import shared_index
-from saccade.gateway.group.indexer import Indexer
-from saccade.gateway.group.shared_index import UNREACHABLE, SharedIndex
+from saccade.gateway.processes import shared_index
+from saccade.gateway.processes.indexer import Indexer
+from saccade.gateway.processes.shared_index import UNREACHABLE, SharedIndex
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.fleet.dispatch import DispatchLimits
-from saccade.gateway.group.member import Member
-from saccade.gateway.group.siblings import Siblings, booked_together
+from saccade.gateway.processes.member import Member
+from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.report import tenant_reports
