@@ -20,9 +20,9 @@ import uvloop
 
 from benchmarks.measured import commit, machine
 from saccade.gateway.app import COLLECTOR_THRESHOLDS
-from saccade.gateway.fleet.cache_listener import CacheListener
-from saccade.gateway.fleet.dispatch import Dispatcher, Prompt
-from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.workers.cache_listener import CacheListener
+from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
@@ -102,9 +102,9 @@ def stored(keys: Sequence[bytes]) -> list[KvEvent]:
     return [BlockStored(key, parent, [], [], parent == ROOT) for key, parent in zip(keys, parents, strict=False)]
 
 
-def fleet_of(workers: Sequence[Feed]) -> tuple[Fleet, Router]:
+def fleet_of(workers: Sequence[Feed]) -> tuple[WorkerPool, Router]:
     """Return a fleet of these workers, and a router that knows nothing."""
-    fleet = Fleet((), lambda _: None)
+    fleet = WorkerPool((), lambda _: None)
     for worker in workers:
         fleet.add(worker)  # type: ignore[arg-type]
     return fleet, Router("cost", BlockIndex(1 << 40), Random(0))

@@ -20,7 +20,7 @@ from echo_worker import until
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as rpc
 from tokenspeed_worker import Slots, surroundings
 
-from saccade.transport.dialects.sglang import SglangClient
+from saccade.transport.connectors.sglang import SglangClient
 
 STOPPED = {"type": "stop", "matched": 7}
 LOAD = {

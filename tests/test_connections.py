@@ -33,12 +33,12 @@ ALLOWED = {
     },  # workers, whose addresses the operator gives
     # uses such a channel; a worker on this host, whose socket the operator names
     "transport/client.py": {"grpc", "create_unix_connection"},
-    "transport/dialects/smg_client.py": {"grpc", "insecure_channel"},  # the same
-    "transport/dialects/smg_answer.py": {"grpc"},  # names of status codes
-    "transport/dialects/smg_kv_events.py": {"grpc"},  # reads from a client's channel
-    "transport/dialects/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
-    "transport/dialects/vllm.py": {"aiohttp"},  # names of errors
-    "transport/dialects/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
+    "transport/connectors/smg_client.py": {"grpc", "insecure_channel"},  # the same
+    "transport/connectors/smg_answer.py": {"grpc"},  # names of status codes
+    "transport/connectors/smg_kv_events.py": {"grpc"},  # reads from a client's channel
+    "transport/connectors/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
+    "transport/connectors/vllm.py": {"aiohttp"},  # names of errors
+    "transport/connectors/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
     "transport/kv_transfer/destination.py": {"open_connection"},  # a prefill worker, whose address the gateway gives
     "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
     "transport/gateway_streams.py": {"grpc"},  # names of status codes

@@ -21,8 +21,8 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport import shared_memory
-from saccade.transport.dialects.smg_session import Surroundings, Traits
-from saccade.transport.dialects.tokenspeed import TokenSpeedClient
+from saccade.transport.connectors.smg_session import Surroundings, Traits
+from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 from saccade.transport.shared_memory import SlotPool
 
 PIXELS = bytes(range(96))

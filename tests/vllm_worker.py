@@ -16,9 +16,9 @@ from echo_worker import until
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.transport.connectors.vllm import VllmClient
+from saccade.transport.connectors.vllm_server import FileReader
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
-from saccade.transport.dialects.vllm import VllmClient
-from saccade.transport.dialects.vllm_server import FileReader
 
 FILES = ModelFiles(files={"config.json": b"{}", "tokenizer.json": b'{"a": 1}'})
 PLACEHOLDER = 262

@@ -11,7 +11,7 @@ import yaml
 from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app
 from saccade.gateway.app import HOST
-from saccade.gateway.fleet.sources import check_dns_url
+from saccade.gateway.workers.sources import check_dns_url
 from saccade.transport.credentials import TOO_OPEN
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from chats import openai_client
 from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.server.connection import Connections
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
@@ -129,7 +129,7 @@ class Gateway:
 
     port: int
     worker: ScriptedWorker
-    fleet: Fleet
+    fleet: WorkerPool
     application: app.Application
     server: Any
     loop: asyncio.AbstractEventLoop
@@ -246,7 +246,7 @@ def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutpu
         with decode_servers.shared():
             pool = DecodePool(config.media)
         await pool.start()
-        fleet = Fleet((), pool.release)
+        fleet = WorkerPool((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
         fleet.add(worker)  # type: ignore[arg-type]
         listener = app.listen("127.0.0.1", 0)

@@ -20,7 +20,7 @@ from chats import data_url, picture
 from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.protocol.engine_load import Load
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenDelta, TokenLogprob
 
@@ -86,7 +86,7 @@ def test_tenants_have_salts_of_their_own(guarded: scripted.Gateway, gateway: scr
     assert len(first) == len(second) == 16
     gateway.chat()
     assert gateway.worker.requests[0].salt == b""
-    assert "plain-key" not in repr(vars(Directory(("plain-key",))))
+    assert "plain-key" not in repr(vars(ApiKeyStore(("plain-key",))))
 
 
 def test_body_over_the_limit(guarded: scripted.Gateway) -> None:

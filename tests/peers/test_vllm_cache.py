@@ -21,8 +21,8 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.models.files import read_model_files
 from saccade.routing.index import BlockIndex, Partition
-from saccade.transport.dialects.vllm_events import event_source, follow
-from saccade.transport.dialects.vllm_keys import Coverage, KeyContext, cache_salt, media_identifier
+from saccade.transport.connectors.vllm_events import event_source, follow
+from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, cache_salt, media_identifier
 
 pytestmark = pytest.mark.peers
 

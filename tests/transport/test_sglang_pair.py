@@ -13,10 +13,10 @@ from test_sglang_servicer import PIXELS, ask, floats
 from tokenspeed_worker import FILES, Slots, surroundings
 
 from saccade.errors import RequestError, StartupError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.protocol.media import MediaItem
-from saccade.transport.dialects.sglang_address import Address, paired
-from saccade.transport.dialects.sglang_pair import SglangPair
+from saccade.transport.connectors.sglang_address import Address, paired
+from saccade.transport.connectors.sglang_pair import SglangPair
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_sides_are_paired() -> None:  # A8
     )
     expected = ("grpc://x:1", "sglang://both:1", "sglang://d:1?prefill=p:1&bootstrap=5", "sglang://d:1?prefill=q:1")
     assert paired(urls) == expected
-    fleet = Fleet(urls, on_released=lambda _: None)
+    fleet = WorkerPool(urls, on_released=lambda _: None)
     assert tuple(worker.url for worker in fleet.clients) == expected
 
 

@@ -24,9 +24,9 @@ from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.dialects import smg_client
-from saccade.transport.dialects.sglang import SglangClient
-from saccade.transport.dialects.smg_session import Traits
+from saccade.transport.connectors import smg_client
+from saccade.transport.connectors.sglang import SglangClient
+from saccade.transport.connectors.smg_session import Traits
 
 VALUES = [float(number) for number in range(48)]
 PIXELS = struct.pack("<48f", *VALUES)

@@ -14,14 +14,14 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.dialects import published_pages, sent_pictures
-from saccade.transport.dialects.event_publisher import EventSource
-from saccade.transport.dialects.pages import EXTRA_KEYS, LATE_TENANT, Pages
-from saccade.transport.dialects.published_pages import source_of
-from saccade.transport.dialects.sent_pictures import MAX_SALTS, SentPictures
-from saccade.transport.dialects.smg_kv_events import taken
-from saccade.transport.dialects.tokenspeed_messages import pad
-from saccade.transport.dialects.vllm_events_wire import Stored
+from saccade.transport.connectors import published_pages, sent_pictures
+from saccade.transport.connectors.event_publisher import EventSource
+from saccade.transport.connectors.pages import EXTRA_KEYS, LATE_TENANT, Pages
+from saccade.transport.connectors.published_pages import source_of
+from saccade.transport.connectors.sent_pictures import MAX_SALTS, SentPictures
+from saccade.transport.connectors.smg_kv_events import taken
+from saccade.transport.connectors.tokenspeed_messages import pad
+from saccade.transport.connectors.vllm_events_wire import Stored
 
 FINGERPRINT = bytes(range(32))
 PLACEHOLDER = 262
@@ -51,7 +51,7 @@ def asked(length: int, *media: MediaItem, salt: bytes = b"", seed: int = 0) -> E
 
 
 def keys(request: EngineRequest, block_size: int = BLOCK) -> list[bytes]:
-    """The keys that the gateway looks for, as gateway.fleet.dispatch makes them."""
+    """The keys that the gateway looks for, as gateway.workers.dispatch makes them."""
     runs = []
     for item in request.media:
         offset = 0

@@ -29,7 +29,7 @@ from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.protocol.request import EngineRequest
-from saccade.transport.dialects.smg_client import SmgClient
+from saccade.transport.connectors.smg_client import SmgClient
 
 STOPPED = {"type": "stop", "matched": 7}
 REQUEST = asked(64, msgspec.structs.replace(picture(1, (20, 10)), inline=bytes(48), pixel_dtype="bfloat16"))

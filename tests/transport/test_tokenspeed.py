@@ -47,9 +47,9 @@ from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
-from saccade.transport.dialects import shared_memory_links, smg_client, smg_model
-from saccade.transport.dialects.smg_session import Surroundings
-from saccade.transport.dialects.tokenspeed import TokenSpeedClient
+from saccade.transport.connectors import shared_memory_links, smg_client, smg_model
+from saccade.transport.connectors.smg_session import Surroundings
+from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

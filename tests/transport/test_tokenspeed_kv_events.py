@@ -13,21 +13,21 @@ from test_smg_kv_events import stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, listening, picture, registered, zipped
 
 from saccade.errors import WorkerUnavailable
-from saccade.gateway.fleet.cache_listener import CacheListener
-from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.workers.cache_listener import CacheListener
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import Router
-from saccade.transport.dialects import smg_kv_events
-from saccade.transport.dialects.pages import NOT_SENT
-from saccade.transport.dialects.sent_pictures import FIRST_PAD
-from saccade.transport.dialects.smg_client import TENANTS_OF_ANOTHER
-from saccade.transport.dialects.smg_session import Traits
-from saccade.transport.dialects.tokenspeed import TokenSpeedClient
-from saccade.transport.dialects.tokenspeed_messages import pad
+from saccade.transport.connectors import smg_kv_events
+from saccade.transport.connectors.pages import NOT_SENT
+from saccade.transport.connectors.sent_pictures import FIRST_PAD
+from saccade.transport.connectors.smg_client import TENANTS_OF_ANOTHER
+from saccade.transport.connectors.smg_session import Traits
+from saccade.transport.connectors.tokenspeed import TokenSpeedClient
+from saccade.transport.connectors.tokenspeed_messages import pad
 
 ITEM = picture(inline=PIXELS)
 REQUEST = EngineRequest(
@@ -222,7 +222,7 @@ async def test_the_index_learns_what_the_worker_holds(worker: TokenSpeedWorker, 
     empty = TokenSpeedWorker()
     empty.bundle = worker.bundle = zipped({"config.json": b'{"architectures": ["Qwen3VLForConditionalGeneration"]}'})
     async with listening(worker) as url, listening(empty) as other:
-        fleet = Fleet([url, other], slots.released.extend)
+        fleet = WorkerPool([url, other], slots.released.extend)
         router = Router("auto", BlockIndex(1 << 20), Random())
         listener = CacheListener(fleet, router)
         await fleet.start()

@@ -50,9 +50,9 @@ from saccade.protocol.media import SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport import wire
-from saccade.transport.dialects import vllm, vllm_http
-from saccade.transport.dialects.vllm import VllmClient
-from saccade.transport.dialects.vllm_keys import media_identifier
+from saccade.transport.connectors import vllm, vllm_http
+from saccade.transport.connectors.vllm import VllmClient
+from saccade.transport.connectors.vllm_keys import media_identifier
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 GENERATE = "/inference/v1/generate"

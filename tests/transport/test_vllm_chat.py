@@ -12,8 +12,8 @@ from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport import wire
-from saccade.transport.dialects.vllm import VllmClient
-from saccade.transport.dialects.vllm_keys import media_identifier
+from saccade.transport.connectors.vllm import VllmClient
+from saccade.transport.connectors.vllm_keys import media_identifier
 
 CHAT = ChatPrompt(
     (

@@ -12,10 +12,10 @@ from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, publisher, stor
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
-from saccade.transport.dialects import event_publisher, vllm_events
-from saccade.transport.dialects.event_publisher import EventSource
-from saccade.transport.dialects.vllm_events import event_source, follow
-from saccade.transport.dialects.vllm_keys import Coverage, KeyContext, media_identifier
+from saccade.transport.connectors import event_publisher, vllm_events
+from saccade.transport.connectors.event_publisher import EventSource
+from saccade.transport.connectors.vllm_events import event_source, follow
+from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, media_identifier
 
 TAG = media_identifier(b"", bytes(32)).rpartition(".")[2]
 SIZE = 4

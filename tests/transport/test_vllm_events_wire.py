@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from saccade.transport.dialects.vllm_events_wire import BatchDecoder, Cleared, Removed, Stored, Unknown
+from saccade.transport.connectors.vllm_events_wire import BatchDecoder, Cleared, Removed, Stored, Unknown
 
 # What vLLM 0.32.0 published for a prompt of 90 placeholders between six other tokens, byte by byte.
 VLLM_0_32 = bytes.fromhex(

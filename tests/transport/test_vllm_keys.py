@@ -14,8 +14,8 @@ from vllm_publisher import CLEARED, ENCODINGS, Encoding, Item, Prompt, hashes, p
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored
-from saccade.transport.dialects.vllm_events_wire import BatchDecoder
-from saccade.transport.dialects.vllm_keys import (
+from saccade.transport.connectors.vllm_events_wire import BatchDecoder
+from saccade.transport.connectors.vllm_keys import (
     LOOKAHEAD,
     Coverage,
     KeyContext,

@@ -25,7 +25,7 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, Medi
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta, TokenLogprob
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport import shared_memory
-from saccade.transport.dialects.smg_model import unpack_bundle
+from saccade.transport.connectors.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.border import UNFORESEEN

@@ -28,19 +28,19 @@ from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
 from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.dialects import check_url
-from saccade.gateway.fleet.dispatch import DispatchLimits
-from saccade.gateway.fleet.sources import SourceConfig, check_dns_url
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.processes import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
+from saccade.gateway.workers.connectors import check_url
+from saccade.gateway.workers.dispatch import DispatchLimits
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.sources import SourceConfig, check_dns_url
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.routing.policy import Policy
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
+from saccade.transport.connectors import vllm_http
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
-from saccade.transport.dialects import vllm_http
 from saccade.transport.wire import TLS_SCHEME
 
 
@@ -192,9 +192,9 @@ def gateway(
     return 0
 
 
-def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> Fleet:
+def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> WorkerPool:
     """Return the indexer's fleet, which sends no request and so holds no slot."""
-    return Fleet((), lambda _: None, given=models, credentials=credentials)
+    return WorkerPool((), lambda _: None, given=models, credentials=credentials)
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

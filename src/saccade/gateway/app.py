@@ -19,12 +19,12 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.sources import find_workers
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.limits.process_memory import give_back_large_blocks
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import ConnectionLimits, Connections, allow_descriptors
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.sources import find_workers
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 from saccade.transport import lasting_task
@@ -53,7 +53,7 @@ _logger = structlog.get_logger(__name__)
 
 def create_app(
     config: GatewayConfig,
-    fleet: Fleet,
+    fleet: WorkerPool,
     pool: DecodePool,
     models: Mapping[str, ModelFiles] = NONE_GIVEN,
     logs: LogOutput | None = None,
@@ -86,7 +86,7 @@ async def serve(
     pool = DecodePool(config.media)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = Fleet((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
+    fleet = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
     app = create_app(config, fleet, pool, models, logs)
     lag = lasting_task.begin(app.metrics.watch_event_loop, "event loop lag")
     try:

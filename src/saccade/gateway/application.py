@@ -19,15 +19,6 @@ from saccade.gateway.api.messages import Messages
 from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.cache_listener import CacheListener, CacheView
-from saccade.gateway.fleet.decision_metrics import DecisionMetrics
-from saccade.gateway.fleet.dispatch import Dispatcher
-from saccade.gateway.fleet.engine_metrics import FleetCollector
-from saccade.gateway.fleet.members import Members
-from saccade.gateway.fleet.route_report import RouteReport, route_report
-from saccade.gateway.fleet.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
-from saccade.gateway.fleet.worker_report import booked, exactness
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.generation.generate import Generation
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
@@ -42,11 +33,20 @@ from saccade.gateway.server.body import COPIES, BodyReader
 from saccade.gateway.server.client_address import TrustedProxies
 from saccade.gateway.server.keys import Keys
 from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
-from saccade.gateway.server.origins import WebPages
+from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.metrics import TenantMetrics
 from saccade.gateway.tenants.report import TenantReport, tenant_reports
+from saccade.gateway.workers.cache_listener import CacheListener, CacheView
+from saccade.gateway.workers.decision_metrics import DecisionMetrics
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.dispatch import Dispatcher
+from saccade.gateway.workers.engine_metrics import FleetCollector
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.route_report import RouteReport, route_report
+from saccade.gateway.workers.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
+from saccade.gateway.workers.worker_report import booked, exactness
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Usage, Work
 from saccade.routing.index import BlockIndex
@@ -70,14 +70,14 @@ class Application:
     def __init__(
         self,
         config: GatewayConfig,
-        fleet: Fleet,
+        fleet: WorkerPool,
         pool: DecodePool,
         models: Mapping[str, ModelFiles],
         access_log: AccessLog | None = None,
     ) -> None:
         self.metrics = Metrics()
         num_processes = 1 if config.member is None else config.member.size
-        self._directory = Directory(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
+        self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
         self._following: asyncio.Task[None] | None = None
         self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
         self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
@@ -90,11 +90,11 @@ class Application:
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(self.metrics.registry, partial(exactness, listener=self.listener))
         dispatcher = Dispatcher(fleet, router, decisions, config.dispatch_limits, self._index)
-        self.members = Members(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        self.members = Discovery(fleet, dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         self.metrics.registry.register(RoutingCollector(fleet, self.listener))
         self.metrics.registry.register(DispatchCollector(dispatcher))
         self.metrics.registry.register(SourceCollector(self.members))
-        self.metrics.registry.register(TenantMetrics(self._directory))
+        self.metrics.registry.register(TenantMetrics(self._api_keys))
         self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
         bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
@@ -142,8 +142,10 @@ class Application:
                 routes(self._answering, apis, endpoints, responses, self._files(config, endpoints)),
                 redirect_slashes=False,
             ),
-            Keys(self._directory, config.metrics_without_key),
-            WebPages(config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._directory.is_open),
+            Keys(self._api_keys, config.metrics_without_key),
+            AllowedOrigins(
+                config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._api_keys.is_open
+            ),
         )
         self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
@@ -153,7 +155,7 @@ class Application:
         Raises OSError.
         """
         await self.preparation.start()
-        self._following = lasting_task.begin(self._directory.follow, "keys file")
+        self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         if self.siblings is not None:
             await self.siblings.start()
         if self._index is not None:
@@ -174,7 +176,7 @@ class Application:
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
         """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""
         try:
-            account = self._directory.account(api_key)
+            account = self._api_keys.account(api_key)
         except InvalidApiKey as error:
             raise InvalidValue(
                 "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
@@ -187,10 +189,10 @@ class Application:
     async def tenants(self) -> list[TenantReport]:
         """Return what each tenant of the keys file may use and has used, at all processes that share the port."""
         usages = [self._usages()] if self.siblings is None else await self.siblings.usages()
-        return tenant_reports(self._directory.named, usages)
+        return tenant_reports(self._api_keys.named, usages)
 
     def _usages(self) -> dict[str, Usage]:
-        return {name: account.usage for name, account in self._directory.named.items()}
+        return {name: account.usage for name, account in self._api_keys.named.items()}
 
     def _siblings(self, config: GatewayConfig) -> Siblings | None:
         """Return what answers for all processes that share the port; have the engines' metrics shown once."""

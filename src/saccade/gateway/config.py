@@ -4,14 +4,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from saccade.gateway.fleet.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
-from saccade.gateway.fleet.sources import SourceConfig
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
 from saccade.gateway.processes.member import Member
 from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.server.connection import ConnectionLimits
+from saccade.gateway.workers.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
+from saccade.gateway.workers.sources import SourceConfig
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import PictureLimits
 from saccade.routing.policy import Policy

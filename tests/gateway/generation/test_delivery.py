@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.dispatch import DispatchLimits
+from saccade.gateway.workers.dispatch import DispatchLimits
 from saccade.protocol.output import TokenDelta
 
 CONTENT = [{"type": "image_url", "image_url": {"url": data_url(picture(64, 96, 1))}}, {"type": "text", "text": "?"}]

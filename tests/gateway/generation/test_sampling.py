@@ -8,7 +8,7 @@ import scripted
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.served_models.tool_call_tokens import Parsers
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.request import SamplingParams, ThinkingBudget
 
@@ -113,8 +113,8 @@ def test_cache_salt_separates_within_a_tenant_and_never_joins_two(gateway: scrip
     assert none == b""
     assert one == again
     assert len({none, one, other}) == 3
-    directory = Directory(("first", "second"))
-    tenants = [directory.account(key).tenant.salt for key in (b"first", b"second")]
+    store = ApiKeyStore(("first", "second"))
+    tenants = [store.account(key).tenant.salt for key in (b"first", b"second")]
     # What one tenant sends is neither the other's salt nor what the other gets for the same words.
     sent_by = [
         {request_salt(tenant, text) for text in (None, "a", "b", *(t.hex() for t in tenants))} for tenant in tenants

@@ -15,8 +15,8 @@ from echo_worker import until
 
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.transport.client import WorkerClient
 from saccade.worker.service import Worker, WorkerConfig
 
@@ -90,7 +90,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
     config = GatewayConfig(num_decode_processes=1, picture_cache_bytes=0)
     with decode_servers.shared():
         pool = DecodePool(config.media)
-    fleet = Fleet([worker.server.bind], pool.release)
+    fleet = WorkerPool([worker.server.bind], pool.release)
     application = app.create_app(config, fleet, pool)
     listener = app.listen("127.0.0.1", 0)
     server = app.DrainingServer(application, GatewayConfig(shutdown_timeout_seconds=0))

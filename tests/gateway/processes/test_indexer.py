@@ -15,14 +15,14 @@ from echo_worker import until
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.fleet.cache_listener import ALONE, AWAY
-from saccade.gateway.fleet.routing_metrics import RoutingCollector
-from saccade.gateway.fleet.worker import Worker
-from saccade.gateway.fleet.worker_report import worker_report
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.processes import shared_index
 from saccade.gateway.processes.indexer import Indexer
 from saccade.gateway.processes.shared_index import UNREACHABLE, SharedIndex
+from saccade.gateway.workers.cache_listener import ALONE, AWAY
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.routing_metrics import RoutingCollector
+from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.worker_report import worker_report
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents
@@ -70,7 +70,7 @@ async def fronts(folder: Path, *counts: int) -> AsyncIterator[list[str]]:
 @contextlib.asynccontextmanager
 async def indexing(urls: list[str], path: Path) -> AsyncIterator[Indexer]:
     """An indexer at *path* that follows *urls*."""
-    indexer = Indexer(Fleet(urls, lambda _: None), path)
+    indexer = Indexer(WorkerPool(urls, lambda _: None), path)
     await indexer.start()
     try:
         yield indexer
@@ -79,9 +79,9 @@ async def indexing(urls: list[str], path: Path) -> AsyncIterator[Indexer]:
 
 
 @contextlib.asynccontextmanager
-async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[Fleet, SharedIndex]]:
+async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool, SharedIndex]]:
     """A gateway process's fleet, and its view of the indexer at *path*."""
-    fleet = Fleet(urls, lambda _: None)
+    fleet = WorkerPool(urls, lambda _: None)
     shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
     await fleet.start()
     shared.start()
@@ -159,7 +159,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
         return frames
 
     server = await asyncio.get_running_loop().create_unix_server(stream, str(path))
-    fleet = Fleet((), lambda _: None)
+    fleet = WorkerPool((), lambda _: None)
     for url in ("unix:/a", "unix:/b"):
         fleet.add(Described(url, DESCRIPTION))
     shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
@@ -179,7 +179,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
 
 async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: Path) -> None:  # E5
     """The indexer has read the events; the gateway has seen what the worker answers."""
-    fleet = Fleet((), lambda _: None)
+    fleet = WorkerPool((), lambda _: None)
     text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
     for worker in (text, exact):
         fleet.add(worker)
@@ -200,14 +200,14 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
 
 
 async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
-    fleet = Fleet((), lambda _: None)
+    fleet = WorkerPool((), lambda _: None)
     fleet.add(Described("unix:/a", DESCRIPTION))
     shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
     assert shared.feed(fleet.clients[0]).reason == ALONE
 
 
 async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -> None:
-    indexer = Indexer(Fleet((), lambda _: None), tmp_path / "i.sock")
+    indexer = Indexer(WorkerPool((), lambda _: None), tmp_path / "i.sock")
     for place in (-1, 1):
         asked = FindOverlaps([("a", place)], [(bytes(32), 16, KEYS)])
         with pytest.raises(msgspec.ValidationError):

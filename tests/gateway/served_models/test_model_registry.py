@@ -13,9 +13,9 @@ import pytest
 from fronts import DESCRIPTION, Front
 from server import free_port
 
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.served_models import model_registry
 from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.workers.pool import WorkerPool
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.server import WorkerServer
@@ -49,9 +49,9 @@ def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_registry.ModelProbe, "run", lambda _: None)
 
 
-async def built(*workers: Described) -> tuple[ModelRegistry, Fleet]:
+async def built(*workers: Described) -> tuple[ModelRegistry, WorkerPool]:
     """A registry that has tried the models of *workers*."""
-    fleet = Fleet((), lambda _: None)
+    fleet = WorkerPool((), lambda _: None)
     registry = ModelRegistry(fleet, {})
     for worker in workers:
         fleet.add(worker)  # type: ignore[arg-type]

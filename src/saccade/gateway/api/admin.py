@@ -11,18 +11,18 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.api.routes import route
-from saccade.gateway.fleet.cache_listener import CacheView
-from saccade.gateway.fleet.dialects import check_url
-from saccade.gateway.fleet.members import Members
-from saccade.gateway.fleet.route_report import RouteReport
-from saccade.gateway.fleet.worker_report import worker_report
 from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.keys import Keys
 from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
-from saccade.gateway.server.origins import WebPages
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.server.origins import AllowedOrigins
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantReport
+from saccade.gateway.workers.cache_listener import CacheView
+from saccade.gateway.workers.connectors import check_url
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.route_report import RouteReport
+from saccade.gateway.workers.worker_report import worker_report
 from saccade.telemetry import Metrics
 from saccade.transport.framing import UNREADABLE
 
@@ -63,7 +63,7 @@ class Admin:
     def __init__(
         self,
         keys: Collection[str],
-        members: Members,
+        members: Discovery,
         listener: CacheView,
         controls: Controls,
         metrics: Metrics,
@@ -89,7 +89,7 @@ class Admin:
             ],
             redirect_slashes=False,
         )
-        guarded = GuardMiddleware(router, Keys(Directory(keys, kind="admin")), WebPages((), (), keyless=False))
+        guarded = GuardMiddleware(router, Keys(ApiKeyStore(keys, kind="admin")), AllowedOrigins((), (), keyless=False))
         self._app = TelemetryMiddleware(guarded, metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,6 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
-from saccade.gateway.fleet.dispatch import Preview
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.generate import Asked, Generation
 from saccade.gateway.limits.admission import Admission
@@ -35,6 +34,7 @@ from saccade.gateway.structured_output.grammars import HeldAnswer, RequestGramma
 from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.tenant import request_salt
+from saccade.gateway.workers.dispatch import Preview
 from saccade.protocol.output import TokenDelta
 
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.fleet.worker import Answering
 from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.openai.messages import Chat
@@ -14,6 +13,7 @@ from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
+from saccade.gateway.workers.worker import Answering
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.fleet.dispatch import Dispatcher, Placement, Prompt
-from saccade.gateway.fleet.worker import Answering, takes_chats_only
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
@@ -17,6 +15,8 @@ from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPi
 from saccade.gateway.prompt.chat_prompt import chat_prompt
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.workers.dispatch import Dispatcher, Placement, Prompt
+from saccade.gateway.workers.worker import Answering, takes_chats_only
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.fleet.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
 from saccade.gateway.generation.sampling import behind_reasoning, sampling_params
@@ -23,6 +22,7 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.grammars import HeldAnswer
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.tenant import request_salt
+from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.output import TokenDelta
 from saccade.telemetry import Metrics
 

@@ -10,12 +10,12 @@ from random import Random
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from saccade.gateway.fleet.cache_listener import CacheListener
-from saccade.gateway.fleet.dispatch import INDEX_BYTES
-from saccade.gateway.fleet.members import Members
-from saccade.gateway.fleet.sources import SourceConfig, find_workers
-from saccade.gateway.fleet.workers import Fleet
 from saccade.gateway.processes.metric_families import families
+from saccade.gateway.workers.cache_listener import CacheListener
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.dispatch import INDEX_BYTES
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.sources import SourceConfig, find_workers
 from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Target
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Indexer:
     """Answers gateway processes at the Unix socket *path* by what the workers of *fleet* report, in *index_bytes*."""
 
-    def __init__(self, fleet: Fleet, path: Path, index_bytes: int = INDEX_BYTES) -> None:
+    def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = INDEX_BYTES) -> None:
         self._fleet = fleet
         self._listener = CacheListener(fleet, Router("auto", BlockIndex(index_bytes), Random()))
         self._lookup = LocalLookup(self._listener.router.index)
@@ -89,7 +89,7 @@ class Indexer:
         return KnownWorkers(workers, self._listener.index_bytes)
 
 
-async def serve(fleet: Fleet, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int) -> None:
+async def serve(fleet: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int) -> None:
     """Run an indexer until SIGTERM or SIGINT, over the workers at *urls* and of *sources*. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ async def serve(fleet: Fleet, path: Path, urls: Sequence[str], sources: SourceCo
         loop.add_signal_handler(number, ended.set)
     indexer = Indexer(fleet, path, index_bytes)
     # No request runs here: a worker that is dropped is forgotten at once.
-    members = Members(fleet, lambda _: 0, 0.0)
+    members = Discovery(fleet, lambda _: 0, 0.0)
     await indexer.start()
     try:
         await find_workers(members, urls, sources)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from saccade.gateway.fleet.cache_listener import ALONE, AWAY, Feed
-from saccade.gateway.fleet.worker import Worker
-from saccade.gateway.fleet.workers import Fleet
+from saccade.gateway.workers.cache_listener import ALONE, AWAY, Feed
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.worker import Worker
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import Partition
@@ -43,7 +43,7 @@ class SharedIndex:
     no answer in time is enough; the next that is sent waits for the indexer to answer a poll.
     """
 
-    def __init__(self, fleet: Fleet, router: Router, path: Path) -> None:
+    def __init__(self, fleet: WorkerPool, router: Router, path: Path) -> None:
         self.router = router
         self._fleet = fleet
         self._calls = CallClient(path)

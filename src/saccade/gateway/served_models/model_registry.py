@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import structlog
 
 from saccade.errors import StartupError, WorkerUnavailable
-from saccade.gateway.fleet.workers import Fleet, Model
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
+from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.protocol.description import Description, ModelFiles
 
 _logger = structlog.get_logger(__name__)
@@ -24,7 +24,7 @@ class ModelRegistry:
     their models and none can be built, unless one was served before.
     """
 
-    def __init__(self, fleet: Fleet, given: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
+    def __init__(self, fleet: WorkerPool, given: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
         self._fleet = fleet
         self._given = given
         self._parsers = parsers

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from saccade.errors import InvalidApiKey
 from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
 """Paths for orchestrators, which need no key; all others do."""
@@ -16,20 +16,20 @@ MESSAGES_PATH = "/v1/messages"
 
 
 class Keys:
-    """Asks for the keys of *directory*. With *open_metrics*, /metrics needs no key either.
+    """Checks the keys of requests. With *open_metrics*, /metrics needs no key either.
 
     Keys of the keys file do not open /metrics, which shows what every tenant uses.
     """
 
-    def __init__(self, directory: Directory, open_metrics: bool = False) -> None:
-        self._directory = directory
+    def __init__(self, api_keys: ApiKeyStore, open_metrics: bool = False) -> None:
+        self._api_keys = api_keys
         self._open_paths = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
 
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
         """Return the account whose key *headers* carry; everybody's for paths without key. Raises InvalidApiKey."""
         if path in self._open_paths:
-            return self._directory.everybody
-        account = self._directory.account(_key(path, headers))
+            return self._api_keys.everybody
+        account = self._api_keys.account(_key(path, headers))
         if path == METRICS_PATH and account.tenant.name:
             raise InvalidApiKey(
                 "This is the API key of a tenant, and /metrics shows what every tenant uses. Send a key of --api-key, "

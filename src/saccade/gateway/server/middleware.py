@@ -34,7 +34,7 @@ from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
 from saccade.gateway.server.access_log import AccessLog, note_failure, note_tenant
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.keys import MESSAGES_PATH, OPEN_PATHS, Keys
-from saccade.gateway.server.origins import WebPages
+from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.telemetry import Metrics
 
@@ -104,7 +104,7 @@ class GuardMiddleware:
     headers with what is left of the tenant's limits.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, web_pages: WebPages) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, web_pages: AllowedOrigins) -> None:
         self._app = app
         self._keys = keys
         self._web_pages = web_pages

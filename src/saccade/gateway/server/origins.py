@@ -39,7 +39,7 @@ NOT_JSON = (
 )
 
 
-class WebPages:
+class AllowedOrigins:
     """The rules of one server.
 
     *allowed_origins* are as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*` for

@@ -6,7 +6,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.tenants.directory import Directory
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.protocol.gateway_calls import Usage
 
 DESCRIPTIONS = {
@@ -22,18 +22,18 @@ DESCRIPTIONS = {
 class TenantMetrics(Collector):
     """What each tenant has used, and whether the keys file is used as it is now. Nothing without such a file."""
 
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
+    def __init__(self, api_keys: ApiKeyStore) -> None:
+        self._api_keys = api_keys
 
     def collect(self) -> Iterable[Metric]:
-        if not self._directory.named:
+        if not self._api_keys.named:
             return
         for field in msgspec.structs.fields(Usage):
             family = CounterMetricFamily(f"saccade_tenant_{field.name}", DESCRIPTIONS[field.name], labels=["tenant"])
-            for name, account in self._directory.named.items():
+            for name, account in self._api_keys.named.items():
                 family.add_metric([name], getattr(account.usage, field.name))
             yield family
-        is_current = 0 if self._directory.fault else 1
+        is_current = 0 if self._api_keys.fault else 1
         yield GaugeMetricFamily(
             "saccade_api_keys_file_current", "Whether the keys file is used as it is now.", value=is_current
         )

@@ -22,7 +22,7 @@ from saccade.models.family import Layout
 from saccade.models.preprocessing.denormalisation import Denormaliser
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.protocol.media import MediaItem, PictureLayout, Span
-from saccade.transport.dialects.tokenspeed_messages import PATCHES_PER_IMAGE
+from saccade.transport.connectors.tokenspeed_messages import PATCHES_PER_IMAGE
 from saccade.worker.tokenspeed import tensors
 
 IMAGE = "image"

@@ -1,0 +1,142 @@
+"""ApiKeyStore: the accounts of all tenants by their keys, kept up with the file of the keys."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.keys_file import MAX_BYTES, KeyTable, digest_of, parse_keys
+from saccade.gateway.tenants.tenant import EVERYBODY, key_tenant
+from saccade.watched_file import WatchedFile
+
+FLAG = "--api-keys-file"
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the file."""
+
+NOT_WATCHED = "it is not watched"
+UNFORESEEN = "an unforeseen error, which the log has"
+
+logger = logging.getLogger(__name__)
+
+
+def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes, str]:
+    """Return the hashes of keys that are flags, each with its flag."""
+    flags = {digest_of(key.encode()): "--admin-key" for key in admin_keys}
+    return flags | {digest_of(key.encode()): "--api-key" for key in api_keys}
+
+
+def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
+    """Return what *file* says, see parse_keys(), at the start of a program. Raises StartupError that names the file."""
+    try:
+        return parse_keys(file.read() or b"", flags)
+    except StartupError as error:
+        raise StartupError(f"{FLAG} {file.path}: {error.message}") from error
+
+
+class ApiKeyStore:
+    """The accounts of the tenants with *api_keys*, one each, and of those in the file at *path*.
+
+    Without both, everybody has one account. *kind* is what errors call the keys. *admin_keys* must not be in the file.
+    Each of *num_processes* gateway processes has its part of the limits. *named* are the accounts of the file's
+    tenants, by name; *everybody* is for requests without key; *fault* says why the file as it is now is not used, ""
+    where it is. Raises StartupError.
+    """
+
+    def __init__(
+        self,
+        api_keys: Iterable[str] = (),
+        path: Path | None = None,
+        admin_keys: Iterable[str] = (),
+        num_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        kind: Literal["API", "admin"] = "API",
+    ) -> None:
+        self._kind = kind
+        self.named: dict[str, Account] = {}
+        self.fault = ""
+        self._content_fault = ""
+        self.everybody = Account(EVERYBODY)
+        self._flags = flag_keys(api_keys, admin_keys)
+        self._num_processes = num_processes
+        self._clock = clock
+        self._of_flags = {digest_of(key.encode()): Account(key_tenant(key.encode())) for key in api_keys}
+        self._of_file: dict[bytes, Account] = {}
+        self._file = None if path is None else WatchedFile(path, MAX_BYTES)
+        if self._file is not None:
+            self._take(read_keys_file(self._file, self._flags))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests need no key."""
+        return self._file is None and not self._of_flags
+
+    def account(self, key: bytes) -> Account:
+        """Return the account that *key* opens; everybody's where there are no keys. Raises InvalidApiKey."""
+        if self.is_open:
+            return self.everybody
+        if not key:
+            raise InvalidApiKey(f"Send an {self._kind} key in the header: Authorization: Bearer KEY.")
+        # How long the look-up of a hash takes tells nothing of the keys: nobody can choose the hash of a guess.
+        digest = digest_of(key)
+        account = self._of_file.get(digest) or self._of_flags.get(digest)
+        if account is None:
+            raise InvalidApiKey(f"This {self._kind} key is not known here.")
+        return account
+
+    async def follow(self) -> None:
+        """Use the file again whenever it has changed, until this is cancelled."""
+        try:
+            while self._file is not None:
+                await asyncio.sleep(LOOK_SECONDS)
+                await self.look()
+        finally:
+            self.fault = self.fault or NOT_WATCHED
+
+    async def look(self) -> None:
+        """Use the file again if it has changed. Where it has a fault, what it said before holds on."""
+        if self._file is None:
+            return
+        try:
+            content = await asyncio.to_thread(self._file.read)
+        except StartupError as error:
+            self._note(error.message)
+            return
+        if content is not None:
+            # Until it is used: after an unforeseen error it is not read again before it changes.
+            self._content_fault = UNFORESEEN
+            self._content_fault = self._use(content)
+        self._note(self._content_fault)
+
+    def _use(self, content: bytes) -> str:
+        """Use a new *content* of the file; return why it is not used, "" where it is."""
+        try:
+            table = parse_keys(content, self._flags)
+        except StartupError as error:
+            return error.message
+        self._take(table)
+        logger.info("%s is read again: %d keys of %d tenants", FLAG, len(table.names), len(table.tenants))
+        return ""
+
+    def _take(self, table: KeyTable) -> None:
+        """Use *table*. Tenants that were there before keep their account."""
+        accounts = {}
+        for name, tenant in table.tenants.items():
+            account = self.named.get(name)
+            if account is None:
+                account = Account(tenant, self._num_processes, self._clock)
+            else:
+                account.change(tenant)
+            accounts[name] = account
+        self.named = accounts
+        self._of_file = {digest: accounts[name] for digest, name in table.names.items()}
+
+    def _note(self, fault: str) -> None:
+        """Log a *fault* of the file, once."""
+        if fault and fault != self.fault:
+            logger.error("%s is not used as it is now, its last content stays in force: %s", FLAG, fault)
+        self.fault = fault

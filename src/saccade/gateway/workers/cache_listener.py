@@ -1,0 +1,253 @@
+"""Listen to what the workers report of their caches, and keep the router's index up to date."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from saccade.errors import WorkerUnavailable
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.worker import Worker
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.routing.index import Partition
+from saccade.routing.router import Router
+from saccade.transport import lasting_task
+from saccade.transport.backoff import Backoff
+
+FULL_SECONDS, MOST_FULL_SECONDS = 1.0, 300.0
+"""Until a worker whose blocks did not fit the index is tried again; each time twice as long, up to the second."""
+
+FULL = "the index is full"
+
+EVENTS_PER_TURN = 1024
+"""That all feeds together tell the index between two pauses; to decode and to learn them takes about a millisecond."""
+
+PAUSE_SECONDS = 0.001
+
+ALONE = "a fleet of one worker needs no reports"
+STARTING = "its snapshot has not arrived yet"
+AWAY = "it is not ready"
+NOT_READY = Exactness("NONE", AWAY)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Feed:
+    """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
+
+    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
+    dropped because their parents are not held. *logged* is what the log said last.
+    """
+
+    reason: str
+    num_events: int = 0
+    num_snapshots: int = 0
+    num_lost: int = 0
+    num_orphans: int = 0
+    logged: Exactness = NOT_READY
+
+
+class CacheView(Protocol):
+    """What is known of the workers' caches, by this process or by another; *router* has the work in flight."""
+
+    router: Router
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds, once all of them have arrived."""
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+
+    async def close(self) -> None:
+        """Stop learning."""
+
+
+class CacheListener:
+    """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
+
+    A fleet of one is not listened to. A feed that is lost is asked for again, and until then its worker is not known.
+    However much the workers report, requests have half of the event loop: after EVENTS_PER_TURN events all feeds pause
+    for PAUSE_SECONDS, and no more than one message is worked on in a turn of the loop. *sleep* is asyncio.sleep(),
+    unless a test counts.
+    """
+
+    def __init__(
+        self, fleet: WorkerPool, router: Router, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self.router = router
+        self._fleet = fleet
+        self._sleep = sleep
+        self._feeds: dict[str, Feed] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._scopes: dict[str, asyncio.Timeout] = {}
+        self._turn = asyncio.Lock()
+        self._num_since_pause = 0
+        fleet.on_change(self._listen)
+        fleet.on_forget(self._forget)
+
+    def feed(self, worker: Worker) -> Feed:
+        """Return how far *worker* is known."""
+        if len(self._fleet.clients) < 2:
+            return Feed(ALONE)
+        if worker.exactness.level == "NONE":
+            return Feed(worker.exactness.reason)
+        return self._feeds.setdefault(worker.url, Feed(AWAY))
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the index."""
+        return self.router.index.num_bytes
+
+    def exactness(self, worker: Worker) -> Exactness:
+        """Return how exactly the reports of *worker* can tell what it holds."""
+        return worker.exactness
+
+    def num_blocks(self, url: str) -> int:
+        """Return how many blocks the worker at *url* is known to hold."""
+        return self.router.index.num_blocks(url)
+
+    def num_states(self, url: str) -> int:
+        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
+        return self.router.index.num_states(url)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _forget(self, url: str) -> None:
+        self._feeds.pop(url, None)
+        if (task := self._tasks.pop(url, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        for _ in iter(self.router.index.sweep, False):
+            await self._sleep(0)
+
+    def _listen(self) -> None:
+        """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
+        for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
+            if not worker.ready:
+                self.router.expect_nothing(worker.url)
+            running = self._tasks.get(worker.url)
+            if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
+                following = partial(self._keep_up, worker)
+                self._tasks[worker.url] = lasting_task.begin(following, f"cache events of {worker.url}")
+
+    async def _keep_up(self, worker: Worker) -> None:
+        """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
+        feed = self.feed(worker)
+        lost = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
+        full = Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
+        try:
+            while worker.ready:
+                lost.started()
+                full.started()
+                has_room = await self._follow_once(worker, feed)
+                await self._sweep()
+                await self._sleep((lost if has_room else full).after_failure())
+        finally:
+            # A connection that is closed cancels this task, too.
+            self._note(worker, feed, AWAY)
+
+    async def _follow_once(self, worker: Worker, feed: Feed) -> bool:
+        """Follow one feed to its end. Return False if it ended because the index has no room for the worker."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._scopes[worker.url] = scope
+                await self._follow(worker, feed)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        except WorkerUnavailable as error:
+            feed.num_lost += 1
+            self._note(worker, feed, error.message)
+            return True
+        finally:
+            self._scopes.pop(worker.url, None)
+            self.router.index.forget(worker.url)
+            self.router.expect_nothing(worker.url)
+        limit = self.router.index.max_bytes
+        self._note(worker, feed, f"{FULL}: its limit is {limit} bytes; see --routing-index-bytes")
+        return False
+
+    async def _follow(self, worker: Worker, feed: Feed) -> None:
+        """Tell the index what the worker reports; return if the index has no room for it."""
+        index, said = self.router.index, worker.description
+        if said is None:
+            raise WorkerUnavailable(AWAY)
+        partition = Partition(said.fingerprint, said.block_size)
+        states, num_blocks = said.resumes_at_states, said.num_blocks
+        if not index.begin(worker.url, partition, resumes_at_states=states, num_blocks=num_blocks):
+            return
+        if feed.reason == AWAY:
+            feed.reason = STARTING
+        async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
+            async for message in messages:
+                for piece in _pieces(message):
+                    await self._learn(worker, feed, piece)
+
+    async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> None:
+        """Tell the index one message, when it is this worker's turn. A worker that is evicted is followed no longer."""
+        index = self.router.index
+        async with self._turn:
+            feed.num_orphans += index.take(worker.url, message)
+            feed.num_events += len(message.events)
+            # Nobody learns anything until the memory is free again.
+            while index.is_over:
+                await self._sweep()
+                if index.is_over:
+                    # A time that has passed: the feed ends before it has a turn.
+                    self._scopes[index.evict()].reschedule(0)
+            if self.router.index.is_exact(worker.url):
+                feed.num_snapshots += feed.reason != ""
+                # The worker's own level may change with any message.
+                self._note(worker, feed, "")
+            self._num_since_pause += len(message.events)
+            pauses = self._num_since_pause >= EVENTS_PER_TURN
+            if pauses:
+                self._num_since_pause = 0
+            await self._sleep(PAUSE_SECONDS if pauses else 0)
+
+    def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
+        """Note why a worker is not known, "" where its feed is followed; log its level where that has changed."""
+        feed.reason = reason
+        known = Exactness("NONE", reason) if reason else worker.exactness
+        if known == feed.logged:
+            return
+        feed.logged = known
+        level = logging.WARNING if reason not in ("", AWAY) else logging.INFO
+        why = known.reason or "all that it holds is known"
+        logger.log(level, "routing: worker %s is %s: %s", worker.url, known.level, why)
+
+
+def _pieces(message: KvEvents) -> Iterator[KvEvents]:
+    """Yield *message* in pieces of EVENTS_PER_TURN events; only the last piece of a snapshot's last message is last."""
+    if len(message.events) <= EVENTS_PER_TURN:
+        yield message
+        return
+    for start in range(0, len(message.events), EVENTS_PER_TURN):
+        stop = start + EVENTS_PER_TURN
+        is_last = message.last and stop >= len(message.events)
+        yield msgspec.structs.replace(message, events=message.events[start:stop], last=is_last)

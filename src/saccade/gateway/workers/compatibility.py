@@ -1,0 +1,149 @@
+"""Whether workers serve the same release of a model, judged by what matters to an answer.
+
+Workers of different kinds tell different things: a Saccade worker its files and weights, TokenSpeed and SGLang some of
+the files, vLLM none, so that the gateway has them from elsewhere. What only one of two workers tells is not compared.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.identity.content import files_digest
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.model_files import (
+    CHAT_TEMPLATE_JINJA,
+    CHAT_TEMPLATE_JSON,
+    CONFIG,
+    GENERATION_CONFIG,
+    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
+    TIKTOKEN,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from saccade.tokenization.chat_template import find_source
+
+REMARKS = frozenset(
+    (
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_from_model_config",
+        "_name_or_path",
+        "_valid_processor_keys",
+        "dtype",
+        "image_processor_type",
+        "processor_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    )
+)
+"""Keys that programs write into a model's JSON files and that change no answer; a worker tells its dtype by itself."""
+
+TOKENIZER_KEYS = (
+    "added_tokens_decoder",
+    "add_bos_token",
+    "add_eos_token",
+    "add_prefix_space",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+)
+"""Of tokenizer_config.json."""
+
+TEMPLATE = "chat template"
+IMAGE_PROCESSOR = "image processor"
+MAX_PLACE_CHARACTERS = 200
+
+
+class Compatibility:
+    """Compares what workers tell of a model; models named in *assumed* are taken to be one release, whatever is told.
+
+    Each pair of fingerprints is compared once, since a fingerprint covers the files of its worker.
+    """
+
+    def __init__(self, assumed: Collection[str] = ()) -> None:
+        self._assumed = frozenset(assumed)
+        self._told: dict[tuple[bytes, bytes], str] = {}
+
+    def difference(self, one: Description, other: Description) -> str:
+        """Return the first thing by which *one* is another release than *other*, as "file: field"; "" for the same."""
+        return "" if one.model in self._assumed else self.told_difference(one, other)
+
+    def told_difference(self, one: Description, other: Description) -> str:
+        """Return what difference() does, also for assumed models."""
+        if one.fingerprint == other.fingerprint:
+            return ""
+        pair = (one.fingerprint, other.fingerprint)
+        if pair not in self._told:
+            self._told[pair] = _difference(one, other)
+        return self._told[pair]
+
+
+def _difference(one: Description, other: Description) -> str:
+    ours, others = _parts(one), _parts(other)
+    for name, part in ours.items():
+        if name in others and part != others[name]:
+            return ": ".join(filter(None, (name, _place(part, others[name])[:MAX_PLACE_CHARACTERS])))
+    return ""
+
+
+def _parts(said: Description) -> dict[str, Any]:
+    """Return what matters to an answer, by name: JSON by its values, tokenizers by their bytes."""
+    files = said.files.files
+    parts: dict[str, Any] = {name: files[name] for name in (TOKENIZER, TIKTOKEN) if name in files}
+    parts |= {name: _without_remarks(_json(files[name])) for name in (CONFIG, GENERATION_CONFIG) if name in files}
+    tokenizer_config = _json(files.get(TOKENIZER_CONFIG, b"{}"))
+    if TOKENIZER_CONFIG in files and isinstance(tokenizer_config, dict):
+        wanted = {key: tokenizer_config.get(key) for key in TOKENIZER_KEYS}
+        parts[TOKENIZER_CONFIG] = _without_remarks(wanted)
+    parts |= _template(files, tokenizer_config) | _image_processor(said.files)
+    # A fingerprint of more than the files is of the weights too.
+    if said.weights or said.fingerprint != files_digest(files):
+        parts["weights"] = said.weights or said.fingerprint
+    return {name: parts[name] for name in sorted(parts)}
+
+
+def _template(files: Mapping[str, bytes], tokenizer_config: Any) -> dict[str, Any]:
+    given = tokenizer_config if isinstance(tokenizer_config, dict) else {}
+    try:
+        return {TEMPLATE: find_source(files.get(CHAT_TEMPLATE_JINJA), files.get(CHAT_TEMPLATE_JSON), given)}
+    except StartupError:
+        return {}
+
+
+def _image_processor(given: ModelFiles) -> dict[str, Any]:
+    found = _json(given.files.get(PREPROCESSOR_CONFIG, b"null"))
+    if found is None:
+        nested = _json(given.files.get(PROCESSOR_CONFIG, b"{}"))
+        found = nested.get("image_processor") if isinstance(nested, dict) else nested
+    return {} if found is None else {IMAGE_PROCESSOR: _without_remarks(found)}
+
+
+def _json(content: bytes) -> Any:
+    """Return the value of a JSON file, its bytes where it is malformed."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+
+
+def _without_remarks(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _without_remarks(inner) for key, inner in value.items() if key not in REMARKS}
+        return {key: inner for key, inner in kept.items() if inner is not None}
+    return value
+
+
+def _place(one: Any, other: Any) -> str:
+    """Return the path of the first key whose values differ, as "text_config.hidden_size"; "" for what has no keys."""
+    return ".".join(_path(one, other))
+
+
+def _path(one: Any, other: Any) -> Iterator[str]:
+    while isinstance(one, dict) and isinstance(other, dict):
+        key = next(key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key))
+        yield key
+        one, other = one.get(key), other.get(key)

@@ -1,0 +1,124 @@
+"""What the router chose and how long that took, request by request."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from saccade.gateway.workers.pool import Model
+from saccade.gateway.workers.worker import Worker
+from saccade.protocol.exactness import Exactness
+from saccade.routing.router import Booking
+
+Stage = Literal["keys", "lookup", "choice"]
+STAGES: tuple[Stage, ...] = ("keys", "lookup", "choice")
+"""Computing the keys of a prompt's blocks, finding them in the index, choosing a worker and booking there."""
+
+_SHARES = tuple(step / 20 for step in range(21))
+_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+
+MAX_REASONS = 256
+"""Pairs of worker and reason that are told apart; a reason may quote what a worker says."""
+
+OTHER_REASONS = "another reason"
+
+logger = logging.getLogger(__name__)
+
+
+class DecisionMetrics:
+    """Metrics of decisions. *exactness_of* tells how exactly a worker is known now."""
+
+    def __init__(self, registry: CollectorRegistry, exactness_of: Callable[[Worker], Exactness]) -> None:
+        self._exactness_of = exactness_of
+        self._said: set[tuple[str, str]] = set()
+        model = ("model_name",)
+        self._shares = Histogram(
+            "saccade_router_kv_hit_rate",
+            "Share of a prompt's tokens in blocks that its worker had reported to hold when it was chosen.",
+            model,
+            buckets=_SHARES,
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "saccade_router_decision_seconds",
+            "Time of one stage of the choice of a worker.",
+            ("stage",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        for stage in STAGES:
+            self._seconds.labels(stage)
+        self._requests = Counter(
+            "saccade_router_requests", "Requests that were placed at the worker.", ("worker",), registry=registry
+        )
+        self._inexact = Counter(
+            "saccade_router_inexact",
+            "Requests that were placed without exact knowledge of the worker.",
+            (*model, "exactness", "reason"),
+            registry=registry,
+        )
+        self._passed_over = Counter(
+            "saccade_router_non_max_overlap_selections",
+            "Requests that were placed although another worker held more of the prompt.",
+            model,
+            registry=registry,
+        )
+        self._blocks_lost = Counter(
+            "saccade_router_overlap_blocks_lost",
+            "Blocks that those workers held more than the chosen ones.",
+            model,
+            registry=registry,
+        )
+
+    @contextlib.contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Record how long the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds.labels(name).observe(time.perf_counter() - start)
+
+    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
+        """Record where a prompt for *model* was placed. All but the count of requests needs a choice.
+
+        Return the share of the prompt that its worker held, for served(); None where that is not known for certain.
+        """
+        self._requests.labels(booking.worker).inc()
+        choice = booking.choice
+        if len(choice.candidates) < 2:
+            return None
+        worker = next(each for each in model.workers if each.url == booking.worker)
+        known = self._exactness_of(worker)
+        if known.level != "EXACT":
+            self._note_inexact(model, worker, known)
+        most = max(candidate.overlap_tokens for candidate in choice.candidates)
+        if lost := most - choice.chosen.overlap_tokens:
+            self._passed_over.labels(model.name).inc()
+            self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
+        is_certain = known.level == "EXACT" and booking.matched_tokens is not None
+        return (booking.matched_tokens or 0) / max(1, num_prompt_tokens) if is_certain else None
+
+    def served(self, model: str, held_share: float | None) -> None:
+        """Record that a request of *model* has its first token, and what observe() returned for that placement."""
+        if held_share is not None:
+            self._shares.labels(model).observe(held_share)
+
+    def forget(self, worker: str) -> None:
+        """Drop what has the label *worker*."""
+        with contextlib.suppress(KeyError):
+            self._requests.remove(worker)
+        self._said = {said for said in self._said if said[0] != worker}
+
+    def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
+        said, reason = (worker.url, known.reason), known.reason
+        if said not in self._said:
+            if len(self._said) < MAX_REASONS:
+                self._said.add(said)
+                logger.info("routing: requests go to worker %s, which is %s: %s", worker.url, known.level, reason)
+            else:
+                reason = OTHER_REASONS
+        self._inexact.labels(model.name, known.level, reason).inc()

@@ -1,0 +1,167 @@
+"""Which workers a fleet has while it runs: those that at least one source wants."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from saccade.errors import StartupError
+from saccade.gateway.workers.connectors import is_half, targets
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.worker import Worker
+from saccade.transport import lasting_task
+
+POLL_SECONDS = 0.05
+"""Between two looks at whether a worker that leaves still has requests."""
+
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where the urls of workers come from. *name* is what logs and errors call it.
+
+    *fault* says why what it says now is not used, "" where it is; its last urls stay wanted meanwhile.
+    """
+
+    name: str
+    fault: str
+
+    def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+        """Yield the urls that are wanted, and again whenever they have changed; every url is well formed."""
+
+
+@dataclass
+class _Leaving:
+    """The clients of a target that was removed. *is_closing*: it is too late to take them back."""
+
+    clients: Sequence[Worker]
+    task: asyncio.Task[None] | None = None
+    is_closing: bool = False
+
+
+class Discovery:
+    """Keeps the workers of *fleet* to what the sources want; a worker of several sources stays until all drop it.
+
+    A worker that is dropped gets no new requests. Once it has none left, by *num_requests* of its url, or after
+    *drain_seconds*, its connection is closed, which fails what still runs there. One that is wanted again before that
+    is taken back as it is. *sources* are those that are followed.
+    """
+
+    def __init__(self, fleet: WorkerPool, num_requests: Callable[[str], int], drain_seconds: float) -> None:
+        self.fleet = fleet
+        self._num_requests = num_requests
+        self._drain_seconds = drain_seconds
+        self._wanted: dict[str, tuple[str, ...]] = {}
+        self._clients: dict[str, tuple[Worker, ...]] = {}
+        self._leaving: dict[str, _Leaving] = {}
+        self.sources: list[Source] = []
+        self._following: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()
+
+    def follow(self, source: Source) -> None:
+        """Keep to what *source* wants, from now until close()."""
+        self.sources.append(source)
+        self._following.append(lasting_task.begin(lambda: self._follow(source), f"workers of {source.name}"))
+
+    def wanted_by(self, url: str) -> tuple[str, ...]:
+        """Return the names of the sources that want the worker at *url*."""
+        return tuple(name for name, urls in self._wanted.items() if url in urls)
+
+    async def want(self, source: str, url: str) -> None:
+        """Add *url*, which is well formed, to what *source* wants."""
+        await self.replace(source, (*self._wanted.get(source, ()), url))
+
+    async def drop(self, source: str, url: str) -> None:
+        """Take *url* out of what *source* wants."""
+        await self.replace(source, tuple(one for one in self._wanted.get(source, ()) if one != url))
+
+    async def replace(self, source: str, urls: Sequence[str]) -> None:
+        """Note that *source* wants *urls* and nothing else. A url of which no client can be made is logged."""
+        self._wanted[source] = tuple(dict.fromkeys(urls))
+        # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
+        await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())
+
+    async def close(self) -> None:
+        """Stop following sources and waiting for workers that leave; the fleet closes their clients."""
+        leaving = [one.task for one in self._leaving.values() if one.task is not None]
+        tasks = [*self._following, *leaving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, source: Source) -> None:
+        async with aclosing(source.wanted()) as changes:
+            async for urls in changes:
+                await self.replace(source.name, urls)
+
+    async def _apply(self) -> None:
+        """Make the fleet what is wanted now."""
+        async with self._turn:
+            wanted = self._targets()
+            for target in [one for one in self._clients if one not in wanted]:
+                self._remove(target)
+            for target in wanted:
+                if target not in self._clients:
+                    await self._add(target)
+
+    def _targets(self) -> tuple[str, ...]:
+        """Return the targets behind everything that is wanted, without workers that lack their other half."""
+        urls = [url for urls in self._wanted.values() for url in urls]
+        try:
+            return targets(urls)
+        except StartupError as error:
+            logger.warning("%s They are used when both are known.", error.message)
+            return targets(url for url in urls if not is_half(url))
+
+    async def _add(self, target: str) -> None:
+        leaving = self._leaving.get(target)
+        if leaving is not None and leaving.is_closing:
+            return  # It is added when the old connection is closed.
+        if leaving is not None and leaving.task is not None:
+            leaving.task.cancel()
+            del self._leaving[target]
+            self._clients[target] = tuple(leaving.clients)
+            for client in leaving.clients:
+                self.fleet.add(client)
+            logger.info("worker %s is wanted again, and gets requests", target)
+            return
+        try:
+            self._clients[target] = joined = self.fleet.join(target)
+        except StartupError as error:
+            logger.error("worker %s cannot be used: %s", target, error.message)
+            return
+        logger.info("worker %s is added", target)
+        await asyncio.gather(*(client.start() for client in joined))
+
+    def _remove(self, target: str) -> None:
+        leaving = _Leaving(self._clients.pop(target))
+        for client in leaving.clients:
+            self.fleet.remove(client)
+        self._leaving[target] = leaving
+        leaving.task = lasting_task.begin(partial(self._let_go, target, leaving), f"departure of worker {target}")
+
+    async def _let_go(self, target: str, leaving: _Leaving) -> None:
+        """Close the clients when their requests have ended, or the time is up, and forget them; again is no error."""
+        try:
+            async with asyncio.timeout(self._drain_seconds):
+                await self._idle(leaving.clients)
+        except TimeoutError:
+            count = sum(self._num_requests(client.url) for client in leaving.clients)
+            logger.warning("worker %s is closed with %d requests, which fail: its time is up", target, count)
+        leaving.is_closing = True
+        await asyncio.gather(*(client.close() for client in leaving.clients))
+        await self._idle(leaving.clients)
+        for client in leaving.clients:
+            await self.fleet.forget(client)
+        logger.info("worker %s has left", target)
+        if self._leaving.get(target) is leaving:
+            del self._leaving[target]
+        await self._apply()
+
+    async def _idle(self, clients: Sequence[Worker]) -> None:
+        while any(self._num_requests(client.url) for client in clients):  # noqa: ASYNC110  no task tells of its end
+            await asyncio.sleep(POLL_SECONDS)

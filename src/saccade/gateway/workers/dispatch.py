@@ -1,0 +1,469 @@
+"""From an engine request to its deltas: choose a worker, put the pixels where it can read them, relay its deltas."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.gateway.limits.place_queue import PlaceQueue
+from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
+from saccade.gateway.workers.decision_metrics import DecisionMetrics
+from saccade.gateway.workers.pool import Model, WorkerPool
+from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
+from saccade.gateway.workers.worker import Worker, refusal, takes_chats_only
+from saccade.identity.blocks import MediaRun, block_key, root_key
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.engine_load import Load
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request_traits import RequestTraits
+from saccade.routing.index import BlockIndex, Partition
+from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
+from saccade.routing.prompt_keys import PromptKeys
+from saccade.routing.router import Booking, Choice, Option, RoutedPicture, RoutedPrompt, Router
+from saccade.transport import shared_memory
+from saccade.transport.client import Supply
+
+logger = logging.getLogger(__name__)
+
+M = TypeVar("M", MediaItem, MediaPixels)
+
+
+NO_LOAD = Load()
+INDEX_BYTES = 512 << 20
+"""Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
+
+AFFINITY_TOKENS = 256
+"""consistent_hash goes by the first picture; without one, by the prompt's beginning."""
+
+
+UNBOUNDED = 1 << 30
+"""Places at a worker that is alone."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
+
+    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
+    answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
+    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars. It waits as *tenant*'s.
+    """
+
+    token_ids: Sequence[int]
+    runs: tuple[MediaRun, ...] = ()
+    salt: bytes = b""
+    reads_cache: bool = True
+    num_samples: int = 1
+    needs_token_ids: RequestError | None = None
+    sampling: SamplingParams | None = None
+    needs_grammars: RequestError | None = None
+    tenant: Tenant = EVERYBODY
+
+    @property
+    def traits(self) -> RequestTraits:
+        """What workers may refuse it for."""
+        return RequestTraits(
+            len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
+        )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
+
+    With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
+    """
+
+    worker: Worker
+    pixel_dtype: str
+    leg: Leg | None = None
+    pair: Pair | None = None
+    model: str = ""
+    held_share: float | None = None
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The worker, or both of the pair."""
+        return (self.worker,) if self.pair is None else self.pair.workers
+
+    @property
+    def failed_worker(self) -> Worker:
+        """The worker that did not answer."""
+        return self.worker if self.pair is None else self.pair.failed_worker
+
+    def first_token(self) -> None:
+        """Note that the prompt is computed."""
+        if self.leg is not None:
+            self.leg.first_token()
+        if self.pair is not None:
+            self.pair.decode.first_token()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Where *prompt* would go now."""
+
+    model: Model
+    prompt: Prompt
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class DispatchLimits:
+    """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
+
+    Of *num_processes* of one gateway, each sends a worker its part of these.
+
+    Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
+    fails before the first token is sent again at most *max_retries* times. A worker that is alone gets everything, or
+    with *lone_worker_queue* as many as it computes and these.
+    """
+
+    worker_queue: int = 64
+    max_waiting: int = 256
+    wait_seconds: float = 30.0
+    max_retries: int = 1
+    num_processes: int = 1
+    lone_worker_queue: int | None = None
+
+
+DEFAULT_LIMITS = DispatchLimits()
+
+
+@dataclass(frozen=True)
+class _Query:
+    """A prompt as the router sees it, the workers that it may go to, and what these hold of it."""
+
+    options: Sequence[Option]
+    prompt: RoutedPrompt
+    overlaps: Mapping[str, Overlap]
+
+
+class Dispatcher:
+    """Sends requests to the workers of *fleet*, each to the one that *router* chooses, by what *lookup* finds.
+
+    *metrics* learns of every choice. *num_retried* counts by model the requests that were sent to another worker.
+    """
+
+    def __init__(
+        self,
+        fleet: WorkerPool,
+        router: Router | None = None,
+        metrics: DecisionMetrics | None = None,
+        limits: DispatchLimits = DEFAULT_LIMITS,
+        lookup: Lookup | None = None,
+    ) -> None:
+        self.limits = limits
+        self.num_retried: Counter[str] = Counter()
+        self.queue = PlaceQueue(limits.max_waiting, limits.wait_seconds)
+        self._fleet = fleet
+        self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
+        self._lookup = lookup or LocalLookup(self._router.index)
+        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
+        self._keys = PromptKeys()
+        # Workers other than Saccade's do not report which user they run as.
+        self._namespaces = (shared_memory.readers(), shared_memory.namespace())
+        fleet.on_change(self.queue.changed)
+        fleet.on_forget(self._forget)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(work.num_requests for work in self._router.work.values())
+
+    def num_requests_at(self, worker: str) -> int:
+        """Return how many requests are at the worker with the url *worker*, from their choice to their end."""
+        return self._router.work[worker].num_requests if worker in self._router.work else 0
+
+    async def _forget(self, worker: str) -> None:
+        self._router.forget(worker)
+        self._metrics.forget(worker)
+
+    def takers_of_chats(self, model: str) -> tuple[bool, bool]:
+        """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
+        chats_only = [takes_chats_only(worker) for worker in self._fleet.model(model).workers]
+        return any(chats_only), all(chats_only)
+
+    def can_retry(self, model: str, failed: Set[str]) -> bool:
+        """Whether a request for *model* that was at the workers *failed* may go to another one. Raises as place()."""
+        others = [worker for worker in self._fleet.model(model).workers if worker.url not in failed]
+        return bool(others) and len(failed) <= self.limits.max_retries
+
+    async def preview(self, model: str, prompt: Prompt) -> Preview:
+        """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
+        serving, free = self._fleet.model(model), self._free_places(model, prompt, frozenset())
+        with_room = [worker for worker in serving.workers if free.get(worker.url)]
+        allowed = [worker for worker in serving.workers if worker.url in free]
+        query = await self._look_up(serving, with_room or allowed, prompt)
+        choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Preview(serving, prompt, choice)
+
+    @contextlib.asynccontextmanager
+    async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
+        """Choose a worker for a prompt, none of *excluded*; it counts as that worker's until the block ends.
+
+        Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable, QueueFull,
+        and the prompt's own error where no worker can take it.
+        """
+        name = self._fleet.model(model).name
+        with contextlib.ExitStack() as booked:
+            async with self.queue.turn(
+                name, lambda: sum(self._free_places(model, prompt, excluded).values()), prompt.tenant
+            ):
+                booked.enter_context(self.queue.holding(name, prompt.tenant))
+                serving = self._fleet.model(model)
+                free = self._free_places(model, prompt, excluded)
+                workers = [worker for worker in serving.workers if free.get(worker.url)]
+                query = await self._look_up(serving, workers, prompt)
+                with self._metrics.stage("choice"):
+                    booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+            leg = self._leg(booking, workers, booked)
+            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
+            pair = await self._pair(serving, leg, prompt, excluded, booked)
+            said = leg.worker.description
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share)
+
+    def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
+        """Return what *booking* stands for; it ends with *booked*, or before."""
+        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.queue.changed)
+        booked.callback(leg.end)
+        return leg
+
+    async def _pair(
+        self, serving: Model, first: Leg, prompt: Prompt, excluded: Set[str], booked: contextlib.ExitStack
+    ) -> Pair | None:
+        """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
+        workers = [worker for worker in serving.workers if worker.url not in excluded]
+        max_tokens = prompt.sampling.max_tokens if prompt.sampling is not None else 1
+        found = partners(first.worker, workers, max_tokens, prompt.num_samples)
+        if not found:
+            return None
+        now = time.monotonic()
+        allowed = [worker for worker in found if self._router.breakers.allows(worker.url, now)] or found
+        query = await self._look_up(serving, allowed, prompt)
+        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+        return Pair(first, self._leg(booking, found, booked), self._fleet.release)
+
+    async def stream(
+        self,
+        placement: Placement,
+        request: EngineRequest,
+        supply: Supply | None = None,
+        on_begin: Callable[[], object] = lambda: None,
+        on_delta: Callable[[], object] = lambda: None,
+        chat: ChatPrompt | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
+
+        *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
+        *on_delta* is called with every delta. *chat* is needed where the worker takes chats only.
+        *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
+        what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
+        WorkerFailed or the engine's error.
+        """
+        on_begin()
+        worker = placement.worker
+        reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
+        supplied = _Supplied(supply)
+        if chat is not None and takes_chats_only(worker):
+            generation = worker.generate_chat(reachable, chat)
+        elif supply is None:
+            generation = worker.generate(reachable)
+        elif placement.pair is not None:
+            generation = placement.pair.generate(reachable, lambda leg: partial(self._supply, leg, supplied))
+        else:
+            generation = worker.generate(reachable, partial(self._supply, worker, supplied))
+        has_begun = False
+        try:
+            async with contextlib.aclosing(generation) as deltas:
+                async for delta in deltas:
+                    if not has_begun:
+                        has_begun = True
+                        self._begun(placement)
+                    on_delta()
+                    yield delta
+        except (WorkerFailed, WorkerUnavailable) as error:
+            if not has_begun and not supplied.has_failed:
+                self._failed(placement.failed_worker, error)
+            raise
+
+    def _begun(self, placement: Placement) -> None:
+        placement.first_token()
+        self._metrics.served(placement.model, placement.held_share)
+        for worker in placement.workers:
+            if self._router.breakers.succeeded(worker.url):
+                logger.info("routing: worker %s answers again and gets requests", worker.url)
+
+    def _failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
+        """Note that a request failed at *worker* before its first token."""
+        now, breakers = time.monotonic(), self._router.breakers
+        if breakers.failed(worker.url, error.reason, now):
+            report = breakers.report(worker.url, now)
+            logger.warning(
+                "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
+            )
+
+    def _free_places(self, model: str, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
+        """Return by url how many more requests each worker of *model* may get that may get one at all.
+
+        A breaker never takes the last worker away, and a worker that is alone gets everything, unless tenants wait for
+        it: it has a queue of its own. Raises ModelNotFound, WorkerUnavailable and the prompt's own error.
+        """
+        serving = self._fleet.model(model).workers
+        workers = [worker for worker in serving if worker.url not in excluded]
+        if not workers:
+            raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        workers = _takers(workers, prompt)
+        if len(serving) == 1:
+            worker, queue = workers[0], self.limits.lone_worker_queue
+            return {worker.url: UNBOUNDED if queue is None else self._num_free(worker, queue)}
+        now = time.monotonic()
+        allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
+        return {worker.url: self._num_free(worker, self.limits.worker_queue) for worker in first_workers(allowed)}
+
+    def _num_free(self, worker: Worker, queue: int) -> int:
+        """Return how many more requests *worker* may get, which may have *queue* beyond those that it computes."""
+        computes = worker.description.max_num_seqs if worker.description else 1
+        places = -(-(computes + queue) // self.limits.num_processes)
+        return max(0, places - self._router.work[worker.url].num_requests)
+
+    async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
+        """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
+        options = [_option(worker, model, prompt.salt) for worker in workers]
+        with self._metrics.stage("keys"):
+            routed = self._routed(prompt, options)
+        overlaps: Mapping[str, Overlap] = {}
+        if len(options) > 1:
+            with self._metrics.stage("lookup"):
+                overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
+            ready = {worker.url for worker in self._fleet.clients if worker.ready}
+            options = [option for option in options if option.name in ready]
+            if not options:
+                raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
+        return _Query(options, routed, overlaps)
+
+    def _routed(self, prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
+        """Return what the router looks at. Keys are computed only where there is a choice."""
+        num_tokens = len(prompt.token_ids)
+        if len(options) == 1:
+            return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
+        # The last token is always computed, so its block is not reused.
+        token_ids = prompt.token_ids[: num_tokens - 1]
+        keys = {
+            partition: self._keys.of(
+                root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
+            )
+            for partition in {option.partition for option in options}
+        }
+        pictures = tuple(
+            RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
+        )
+        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
+
+    async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return await self._reachable(worker, await supplied(media))
+
+    async def _reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
+        """Return *media* with pixels inline where the worker does not see our shared memory."""
+        description = worker.description
+        slots = [item.slot.name for item in media if item.slot is not None]
+        if not slots or (description is not None and description.shm_namespace in self._namespaces):
+            return media
+        try:
+            return await asyncio.to_thread(lambda: tuple(_inlined(item) for item in media))
+        except shared_memory.SlotError as error:
+            raise InternalError(
+                "A picture was lost on its way to the worker; the request can be sent again."
+            ) from error
+        finally:
+            self._fleet.release(slots)
+
+
+class _Supplied:
+    """Pixels that a worker asks for, from *supply*. *has_failed*: there were none, which is not the worker's fault."""
+
+    def __init__(self, supply: Supply | None) -> None:
+        self.has_failed = False
+        self._supply = supply
+
+    async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        """Return the pixels of *media*, by index. Raises what *supply* raises."""
+        if self._supply is None:
+            raise InternalError("The worker asked for pixels that it was not sent a picture for.")
+        try:
+            return await self._supply(media)
+        except BaseException:
+            self.has_failed = True
+            raise
+
+
+def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
+    """Return the runs of a prompt's pictures, each given by its content hash and spans, in prompt order."""
+    runs = []
+    for content_hash, spans in pictures:
+        offset = 0
+        for span in spans:
+            runs.append(MediaRun(span.start, span.length, content_hash, offset))
+            offset += span.length
+    return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
+    """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
+    traits = prompt.traits
+    refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
+    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
+    if not takers and refusals[0] is not None:
+        raise refusals[0]
+    return takers
+
+
+def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
+    said = worker.description
+    if prompt.needs_grammars is not None and not (said is not None and said.takes_grammars):
+        return prompt.needs_grammars
+    has_budget = prompt.sampling is not None and prompt.sampling.thinking_budget is not None
+    if has_budget and not (said is not None and said.takes_thinking_budgets):
+        return UnsupportedParameter(
+            "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
+        )
+    return None
+
+
+def _option(worker: Worker, model: Model, salt: bytes) -> Option:
+    said, load = worker.description or model.description, worker.load or NO_LOAD
+    return Option(
+        name=worker.url,
+        partition=Partition(said.fingerprint, said.block_size),
+        resumes_at_states=said.resumes_at_states,
+        encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
+        reports=worker.exactness.level != "NONE",
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        load_times=worker.load_times,
+    )
+
+
+def _affinity(prompt: Prompt) -> bytes:
+    if prompt.runs:
+        return prompt.salt + prompt.runs[0].content_hash
+    start = prompt.token_ids[:AFFINITY_TOKENS]
+    return block_key(prompt.salt, start, 0, ())
+
+
+def _inlined(item: M) -> M:
+    if item.slot is None:
+        return item
+    return msgspec.structs.replace(item, slot=None, inline=shared_memory.read_slot(item.slot))

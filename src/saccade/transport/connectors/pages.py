@@ -1,0 +1,171 @@
+"""The pages of an engine's KV cache in our keys, from events with the engine's own hashes and the token ids.
+
+Our key of a block follows from its parent's key and its tokens. Pages that are not known for certain are left out, and
+so is all that follows them: those whose parent is not known, and those with a pad that stands for no picture that this
+gateway has sent.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from saccade.errors import WorkerUnavailable
+from saccade.identity.blocks import MediaRun, block_key, root_key
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
+from saccade.transport.connectors.sent_pictures import FIRST_PAD, MAX_SALTS, SentPicture, SentPictures
+
+Hash = int | bytes
+"""The engine's own name of a page."""
+
+EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
+NOT_SENT = "it holds blocks behind pictures that this gateway has not sent, or behind blocks that it does not know"
+TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
+LATE_TENANT = "its events do not name tenants, and it stored text before one of them sent a prompt to it"
+MAX_PAGES = 1 << 23
+"""A worker that tells of more is not followed: their chains would take more memory than routing is worth."""
+
+
+class Chain(NamedTuple):
+    """A prompt up to the end of a page.
+
+    *keys* are those of its last whole block, the root's where not *has_block*, one for each salt that the prompt may
+    have; *token_ids* and *runs* follow that block. *picture* is the one of which the first *shown* tokens have come and
+    more must; None between pictures.
+    """
+
+    keys: tuple[tuple[bytes, bytes], ...]
+    token_ids: tuple[int, ...] = ()
+    runs: tuple[MediaRun, ...] = ()
+    picture: SentPicture | None = None
+    shown: int = 0
+    has_block: bool = False
+
+
+class Pages:
+    """The pages that a worker holds, by its own hashes, in our keys: blocks of *block_size* tokens.
+
+    A page has *page_size* tokens; a block is one page or several. *earlier* is why events before those that were taken
+    are not known, "" where there are none.
+    """
+
+    def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentPictures) -> None:
+        self._fingerprint = fingerprint
+        self._page_size = page_size
+        self._block_size = block_size
+        self._sent = sent
+        self._chains: dict[Hash, Chain] = {}
+        self._salts: frozenset[bytes] = frozenset()
+        self._refused = ""
+        self.earlier = ""
+
+    @property
+    def missing(self) -> str:
+        """Why the worker may hold what is not known here; "" if it cannot."""
+        if reason := self.earlier or self._refused:
+            return reason
+        if self._sent.has_forgotten_salts:
+            return TOO_MANY_TENANTS
+        # A page has the keys of the tenants known when it was stored; *_salts* are those since the oldest one.
+        return LATE_TENANT if self._chains and not self._salts.issuperset(self._sent.salts) else ""
+
+    def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
+        """Yield what follows from *pages*, by name with their token ids, stored one after the other behind *parent*.
+
+        Raises WorkerUnavailable where the worker cannot be followed.
+        """
+        if not self._chains:
+            self._salts = frozenset(self._sent.salts)
+        chain = self._root() if parent is None else self._chains.get(parent)
+        for name, token_ids in pages:
+            if len(token_ids) != self._page_size:
+                raise WorkerUnavailable(
+                    f"its events tell of pages of {len(token_ids)} tokens, but its pages have {self._page_size}"
+                )
+            chain = None if chain is None else _grown(chain, token_ids, self._sent)
+            if chain is None:
+                self.refuse(NOT_SENT)
+                return
+            whole = _closed(chain) if len(chain.token_ids) == self._block_size else chain
+            if self._chains.get(name, whole) != whole:
+                # Other keys, for tenants that were not known then; or another page, of which one is meant from now on.
+                yield from self.remove((name,))
+            if whole is not chain:
+                for (_, above), (_, key) in zip(chain.keys, whole.keys, strict=True):
+                    yield BlockStored(key, above, [], is_first=not chain.has_block)
+            self._chains[name] = chain = whole
+        if len(self._chains) > MAX_PAGES:
+            raise WorkerUnavailable(f"it holds more than {MAX_PAGES} pages of KV cache")
+
+    def refuse(self, reason: str) -> None:
+        """Note why pages that the worker holds are left out; the first reason stays until all pages leave."""
+        self._refused = self._refused or reason
+
+    def remove(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
+        """Yield what follows from the removal of pages."""
+        for name in names:
+            chain = self._chains.pop(name, None)
+            if chain is not None and not chain.token_ids:
+                yield from (BlockRemoved(key) for _, key in chain.keys)
+
+    def clear(self) -> Iterator[KvEvent]:
+        """Yield what follows from the removal of all pages."""
+        yield from self.remove(list(self._chains))
+        self.earlier = self._refused = ""
+
+    def _root(self) -> Chain:
+        return Chain(tuple((salt, root_key(self._fingerprint, salt)) for salt in self._sent.salts))
+
+
+def _closed(chain: Chain) -> Chain:
+    """Return *chain* with its pending tokens as a block."""
+    keys = tuple((salt, block_key(parent, chain.token_ids, 0, chain.runs)) for salt, parent in chain.keys)
+    return chain._replace(keys=keys, token_ids=(), runs=(), has_block=True)
+
+
+def _grown(chain: Chain, token_ids: Sequence[int], sent: SentPictures) -> Chain | None:
+    """Return *chain* with a page of *token_ids*; None where it is not certain what the page shows."""
+    grown = chain
+    for pad, group in groupby(token_ids, lambda token_id: token_id if token_id >= FIRST_PAD else 0):
+        tokens = tuple(group)
+        found = _with_picture(grown, sent.picture(pad), len(tokens)) if pad else _with_text(grown, tokens)
+        if found is None:
+            return None
+        grown = found
+    return grown
+
+
+def _with_text(chain: Chain, token_ids: tuple[int, ...]) -> Chain | None:
+    if chain.picture is not None and _place(chain.picture, chain.shown)[0]:
+        return None
+    return chain._replace(token_ids=chain.token_ids + token_ids)
+
+
+def _with_picture(chain: Chain, picture: SentPicture | None, num_tokens: int) -> Chain | None:
+    """Return *chain* with *num_tokens* tokens of *picture*: of one showing, or of several in a row."""
+    if picture is None or chain.picture not in (None, picture):
+        return None
+    keys = tuple(pair for pair in chain.keys if pair[0] == picture.salt)
+    runs, start, shown = list(chain.runs), len(chain.token_ids), chain.shown
+    stop = start + num_tokens
+    while start < stop:
+        before, left = _place(picture, shown)
+        length = min(left, stop - start)
+        if before and runs:
+            runs[-1] = runs[-1]._replace(length=runs[-1].length + length)
+        else:
+            runs.append(MediaRun(start, length, picture.content_hash, shown))
+        start += length
+        shown = (shown + length) % sum(picture.spans)
+    token_ids = chain.token_ids + (picture.placeholder,) * num_tokens
+    grown = Chain(keys, token_ids, tuple(runs), picture if shown else None, shown, chain.has_block)
+    return grown if keys else None
+
+
+def _place(picture: SentPicture, shown: int) -> tuple[int, int]:
+    """Return how many tokens of the span of a picture's token *shown* come before it, and how many from it on."""
+    stop = 0
+    for length in picture.spans:
+        stop += length
+        if shown < stop:
+            break
+    return shown - (stop - length), stop - shown

@@ -1,0 +1,70 @@
+"""Cache events of TokenSpeed and SGLang from the engine's own publisher, over ZeroMQ, in our keys.
+
+The publisher keeps its latest batches for replay, so what the worker stored before the gateway listened can be known.
+Its token ids are not bound to 32 bits as those of SMG's wire are: SGLang's pads (since 0.5.23) are larger.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import msgspec
+
+from saccade.protocol.kv_events import KvEvent, KvEvents
+from saccade.transport.connectors.event_publisher import EventSource
+from saccade.transport.connectors.pages import EXTRA_KEYS, Pages
+from saccade.transport.connectors.vllm_events import event_source, translated
+from saccade.transport.connectors.vllm_events_wire import Cleared, Event, Removed, Stored
+
+DEFAULT_ENDPOINT = "tcp://*:5557"
+"""Of both engines."""
+
+ON_DEVICE = (None, "GPU")
+
+
+def source_of(server: Any, host: str) -> EventSource | None:
+    """Return where a worker on *host* publishes, from its GetServerInfo; None where that is not certain.
+
+    Its `--kv-events-config` may name an address that means another machine here, so it must be a wildcard or *host*.
+    """
+    try:
+        config = msgspec.json.decode(server.server_args.fields["kv_events_config"].string_value, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None
+    source = event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
+    if source is None:
+        return None
+    endpoints = [source.endpoint] if source.replay_endpoint is None else [source.endpoint, source.replay_endpoint]
+    shown = f"[{host}]" if ":" in host else host
+    return source if all(endpoint.startswith(f"tcp://{shown}:") for endpoint in endpoints) else None
+
+
+async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+    """Yield what the worker holds: a snapshot's messages, then increments. Raises WorkerUnavailable at the end."""
+
+    def note(reason: str) -> None:
+        pages.earlier = reason
+
+    translation = translated(source, lambda event: taken(pages, event), note)
+    async with contextlib.aclosing(translation) as messages:
+        async for message in messages:
+            yield message
+
+
+def taken(pages: Pages, event: Event) -> Iterator[KvEvent]:
+    """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
+    match event:
+        case Stored(extra_keys=extra_keys, lookahead_token_ids=behind) if behind or any(extra_keys or ()):
+            pages.refuse(EXTRA_KEYS)
+        case Stored(medium=medium, locality=None | "LOCAL", lora_id=None, lora_name=None | "", cache_salt=None | ""):
+            if medium in ON_DEVICE:
+                size, ids = event.block_size, event.token_ids
+                names = enumerate(event.block_hashes)
+                yield from pages.store(
+                    event.parent_block_hash, ((name, ids[at * size : (at + 1) * size]) for at, name in names)
+                )
+        case Removed(block_hashes=names, medium=medium):
+            if medium in ON_DEVICE:
+                yield from pages.remove(names)
+        case Cleared():
+            yield from pages.clear()

@@ -1,0 +1,101 @@
+"""An SGLang worker as a gateway sees it: `sglang.grpc.scheduler.SglangScheduler`."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
+
+from saccade.errors import RequestError, StartupError, UnsupportedParameter
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
+from saccade.transport.connectors import smg_model
+from saccade.transport.connectors.sent_pictures import SentPictures
+from saccade.transport.connectors.sglang_address import SCHEME
+from saccade.transport.connectors.sglang_messages import Meeting, generate_request
+from saccade.transport.connectors.smg_client import SmgClient
+from saccade.transport.connectors.smg_request import unsupported
+from saccade.transport.connectors.smg_session import Session, Surroundings
+
+TEXT_PREFIX = Exactness(
+    "TEXT_PREFIX",
+    "SGLang's events name pictures by hashes of their float values, which its gRPC call does not take",
+)
+BIGRAMS = "with speculative decoding of this kind its blocks depend on the token after them"
+BIGRAM_ALGORITHMS = ("EAGLE", "NEXTN", "FROZEN_KV_MTP")
+BOOTSTRAP_PORT = 8998
+"""SGLang's default."""
+
+BOTH, PREFILL, DECODE = "null", "prefill", "decode"
+"""`--disaggregation-mode` of a worker."""
+
+
+class SglangClient(SmgClient):
+    """An SGLang worker, which must have been started in *mode*. Pictures travel inline: it takes no shared memory."""
+
+    SCHEME = SCHEME
+    NAME = "SGLang"
+    MESSAGES = pb
+    STUB = SglangSchedulerStub
+    KNOWN = TEXT_PREFIX
+
+    def __init__(self, url: str, surroundings: Surroundings, mode: str = BOTH) -> None:
+        super().__init__(url, surroundings, SentPictures())
+        self.bootstrap_port = BOOTSTRAP_PORT
+        self._mode = mode
+        self._salt: bytes | None = None
+
+    def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
+        """Return what the worker says of itself. Raises StartupError for too little, or for another mode."""
+        arguments = server.server_args.fields
+        mode = arguments["disaggregation_mode"].string_value or BOTH
+        if mode != self._mode:
+            raise StartupError(
+                f"The worker runs with --disaggregation-mode {mode}, not {self._mode}. A prefill and a decode worker "
+                f"have one --worker-url: {SCHEME}DECODE_HOST:PORT?prefill=PREFILL_HOST:PORT."
+            )
+        self.bootstrap_port = smg_model.count(arguments, "disaggregation_bootstrap_port") or BOOTSTRAP_PORT
+        version, dtype = f"sglang {server.sglang_version}", arguments["dtype"].string_value
+        return smg_model.describe(info, server, files, version=version, pixel_dtype="float32", dtype=dtype)
+
+    def message(self, request: EngineRequest, payloads: Sequence[Any], session: Session) -> pb.GenerateRequest:
+        """Return *request* as SGLang's message."""
+        return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
+
+    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+        """Return the error for what this wire lacks, or for a second tenant."""
+        if error := super().refused(traits, session):
+            return error
+        sampling = traits.sampling
+        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
+            return unsupported("seed")
+        if traits.has_pictures and not session.traits.plain_positions:
+            # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
+            return UnsupportedParameter(
+                "Pictures for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
+                "the model needs with them.",
+                "messages",
+            )
+        if self._salt not in (None, traits.salt):
+            return RequestError(
+                "An SGLang worker serves one API key and one value of `cache_salt`, the first that asked, because it "
+                "cannot keep the caches of several apart. Send the request with those; for several, the operator must "
+                "run other workers, such as vLLM's."
+            )
+        return None
+
+    def begin(self, request: EngineRequest) -> None:
+        """Note the tenant: this worker serves no other from now on."""
+        self._salt = request.salt
+
+    def unknowable(self, server: Any) -> str:
+        """Return why the worker's events cannot be read; "" where they can."""
+        algorithm = server.server_args.fields["speculative_algorithm"].string_value
+        return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")
+
+    def leg(self, request: EngineRequest, meeting: Meeting) -> AsyncGenerator[TokenDelta, None]:
+        """Do as generate() does with one of the two legs of *request*."""
+        return self._generate(request, meeting.tell)

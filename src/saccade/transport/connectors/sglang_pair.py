@@ -1,0 +1,164 @@
+"""A prefill and a decode worker of SGLang as one worker: each request goes to both, as two legs that meet.
+
+The prefill worker gets the prompt with its pictures, the decode worker the prompt's ids only; the KV cache passes from
+one to the other, at the prefill worker's bootstrap server. The answer is the decode worker's. Pictures of models whose
+positions follow from grids are refused by both (sglang.py), so the decode leg lacks nothing.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from saccade.errors import RequestError, StartupError, WorkerUnavailable
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
+from saccade.transport.client import Supply, slots_of
+from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
+from saccade.transport.connectors.sglang_address import SCHEME, Address
+from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
+from saccade.transport.connectors.smg_client import NOT_READY
+from saccade.transport.connectors.smg_session import Surroundings
+
+logger = logging.getLogger(__name__)
+
+
+class SglangPair:
+    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, behind the interface of transport.client.WorkerClient.
+
+    Either leg's end is the request's: the other is aborted.
+    """
+
+    def __init__(self, url: str, surroundings: Surroundings) -> None:
+        address = Address.read(url)
+        if not address.prefill:
+            raise StartupError(f"{url!r} names no prefill worker.")
+        self.url = url
+        self._surroundings = surroundings
+        legs = dataclasses.replace(surroundings, on_change=self._changed)
+        self._prefill = SglangClient(SCHEME + address.prefill, legs, PREFILL)
+        self._decode = SglangClient(SCHEME + address.target, legs, DECODE)
+        self._bootstrap = address.bootstrap
+        self._was_ready = False
+
+    @property
+    def description(self) -> Description | None:
+        """The prefill worker's: it computes the prompts, and keeps them."""
+        return self._prefill.description
+
+    @property
+    def load(self) -> Load | None:
+        """What waits for either worker, and what the decode worker runs."""
+        prefill, decode = self._prefill.load, self._decode.load
+        if prefill is None or decode is None:
+            return None
+        return msgspec.structs.replace(decode, num_waiting=prefill.num_waiting + decode.num_waiting)
+
+    @property
+    def load_times(self) -> tuple[float, float]:
+        """Two times between which both were as busy as *load* says."""
+        prefill, decode = self._prefill.load_times, self._decode.load_times
+        return min(prefill[0], decode[0]), max(prefill[1], decode[1])
+
+    @property
+    def exactness(self) -> Exactness:
+        """How exactly the prefill worker's events can tell what it holds."""
+        return self._prefill.exactness
+
+    @property
+    def ready(self) -> bool:
+        """Whether both workers are, and serve the same files."""
+        return self._prefill.ready and self._decode.ready and self._agree()
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        await asyncio.gather(self._prefill.start(), self._decode.start())
+
+    async def close(self) -> None:
+        """End every call; open requests raise WorkerFailed."""
+        await asyncio.gather(self._prefill.close(), self._decode.close())
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return what either worker refuses."""
+        return self._prefill.refuses(traits) or self._decode.refuses(traits)
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Return False: this wire takes no picture without its pixels."""
+        return False
+
+    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the blocks that the prefill worker stores and drops."""
+        return self._prefill.kv_events(blocks=blocks, pictures=pictures)
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Return False: this wire has no such command."""
+        return False
+
+    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+        """Send both legs of *request* and yield the decode worker's deltas, the last with a finish reason.
+
+        Closing the iterator early aborts both at once. Raises what SglangClient.generate() does: before the first delta
+        for either leg, then for the decode leg.
+        """
+        if not self.ready:
+            self._surroundings.on_released(slots_of(request))
+            raise WorkerUnavailable(NOT_READY)
+        port = self._bootstrap or self._prefill.bootstrap_port
+        meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
+        prefilling = asyncio.create_task(_end_of(self._prefill.leg(request, meeting)))
+        try:
+            # A task that is cancelled before it has begun would leave the request's slots with nobody.
+            await asyncio.sleep(0)
+            async with contextlib.aclosing(
+                self._decode.leg(msgspec.structs.replace(request, media=()), meeting)
+            ) as deltas:
+                yield await _first(deltas, prefilling)
+                async for delta in deltas:
+                    yield delta
+        finally:
+            prefilling.cancel()
+            await asyncio.gather(prefilling, return_exceptions=True)
+
+    def _agree(self) -> bool:
+        prefill, decode = self._prefill.description, self._decode.description
+        return prefill is not None and decode is not None and prefill.files == decode.files
+
+    def _changed(self, _: object) -> None:
+        """Tell of the pair's readiness where it has changed with a leg's."""
+        if self._prefill.ready and self._decode.ready and not self._agree():
+            logger.error("worker %s: its prefill and decode worker serve different models; it gets no work", self.url)
+        if self.ready != self._was_ready:
+            self._was_ready = self.ready
+            self._surroundings.on_change(self)
+
+
+async def _end_of(deltas: AsyncGenerator[TokenDelta, None]) -> None:
+    """Read *deltas* to their end."""
+    async with contextlib.aclosing(deltas):
+        async for _ in deltas:
+            pass
+
+
+async def _first(deltas: AsyncGenerator[TokenDelta, None], prefilling: asyncio.Task[None]) -> TokenDelta:
+    """Return the first delta of the decode leg. Raises the error of *prefilling* where that leg fails before."""
+    first = asyncio.ensure_future(anext(deltas))
+    try:
+        await asyncio.wait({first, prefilling}, return_when=asyncio.FIRST_COMPLETED)
+        if prefilling.done():
+            prefilling.result()
+        return await first
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)

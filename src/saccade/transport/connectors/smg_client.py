@@ -1,0 +1,408 @@
+"""A worker behind one of SMG's scheduler wires as a gateway sees it, one call per request.
+
+TokenSpeed's wire and SGLang's (packages of `smg-grpc-proto`) have calls of the same names to register, watch, abort and
+follow caches, and answers with the same fields. What differs is in tokenspeed.py and sglang.py.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import grpc
+from smg_grpc_proto.generated import common_pb2
+
+from saccade.errors import (
+    ImageTooLarge,
+    InternalError,
+    RequestError,
+    SaccadeError,
+    StartupError,
+    UnsupportedParameter,
+    WorkerFailed,
+    WorkerUnavailable,
+)
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import EXACT, Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.media import MediaItem
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
+from saccade.transport import lasting_task, shared_memory, wire
+from saccade.transport.backoff import Backoff
+from saccade.transport.client import Supply, slots_of
+from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
+from saccade.transport.connectors.pages import Pages
+from saccade.transport.connectors.sent_pictures import NO_TENANT, SentPictures
+from saccade.transport.connectors.shared_memory_links import Links
+from saccade.transport.connectors.smg_answer import LOST, Answer, error_of
+from saccade.transport.connectors.smg_request import refused_parameter
+from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.worker_load import plausible
+
+NOT_READY = "The worker is not ready; try again shortly."
+SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"
+TENANTS_OF_ANOTHER = "its events do not name tenants, and the process that reads them is not the one that sends prompts"
+
+CALL_SECONDS = 10.0
+HEALTH_SECONDS = 25.0
+"""A worker's HealthCheck generates a token and has 20 s for it."""
+
+LOADS_EVERY_SECONDS = 5.0
+LOADS_PER_HEALTH = 6
+BUNDLE_SECONDS = 60.0
+MAX_INLINE_BYTES = wire.MAX_MESSAGE_BYTES - (8 << 20)
+"""What a request's inline pixels may take of a message; the rest is for its token ids."""
+
+# A server that does not expect pings without calls ends the connection over them; loads are asked for often enough.
+OPTIONS = [*wire.CLIENT_OPTIONS, ("grpc.keepalive_permit_without_calls", 0)]
+
+logger = logging.getLogger(__name__)
+
+
+class SmgClient(ABC):
+    """A worker of another project behind the interface of transport.client.WorkerClient; *url* is SCHEME + host:port.
+
+    *sent* notes what the worker was sent, as far as its events can be read with that.
+    """
+
+    SCHEME: ClassVar[str]
+    NAME: ClassVar[str]
+    MESSAGES: ClassVar[Any]
+    """The generated module of the wire's messages."""
+
+    STUB: ClassVar[Any]
+    KNOWN: ClassVar[Exactness]
+    """How exactly the events of such a worker can tell what it holds."""
+
+    def __init__(self, url: str, surroundings: Surroundings, sent: SentPictures) -> None:
+        self.url = url
+        self.description: Description | None = None
+        self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
+        self._target = self._address(url)
+        self.host = self._target.rpartition(":")[0].strip("[]")
+        self._surroundings = surroundings
+        self._sent = sent
+        self._session: Session | None = None
+        self._pages: Pages | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._calls: set[Any] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
+        """Return what GetModelInfo and GetServerInfo say. Raises StartupError for a worker that cannot be used."""
+
+    @abstractmethod
+    def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> Any:
+        """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
+
+    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+        """Return the error for what this wire cannot say, None where it can."""
+        return refused_parameter(traits)
+
+    def begin(self, request: EngineRequest) -> None:  # noqa: B027  # most wires have nothing to note
+        """Note that *request* is sent now."""
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return what refused() says of the worker as it is now."""
+        session = self._session
+        if session is None:
+            return None
+        if traits.has_pictures and session.traits.grid_name is None:
+            return UnsupportedParameter("Pictures for this model are not served by its workers.", "messages")
+        return self.refused(traits, session)
+
+    def unknowable(self, server: Any) -> str:
+        """Return why the events of the worker cannot be read, from GetServerInfo; "" where they can."""
+        return smg_kv_events.SEVERAL_CACHES if smg_model.num_ranks(server) > 1 else ""
+
+    @property
+    def exactness(self) -> Exactness:
+        """How exactly its events can tell what it holds."""
+        if self._session is None:
+            return Exactness("NONE", "it is not ready")
+        if self._session.exactness == EXACT and (missing := self._missing()):
+            return Exactness("DEGRADED", missing)
+        return self._session.exactness
+
+    def _missing(self) -> str:
+        """Return why the worker may hold what its events do not tell; "" if it cannot."""
+        if self._pages is not None:
+            return self._pages.missing
+        return "" if self._sent.salts == NO_TENANT else TENANTS_OF_ANOTHER
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker has registered and was well when last asked."""
+        return self._session is not None
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        shared_memory_links.sweep()
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
+
+    async def close(self) -> None:
+        """End every call; the worker aborts what is still open, and open requests raise WorkerFailed."""
+        self._leave()
+        for call in list(self._calls):
+            call.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Return False: this wire takes no picture without its pixels."""
+        return False
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the blocks that the worker stores and drops from now on; its encodings are not told of.
+
+        Raises WorkerUnavailable where there is no feed, or no longer.
+        """
+        session = self._session
+        if session is None:
+            raise WorkerUnavailable(NOT_READY)
+        if session.exactness.level == "NONE":
+            raise WorkerUnavailable(session.exactness.reason)
+        said = session.description
+        self._pages = Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
+        async with contextlib.aclosing(self._feed(session, self._pages)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _feed(self, session: Session, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+        """Yield what the engine publishes, where that can be reached, or else what its gRPC servicer relays."""
+        has_begun = False
+        if session.publisher is not None:
+            try:
+                async with contextlib.aclosing(published_pages.follow(session.publisher, pages)) as messages:
+                    async for message in messages:
+                        has_begun = True
+                        yield message
+            except WorkerUnavailable as error:
+                if has_begun:
+                    raise
+                logger.info("worker %s: its gRPC feed of cache events is followed: %s", self.url, error.message)
+        async with contextlib.aclosing(smg_kv_events.follow(session.stub, pages)) as messages:
+            async for message in messages:
+                yield message
+
+    def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* and yield its deltas, the last with a finish reason.
+
+        Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no worker is ready,
+        WorkerFailed when it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds,
+        UnsupportedParameter for what this wire cannot say, and RequestError, QueueFull or DeadlineExceeded where the
+        worker refuses.
+        """
+        return self._generate(request)
+
+    async def _generate(
+        self, request: EngineRequest, complete: Callable[[Any], object] = lambda _: None
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Do as generate(); *complete* may add to the message before it is sent."""
+        links = Links(self._surroundings.on_released, self._surroundings.on_discarded, slots_of(request))
+        answer = Answer(request)
+        call = None
+        try:
+            call = await self._send(request, links, complete)
+            # Cheaper by a tenth than to iterate over the call.
+            while (response := await call.read()) is not grpc.aio.EOF:
+                delta = answer.take(response)
+                links.collect()
+                if delta is not None:
+                    yield delta
+                if delta is not None and delta.finish_reason is not None:
+                    return
+            yield answer.close()
+        except grpc.aio.AioRpcError as error:
+            answer.finished = True
+            logger.warning("worker %s ended a request: %s %s", self.url, error.code(), error.details())
+            raise error_of(error.code(), begun=answer.begun) from error
+        except asyncio.CancelledError:
+            # gRPC says so of a call that close() has cancelled.
+            if call is None or not call.cancelled() or _cancelling():
+                raise
+            raise WorkerFailed(LOST) from None
+        finally:
+            links.settle(sent=call is not None)
+            if call is not None and not answer.finished:
+                self._abort(call, request.request_id)
+
+    def abort_sample(self, request_id: str, index: int) -> None:  # noqa: B027  # the same for every wire
+        """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Return False: this wire has no such command."""
+        return False
+
+    async def _send(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
+        """Begin the call for *request*. Raises what generate() does."""
+        session = self._session
+        if session is None:
+            raise WorkerUnavailable(NOT_READY)
+        if error := self.refused(RequestTraits.of(request), session):
+            raise error
+        self.begin(request)
+        _check_pixels(request, session.description)
+        payloads = [await _payload(item, links, session.shares_memory) for item in request.media]
+        num_inline_bytes = sum(len(payload) for payload in payloads if isinstance(payload, bytes))
+        if num_inline_bytes > MAX_INLINE_BYTES:
+            raise ImageTooLarge(
+                f"The request's pictures come to {num_inline_bytes} bytes for the model; at most {MAX_INLINE_BYTES} "
+                "can be sent to this worker. Send fewer or smaller ones.",
+                "messages",
+            )
+        message = self.message(request, payloads, session)
+        complete(message)
+        self._sent.add(request)
+        call = session.stub.Generate(message)
+        # Kept until the worker has ended it: a call that is dropped before is a cancelled one to the worker.
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    def _abort(self, call: Any, request_id: str) -> None:
+        call.cancel()
+        if self._session is not None:
+            task = asyncio.create_task(self._say_abort(self._session.stub, request_id))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _say_abort(self, stub: Any, request_id: str) -> None:
+        request = self.MESSAGES.AbortRequest(request_id=request_id, reason="The client left.")
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):
+            await stub.Abort(request, timeout=CALL_SECONDS)
+
+    async def _run(self) -> None:
+        backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
+        said = ""
+        async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as channel:
+            while True:
+                backoff.started()
+                reason = await self._live(channel)
+                logger.log(logging.DEBUG if reason == said else logging.WARNING, "worker %s: %s", self.url, reason)
+                said = reason
+                await asyncio.sleep(backoff.after_failure())
+
+    async def _live(self, channel: grpc.aio.Channel) -> str:
+        """Register, then watch the worker until it is lost or unwell; return why."""
+        try:
+            session = await self._register(self.STUB(channel))
+            self._enter(session)
+            return await self._watch(channel, session)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except SaccadeError as error:
+            return error.message
+        finally:
+            self._leave()
+
+    async def _register(self, stub: Any) -> Session:
+        await self._check_health(stub)
+        info = await stub.GetModelInfo(self.MESSAGES.GetModelInfoRequest(), timeout=CALL_SECONDS)
+        server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
+        files = self._surroundings.given.get(smg_model.served_name(info)) or await self._model_files(stub, info)
+        description = self.describe(info, server, files)
+        traits = self._surroundings.traits(files)
+        reason = "" if traits.keeps_every_token else SOME_TOKENS
+        reason = reason or self.unknowable(server) or await smg_kv_events.reason_for_none(stub)
+        return Session(
+            stub=stub,
+            description=description,
+            eos_token_ids=tuple(info.eos_token_ids),
+            traits=traits,
+            shares_memory=description.shm_namespace == shared_memory.namespace(),
+            exactness=Exactness("NONE", reason) if reason else self.KNOWN,
+            page_size=smg_model.page_tokens(server),
+            publisher=published_pages.source_of(server, self.host),
+        )
+
+    async def _model_files(self, stub: Any, info: Any) -> ModelFiles:
+        folder = Path(info.tokenizer_path or info.model_path)
+        if folder.is_absolute():
+            # Most often the folder is on another machine.
+            with contextlib.suppress(StartupError, OSError):
+                return await asyncio.to_thread(self._surroundings.read_files, folder)
+        chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
+        return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
+
+    async def _watch(self, channel: grpc.aio.Channel, session: Session) -> str:
+        lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+        try:
+            for number in itertools.count(1):
+                asked_at = time.monotonic()
+                reply = await session.stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
+                self.load = plausible(smg_model.load_of(reply, session.description.block_size))
+                self.load_times = asked_at, time.monotonic()
+                if number % LOADS_PER_HEALTH == 0:
+                    await self._check_health(session.stub)
+                if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:
+                    break
+        finally:
+            lost.cancel()
+        return "the connection was lost"
+
+    async def _check_health(self, stub: Any) -> None:
+        if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
+            raise WorkerUnavailable("The worker says that it is not well.")
+
+    def _enter(self, session: Session) -> None:
+        self.description = session.description
+        self._session = session
+        self._surroundings.on_change(self)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session = None
+            self.load = None
+            self._surroundings.on_change(self)
+
+    @classmethod
+    def _address(cls, url: str) -> str:
+        """Return `host:port` of *url*. Raises StartupError."""
+        scheme = cls.SCHEME
+        try:
+            return wire.target("grpc://" + url.removeprefix(scheme)) if url.startswith(scheme) else wire.target("")
+        except StartupError as error:
+            raise StartupError(f"The address of a {cls.NAME} worker is {scheme}host:port, not {url!r}.") from error
+
+
+async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | bytes:
+    """Return a name for the item's pixels, or themselves where the worker cannot see our memory."""
+    slot = item.slot
+    if slot is None:
+        return item.inline or b""
+    if shares_memory and (name := links.lend(slot)) is not None:
+        return name
+    try:
+        pixels = await asyncio.to_thread(shared_memory.read_slot, slot)
+    except shared_memory.SlotError as error:
+        raise InternalError("A picture was lost on its way to the worker; the request can be sent again.") from error
+    links.put_back(slot)
+    return pixels
+
+
+def _check_pixels(request: EngineRequest, description: Description) -> None:
+    """Raise InternalError for pixels in a form that the worker does not take, or none at all."""
+    for item in request.media:
+        if item.pixel_dtype != description.pixel_dtype:
+            raise InternalError(f"The pictures are {item.pixel_dtype}; this worker takes {description.pixel_dtype}.")
+        if item.slot is None and item.inline is None:
+            raise InternalError("A picture came without pixels, which this worker does not keep.")
+
+
+def _cancelling() -> bool:
+    """Whether the running task has been asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,71 @@
+"""What a client of one of SMG's scheduler wires gets from its gateway, and what it knows of a registered worker."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.exactness import Exactness
+from saccade.transport.connectors.event_publisher import EventSource
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a wire must know of a model beside its files.
+
+    *grid_name* is what the model calls a picture's grid. *plain_positions*: a token's position is its place in the
+    prompt, so it does not follow from grids. *keeps_every_token*: all its layers attend to all tokens.
+    """
+
+    grid_name: str | None = None
+    plain_positions: bool = False
+    keeps_every_token: bool = True
+
+
+def _unknown(_: ModelFiles) -> Traits:
+    return Traits()
+
+
+def _no_folder(folder: Path) -> ModelFiles:
+    raise StartupError(f"{folder} is not read here.")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a client calls and reads in its gateway.
+
+    Every slot of a request given to generate() comes back once for each picture in it: through *on_released* when the
+    worker has copied it or will never read it, through *on_discarded* when it may still be reading. *on_change* is told
+    of a client that is ready, or no longer. The model's files are those *given* for its name, else what *read_files*
+    finds in the worker's own folder, else what the worker sends.
+    """
+
+    on_released: Callable[[Sequence[str]], None] = _ignore
+    on_change: Callable[[Any], None] = _ignore
+    on_discarded: Callable[[Sequence[str]], None] = _ignore
+    given: Mapping[str, ModelFiles] = field(default_factory=dict)
+    read_files: Callable[[Path], ModelFiles] = _no_folder
+    traits: Callable[[ModelFiles], Traits] = _unknown
+
+
+@dataclass(frozen=True)
+class Session:
+    """A worker that has registered.
+
+    *exactness* is how exactly its events can tell what it holds; *publisher* is where the engine itself publishes them.
+    """
+
+    stub: Any
+    description: Description
+    eos_token_ids: tuple[int, ...]
+    traits: Traits
+    shares_memory: bool
+    exactness: Exactness
+    page_size: int
+    publisher: EventSource | None

@@ -1,0 +1,44 @@
+"""A TokenSpeed worker as a gateway sees it: `tokenspeed.grpc.scheduler.TokenSpeedScheduler`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
+
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.exactness import EXACT
+from saccade.protocol.request import EngineRequest
+from saccade.transport.connectors import smg_model
+from saccade.transport.connectors.sent_pictures import SentPictures
+from saccade.transport.connectors.smg_client import SmgClient
+from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.connectors.tokenspeed_messages import generate_request, pad
+
+SCHEME = "tokenspeed://"
+
+PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
+"""What a worker's encoder dtype means for the wire; every other one takes float32 and narrows it itself."""
+
+
+class TokenSpeedClient(SmgClient):
+    """A TokenSpeed worker. Its events name pictures by pads of the hashes that it was sent, so they can be read."""
+
+    SCHEME = SCHEME
+    NAME = "TokenSpeed"
+    MESSAGES = pb
+    STUB = TokenSpeedSchedulerStub
+    KNOWN = EXACT
+
+    def __init__(self, url: str, surroundings: Surroundings) -> None:
+        super().__init__(url, surroundings, SentPictures(pad))
+
+    def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
+        """Return what the worker says of itself. Raises StartupError for too little."""
+        version = f"tokenspeed {server.tokenspeed_version}"
+        pixel_dtype = PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32")
+        return smg_model.describe(info, server, files, version=version, pixel_dtype=pixel_dtype, dtype=info.model_dtype)
+
+    def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> pb.GenerateRequest:
+        """Return *request* as TokenSpeed's message."""
+        return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)

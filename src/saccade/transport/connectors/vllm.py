@@ -1,0 +1,326 @@
+"""A vLLM worker as a gateway sees it: prompts go over HTTP as token ids or, where those are off, as chats."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+
+import aiohttp
+import msgspec
+
+from saccade.byte_lru import ByteLru
+from saccade.errors import InternalError, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import LEVELS, Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request_traits import RequestTraits
+from saccade.transport import lasting_task
+from saccade.transport.backoff import Backoff
+from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
+from saccade.transport.connectors import vllm_server
+from saccade.transport.connectors.vllm_answer import NOT_READY, Answer, error_of
+from saccade.transport.connectors.vllm_events import follow
+from saccade.transport.connectors.vllm_http import Address, Http, address, events
+from saccade.transport.connectors.vllm_keys import Coverage
+from saccade.transport.connectors.vllm_messages import chat_body, generate_body, refused_parameter
+from saccade.transport.connectors.vllm_server import CHAT, GENERATE, FileReader, Server
+from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.worker_load import plausible
+
+WATCH_EVERY_SECONDS = 5.0
+HELD_BYTES = 1 << 30
+"""Of pictures that are believed to be held; vLLM keeps 4 GiB of them unless told otherwise."""
+
+THREAD_FROM_TOKENS = 8192
+MAX_MISSES = 3
+"""A worker that lacks so many pictures in a row keeps none."""
+
+AWAY = Exactness("NONE", "it has not been reached yet")
+OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
+
+logger = logging.getLogger(__name__)
+
+
+async def _no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
+    raise WorkerUnavailable(NO_LONGER_HELD)
+
+
+class _Session:
+    """A worker while it is well. It is believed to hold the pictures that it was sent last."""
+
+    def __init__(self, http: Http, server: Server) -> None:
+        self.http = http
+        self.server = server
+        self._held: ByteLru[tuple[bytes, bytes], None] = ByteLru(HELD_BYTES)
+        self._num_misses = 0
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        return (salt, content_hash) in self._held
+
+    def note_sent(self, request: EngineRequest) -> None:
+        """Note that the worker has begun to answer, so that it has taken the request's pictures."""
+        if self._num_misses < MAX_MISSES:
+            for item in request.media:
+                key = (request.salt, item.content_hash)
+                if item.inline is not None:
+                    self._held.put(key, None, len(item.inline))
+                else:
+                    self._held.get(key)
+                    self._num_misses = 0
+
+    def note_missed(self) -> None:
+        """Note that the worker lacked a picture that it was believed to hold: it may lack others."""
+        self._num_misses += 1
+        self._held.clear()
+
+
+class VllmClient:
+    """A gateway's connections to one vLLM server, or one data-parallel rank of it.
+
+    *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request given to generate() are refused and
+    come back through *on_released*. *on_change* is called with this client when `ready` or the description changed.
+    *reader* has the model's files.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        on_released: Callable[[Sequence[str]], None],
+        on_change: Callable[["VllmClient"], None],
+        credentials: WorkerCredentials,
+        reader: FileReader,
+    ) -> None:
+        self.url = url
+        self.description: Description | None = None
+        self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
+        self._address: Address = address(url)
+        self._on_released = on_released
+        self._on_change = on_change
+        self._credentials = credentials
+        self._reader = reader
+        self._session: _Session | None = None
+        self._tokenises_alike = True
+        self._coverage = Coverage()
+        self._is_followed = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def exactness(self) -> Exactness:
+        """EXACT where prompts go as token ids and the server's events have told of its whole cache."""
+        if self._session is None:
+            return AWAY
+        if not self._tokenises_alike:
+            return OTHER_TOKENS
+        return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server was well when last asked."""
+        return self._session is not None
+
+    @property
+    def takes_chats_only(self) -> bool:
+        """Whether prompts go by generate_chat(), because the server takes no token ids."""
+        return self._session is not None and self._session.server.form is None
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
+
+    async def close(self) -> None:
+        """Close every connection; the server aborts what is still open, and open requests raise WorkerFailed."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return the error for what vLLM does not stream, or for a prompt that no chat becomes where it takes chats."""
+        return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether the server was sent a picture lately and so is believed to hold its pixels."""
+        return self._session is not None and self._session.holds(salt, content_hash)
+
+    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the blocks that the server holds, in our keys. Raises what vllm_events.follow() does."""
+        server = self._session.server if self._session is not None else None
+        if server is None or server.source is None:
+            raise WorkerUnavailable(NOT_READY)
+        self._is_followed = True
+        try:
+            async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._is_followed = False
+
+    async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
+
+        *supply* returns the pixels of pictures that the server no longer holds; the request is sent once more then.
+        Closing the iterator early aborts the request. Raises WorkerUnavailable where the server is away, WorkerFailed
+        when it dies or makes no sense, UnsupportedParameter for what this wire cannot say, ImageTooLarge for too many
+        pixels, and RequestError, QueueFull or DeadlineExceeded where the server refuses.
+        """
+        session = self._checked(request)
+        by_hash = [index for index, item in enumerate(request.media) if item.inline is None]
+        answer = Answer(request)
+        try:
+            async with contextlib.aclosing(self._tokens(session, request, answer)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        except WorkerFailed as error:
+            # vLLM says of a picture that it lacks no more than that something went wrong.
+            if not by_hash or answer.begun:
+                raise
+            logger.info("worker %s refused pictures by their hashes: %s", self.url, error.message)
+        session.note_missed()
+        again = _with_pixels(request, await supply(by_hash))
+        async with contextlib.aclosing(self._tokens(session, again, Answer(request))) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def generate_chat(self, request: EngineRequest, chat: ChatPrompt) -> AsyncGenerator[TokenDelta, None]:
+        """Send *request* by its *chat* and yield deltas as generate() does. Its media need no pixels."""
+        session = self._checked(request)
+        answer = Answer(request)
+        body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
+        async with contextlib.aclosing(self._stream(session, CHAT, body, answer)) as deltas:
+            async for delta in deltas:
+                self._compare(request, answer)
+                yield delta
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """Do nothing: vLLM cannot stop one sample. It ends by itself, or with the whole request."""
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Return False: vLLM has such a command in its development mode only."""
+        return False
+
+    def _checked(self, request: EngineRequest) -> _Session:
+        """Return the session. Raises WorkerUnavailable, and InternalError for pixels where vLLM cannot read them."""
+        if slots := slots_of(request):
+            self._on_released(slots)
+            raise InternalError("The pictures lie where this worker cannot read them.")
+        if self._session is None:
+            raise WorkerUnavailable(NOT_READY)
+        return self._session
+
+    async def _tokens(
+        self, session: _Session, request: EngineRequest, answer: Answer
+    ) -> AsyncGenerator[TokenDelta, None]:
+        server = session.server
+        body = await _made(request, partial(generate_body, request, server.description.model, server.form))
+        noted = False
+        async with contextlib.aclosing(self._stream(session, GENERATE, body, answer)) as deltas:
+            async for delta in deltas:
+                if not noted:
+                    session.note_sent(request)
+                    noted = True
+                yield delta
+
+    async def _stream(
+        self, session: _Session, path: str, body: bytes, answer: Answer
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """POST *body* and yield what the server streams. The response is closed at once where it is not read whole."""
+        response = await session.http.stream(path, body)
+        del body
+        try:
+            if response.status != HTTPStatus.OK:
+                logger.warning("worker %s refused a request with HTTP status %d", self.url, response.status)
+                raise error_of(response.status, begun=False)
+            async with contextlib.aclosing(events(response)) as found:
+                async for event in found:
+                    for delta in answer.take(event):
+                        yield delta
+            yield answer.close()
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerFailed(LOST) from error
+        except RuntimeError as error:
+            # aiohttp raises this when a connection is read that close() has closed.
+            if not session.http.closed:
+                raise
+            raise WorkerFailed(LOST) from error
+        finally:
+            response.close()
+
+    def _compare(self, request: EngineRequest, answer: Answer) -> None:
+        """Note where the server made other token ids of a chat: then its blocks are not those of our prompts."""
+        told, answer.prompt_token_ids = answer.prompt_token_ids, None
+        if told is not None and told != request.token_ids and self._tokenises_alike:
+            self._tokenises_alike = False
+            logger.warning("routing: worker %s is NONE: %s", self.url, OTHER_TOKENS.reason)
+            self._on_change(self)
+
+    async def _run(self) -> None:
+        backoff = Backoff(first_seconds=0.05, limit_seconds=5.0, healthy_seconds=10.0)
+        said = ""
+        while True:
+            backoff.started()
+            reason = await self._live()
+            logger.log(logging.DEBUG if reason == said else logging.WARNING, "worker %s: %s", self.url, reason)
+            said = reason
+            await asyncio.sleep(backoff.after_failure())
+
+    async def _live(self) -> str:
+        """Connect, then watch the server until it is lost or unwell; return why."""
+        http = Http(self._address, self._credentials)
+        try:
+            server = await vllm_server.discover(http, self._address, self._reader)
+            self._enter(_Session(http, server))
+            while True:
+                asked_at = time.monotonic()
+                load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
+                self.load = plausible(load)
+                self.load_times = asked_at, time.monotonic()
+                await vllm_server.check_health(http)
+                await asyncio.sleep(WATCH_EVERY_SECONDS)
+        except SaccadeError as error:
+            return error.message
+        finally:
+            self._leave()
+            await http.close()
+
+    def _enter(self, session: _Session) -> None:
+        self.description = session.server.description
+        self._session = session
+        self._tokenises_alike = True
+        if not self._is_followed:
+            # A feed outlives a server that was only slow, and goes on to tell what it covers.
+            self._coverage = Coverage()
+        if session.server.chat_reason:
+            logger.warning("worker %s: %s", self.url, session.server.chat_reason)
+        self._on_change(self)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session = None
+            self.load = None
+            self._on_change(self)
+
+
+async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
+    """Return what *body* makes of *request*: in a thread, where that would hold up others."""
+    if not request.media and len(request.token_ids) < THREAD_FROM_TOKENS:
+        return body()
+    return await asyncio.to_thread(body)
+
+
+def _with_pixels(request: EngineRequest, supplied: Sequence[MediaPixels]) -> EngineRequest:
+    """Return *request* with the pixels of its pictures, and an id of its own: the first one may be in use still."""
+    pixels = {one.index: one.inline for one in supplied}
+    media = tuple(
+        msgspec.structs.replace(item, inline=pixels[index]) if index in pixels else item
+        for index, item in enumerate(request.media)
+    )
+    return msgspec.structs.replace(request, media=media, request_id=f"{request.request_id}-again")

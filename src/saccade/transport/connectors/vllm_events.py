@@ -1,0 +1,108 @@
+"""Follow the KV cache events of a vLLM worker, in our block keys.
+
+The replayed batches are our snapshot, which is whole only where the replay begins with batch 0. Batches are decoded and
+keys are computed on the event loop, at most MAX_EVENTS at a time.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from typing import Any
+
+from saccade.errors import WorkerUnavailable
+from saccade.protocol.kv_events import KvEvent, KvEvents
+from saccade.transport.connectors.event_publisher import UNREADABLE_BATCH, EventSource, PublishedBatches
+from saccade.transport.connectors.vllm_events_wire import BatchDecoder, Event
+from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, ReportedBlocks
+from saccade.transport.framing import UNREADABLE
+
+MAX_EVENTS = 256
+"""Events in one of our messages, or of the engine's behind it, and so what is worked on in one turn of the loop."""
+
+
+def event_source(host: str, published: Mapping[str, Any]) -> EventSource | None:
+    """Return the source that an entry of vLLM's `/kv_event_sources` describes, for a worker on *host*.
+
+    Return None where that engine publishes nothing. A wildcard stands for every address of the worker's host.
+    """
+    endpoint, replay, topic = (published.get(name) for name in ("endpoint", "replay_endpoint", "topic"))
+    is_on = published.get("enable_kv_cache_events", True) and published.get("publisher") in (None, "zmq")
+    if not is_on or not isinstance(endpoint, str):
+        return None
+    return EventSource(
+        _reachable(endpoint, host), _reachable(replay, host) if isinstance(replay, str) else None, str(topic or "")
+    )
+
+
+def _reachable(endpoint: str, host: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    address, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not colon or address not in ("*", "[::]", "::", "0.0.0.0"):  # noqa: S104 - read, not bound
+        return endpoint
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+async def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:
+    """Yield what the worker's cache holds in our keys: a snapshot's messages, then increments.
+
+    *coverage* tells, while this runs, how exactly the worker can be known by its events.
+    Raises WorkerUnavailable where the feed cannot be had, ends, or loses a batch for good; what was learnt from it is
+    void then; ask again.
+    """
+    coverage.begin()
+    messages = translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            yield message
+
+
+async def translated(
+    source: EventSource, take: Callable[[Event], Iterator[KvEvent]], on_missing: Callable[[str], None]
+) -> AsyncGenerator[KvEvents, None]:
+    """Yield what an engine publishes as a snapshot's messages, then increments; *take* yields what an event means.
+
+    *on_missing* is called with the reason why what was stored before is not known, "" where nothing was. Raises
+    WorkerUnavailable as follow() does.
+    """
+    translator = _Translator(take)
+    async with PublishedBatches(source, on_missing) as batches:
+        async with contextlib.aclosing(batches.replayed()) as replayed:
+            async for payload in replayed:
+                for events in translator.events(payload):
+                    yield KvEvents(0, events, snapshot=True, last=False)
+        yield KvEvents(0, [], snapshot=True)
+        number = 0
+        async with contextlib.aclosing(batches.published()) as published:
+            async for payload in published:
+                for events in translator.events(payload):
+                    number += 1
+                    yield KvEvents(number, events)
+
+
+class _Translator:
+    """From the engine's batches to events in our keys."""
+
+    def __init__(self, take: Callable[[Event], Iterator[KvEvent]]) -> None:
+        self._take = take
+        self._decoder = BatchDecoder()
+
+    def events(self, payload: bytes) -> Iterator[list[KvEvent]]:
+        """Yield the events of a batch, at most MAX_EVENTS at a time.
+
+        Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of a picture can be.
+        """
+        events: list[KvEvent] = []
+        try:
+            for count, reported in enumerate(self._decoder.events(payload), 1):
+                for event in self._take(reported):
+                    events.append(event)
+                    if len(events) == MAX_EVENTS:
+                        yield events
+                        events = []
+                if count % MAX_EVENTS == 0:
+                    # Events that mean nothing here take their time, too.
+                    yield events
+                    events = []
+        except (*UNREADABLE, OverflowError) as error:
+            raise WorkerUnavailable(UNREADABLE_BATCH) from error
+        if events:
+            yield events

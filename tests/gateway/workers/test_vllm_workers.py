@@ -1,0 +1,120 @@
+"""Fleets with vLLM workers: which of them a prompt goes to, and in which form."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from echo_worker import until
+from vllm_worker import VllmServer, ask, event, listening, picture, usage
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.gateway.workers.connectors import check_url
+from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.models.files import read_model_files
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.request import EngineRequest
+from saccade.routing.index import BlockIndex
+from saccade.routing.router import Router
+from saccade.transport.connectors import sglang_address, tokenspeed, vllm_http
+from saccade.transport.wire import TLS_SCHEME
+
+CHAT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
+ERROR = InvalidValue("why", "messages")
+
+
+@pytest.fixture
+def fleet_of(checkpoint: Callable[[str], Path]) -> Any:
+    given = {"m": read_model_files(checkpoint("qwen3_vl"))}
+
+    @contextlib.asynccontextmanager
+    async def made(*urls: str) -> AsyncIterator[WorkerPool]:
+        fleet = WorkerPool(urls, lambda _: None, given=given)
+        await fleet.start()
+        try:
+            await until(lambda: all(client.ready for client in fleet.clients))
+            yield fleet
+        finally:
+            await fleet.close()
+
+    return made
+
+
+def servers() -> tuple[VllmServer, VllmServer]:
+    """One that takes chats only, and one that takes token ids."""
+    chats, tokens = VllmServer(), VllmServer()
+    chats.render = 403
+    for server in (chats, tokens):
+        server.script = [event(1, reason="stop"), usage()]
+    return chats, tokens
+
+
+async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidValue | None = None) -> list[int]:
+    async with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
+        deltas = dispatcher.stream(placement, request, chat=CHAT)
+        return [token_id async for delta in deltas for token_id in delta.token_ids]
+
+
+async def test_prompts_that_need_token_ids_go_where_these_are_taken(fleet_of: Any) -> None:  # E5
+    chats, tokens = servers()
+    async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as fleet:
+        dispatcher = Dispatcher(fleet)
+        assert dispatcher.takers_of_chats("m") == (True, False)
+        for number in range(4):
+            assert await answer(dispatcher, ask(name=f"r{number}"), ERROR) == [1]
+    assert len(chats.paths) == 1
+    assert tokens.paths[1:] == ["/inference/v1/generate"] * 4
+
+
+async def test_prompts_that_need_token_ids_are_refused_where_none_are_taken(fleet_of: Any) -> None:  # E5
+    chats, _ = servers()
+    async with listening(chats) as url, fleet_of(url) as fleet:
+        dispatcher = Dispatcher(fleet)
+        assert dispatcher.takers_of_chats("m") == (True, True)
+        with pytest.raises(InvalidValue, match="why"):
+            await answer(dispatcher, ask(), ERROR)
+        assert dispatcher.num_requests == 0
+        assert await answer(dispatcher, ask()) == [1]
+    assert chats.paths[1:] == ["/v1/chat/completions"]
+
+
+async def test_token_ids_go_first_where_they_are_taken(fleet_of: Any) -> None:
+    _, tokens = servers()
+    async with listening(tokens) as url, fleet_of(url) as fleet:
+        dispatcher = Dispatcher(fleet)
+        assert dispatcher.takers_of_chats("m") == (False, False)
+        request = ask(picture())
+        async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
+            assert [delta.token_ids async for delta in dispatcher.stream(placement, request)] == [[1]]
+    assert tokens.paths[1:] == ["/inference/v1/generate"]
+
+
+async def test_every_rank_is_a_target(fleet_of: Any) -> None:
+    _, tokens = servers()
+    async with listening(tokens) as url, fleet_of(f"{url}?ranks=2") as fleet:
+        assert [client.url for client in fleet.clients] == [f"{url}?rank=0", f"{url}?rank=1"]
+        dispatcher = Dispatcher(fleet, Router("round_robin", BlockIndex(1 << 20), Random(1)))
+        for number in range(2):
+            await answer(dispatcher, ask(name=f"r{number}"))
+    assert {headers["X-data-parallel-rank"] for headers in tokens.headers} == {"0", "1"}
+
+
+@pytest.mark.parametrize("url", ["vllm://h", "vllms://h:1?ranks=0", "vllm:/h:1"])
+def test_malformed_addresses(url: str) -> None:
+    with pytest.raises(StartupError):
+        check_url(url)
+
+
+def test_refusal_of_an_address_names_every_kind() -> None:
+    with pytest.raises(StartupError) as caught:
+        check_url("http://h:1")
+    kinds = ("unix:", "grpc://", TLS_SCHEME, tokenspeed.SCHEME, sglang_address.SCHEME, *vllm_http.SCHEMES)
+    assert [kind for kind in kinds if kind not in caught.value.message] == []
+
+
+def test_addresses() -> None:
+    for url in ("vllm://h:1", "vllms://h:1?ranks=2", "tokenspeed://h:1", "grpcs://h:1", "unix:/path"):
+        check_url(url)
