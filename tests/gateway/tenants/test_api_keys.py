@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.tenants import api_keys
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.metrics import TenantMetrics
 

@@ -9,14 +9,14 @@ from msgspec import UNSET
 
 from saccade.errors import SaccadeError
 from saccade.gateway.api.answering import ReadBody
-from saccade.gateway.generation.answer import Answer
-from saccade.gateway.generation.choice import Chunk, GeneratedChoice
-from saccade.gateway.generation.choice_logprobs import prompt_logprobs
-from saccade.gateway.generation.tool_calls.reader import GeneratedCall
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat
 from saccade.gateway.openai.requests import CalledFunction
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice_logprobs import prompt_logprobs
+from saccade.gateway.output.tool_calls.reader import GeneratedCall
 from saccade.gateway.server.event_stream import DONE, EventStream, event
 from saccade.gateway.server.middleware import encode_error
 from saccade.protocol.output import TokenDelta

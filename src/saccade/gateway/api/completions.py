@@ -10,9 +10,6 @@ from msgspec import UNSET, UnsetType
 
 from saccade.errors import SaccadeError
 from saccade.gateway.api.answering import ReadBody
-from saccade.gateway.generation.answer import Answer
-from saccade.gateway.generation.choice import GeneratedChoice
-from saccade.gateway.generation.choice_logprobs import choice_logprobs, prompt_logprobs
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
     PromptLogprob,
@@ -29,6 +26,9 @@ from saccade.gateway.openai.completions import (
 )
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import GeneratedChoice
+from saccade.gateway.output.choice_logprobs import choice_logprobs, prompt_logprobs
 from saccade.gateway.server.event_stream import DONE, EventStream, event
 from saccade.gateway.server.middleware import encode_error
 from saccade.protocol.output import TokenDelta

@@ -30,9 +30,9 @@ from saccade.gateway.anthropic.answers import (
 )
 from saccade.gateway.anthropic.chats import parse_messages
 from saccade.gateway.api.answering import ReadBody
-from saccade.gateway.generation.answer import Answer
-from saccade.gateway.generation.choice import TOOL_CALLS, Chunk, GeneratedChoice
 from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
 from saccade.gateway.server.event_stream import EventStream, named_event
 from saccade.gateway.server.middleware import encode_messages_error
 from saccade.protocol.output import FinishReason, TokenDelta

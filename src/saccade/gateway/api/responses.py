@@ -13,12 +13,12 @@ from starlette.responses import Response as HttpResponse
 
 from saccade.errors import SaccadeError, UnsupportedParameter
 from saccade.gateway.api.answering import ReadBody
-from saccade.gateway.generation.answer import Answer
-from saccade.gateway.generation.choice import Chunk
-from saccade.gateway.generation.tool_calls.reader import GeneratedCall
 from saccade.gateway.openai.answers import ErrorAnswer
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.tool_calls.reader import GeneratedCall
 from saccade.gateway.responses.answers import (
     DeletedResponse,
     FunctionCallItem,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.generation.answer import Answer
 from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
-from saccade.gateway.generation.sampling import behind_reasoning, sampling_params
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.sampling import behind_reasoning, sampling_params
 from saccade.gateway.pictures.collect import Asker, Picture, PictureCollector
 from saccade.gateway.pictures.pixels import PixelPreparer
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat

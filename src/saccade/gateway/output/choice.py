@@ -6,13 +6,13 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.generation.choice_logprobs import choice_logprobs
-from saccade.gateway.generation.reasoning import Reasoning
-from saccade.gateway.generation.sampling import text_rules
-from saccade.gateway.generation.tool_calls.reader import GeneratedCall, Piece, Separator, ToolCallReader
 from saccade.gateway.openai.answers import ChoiceLogprobs
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.output.choice_logprobs import choice_logprobs
+from saccade.gateway.output.reasoning import Reasoning
+from saccade.gateway.output.sampling import text_rules
+from saccade.gateway.output.tool_calls.reader import GeneratedCall, Piece, Separator, ToolCallReader
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.chat_template import Tool

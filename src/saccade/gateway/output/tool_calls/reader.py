@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from saccade.gateway.generation.tool_calls.formats import FORMATS, Declared, declared
+from saccade.gateway.output.tool_calls.formats import FORMATS, Declared, declared
 from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.tokenizer import Tokenizer

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.generation.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account

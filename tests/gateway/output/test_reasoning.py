@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import scripted
 
-from saccade.gateway.generation.reasoning import Reasoning, ReasoningTokens
+from saccade.gateway.output.reasoning import Reasoning, ReasoningTokens
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.detokenizer import Detokenizer
 from saccade.tokenization.tokenizer import Tokenizer

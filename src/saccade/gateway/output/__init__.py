@@ -1,0 +1,1 @@
+"""From the deltas of a worker to the text, reasoning and calls of an answer."""
