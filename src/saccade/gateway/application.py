@@ -137,15 +137,12 @@ class Application:
             grammars=self._grammars,
             ping_interval_seconds=config.ping_interval_seconds,
         )
+        table = routes(self._answering, apis, endpoints, responses, self._files(config, endpoints))
+        hosts = (config.host, *config.allowed_hosts)
         guarded: ASGIApp = GuardMiddleware(
-            Router(
-                routes(self._answering, apis, endpoints, responses, self._files(config, endpoints)),
-                redirect_slashes=False,
-            ),
+            Router(table, redirect_slashes=False),
             Keys(self._api_keys, config.metrics_without_key),
-            AllowedOrigins(
-                config.allowed_origins, (config.host, *config.allowed_hosts), keyless=self._api_keys.is_open
-            ),
+            AllowedOrigins(config.allowed_origins, hosts, keyless=self._api_keys.is_open),
         )
         self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
