@@ -22,7 +22,7 @@ from torchvision_schemas import import_torchvision
 
 PROMPTS: Mapping[str, list[list[Any]]] = {
     "text": [[length] for length in (11, 23, 37, 53, 71, 97, 131, 150)],
-    "pictures": [[5, ((192, 128), seed), 9, ((96, 160), seed + 10), 4] for seed in range(8)],
+    "images": [[5, ((192, 128), seed), 9, ((96, 160), seed + 10), 4] for seed in range(8)],
 }
 NUM_TOKENS = 16
 

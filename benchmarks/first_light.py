@@ -2,7 +2,7 @@
 
     python benchmarks/first_light.py [--out benchmarks/results/first-light.json]
 
-Every request has a picture of its own, drawn fresh, and generates 64 tokens (end of sequence ignored on both sides).
+Every request has an image of its own, drawn fresh, and generates 64 tokens (end of sequence ignored on both sides).
 Saccade is measured through HTTP with streaming, at 1 and at 8 clients, on a server that this program starts and stops;
 transformers' generate runs one request at a time in this process, its processor included, with the same threads.
 """
@@ -51,8 +51,8 @@ class Row:
     output_tokens_per_second: float
 
 
-def pictures(count: int, seed: int) -> list[Image.Image]:
-    """Distinct pictures of the size that the bundled model was trained on."""
+def images(count: int, seed: int) -> list[Image.Image]:
+    """Distinct images of the size that the bundled model was trained on."""
     noise = np.random.default_rng(seed)
     return [Image.fromarray(noise.integers(0, 256, (64, 128, 3), dtype=np.uint8)) for _ in range(count)]
 
@@ -71,10 +71,10 @@ def summary(name: str, clients: int, timings: list[tuple[float, float]], wall_se
     )
 
 
-def ask(client: openai.OpenAI, model: str, picture: Image.Image) -> tuple[float, float]:
+def ask(client: openai.OpenAI, model: str, image: Image.Image) -> tuple[float, float]:
     """Stream one answer; return seconds to the first and to the last token."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    image.save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     content: list[Any] = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
     start = time.perf_counter()
@@ -99,10 +99,10 @@ def ask(client: openai.OpenAI, model: str, picture: Image.Image) -> tuple[float,
 def measure_saccade(server: Server, clients: int, seed: int) -> Row:
     """Measure *clients* concurrent streams."""
     client, model = server.client(), server.model
-    work = pictures(REQUESTS, seed)
+    work = images(REQUESTS, seed)
     with concurrent.futures.ThreadPoolExecutor(clients) as threads:
         start = time.perf_counter()
-        timings = list(threads.map(lambda picture: ask(client, model, picture), work))
+        timings = list(threads.map(lambda image: ask(client, model, image), work))
         return summary("saccade", clients, timings, time.perf_counter() - start)
 
 
@@ -111,11 +111,11 @@ def measure_transformers(reference: Reference, seed: int) -> Row:
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
     timings = []
     wall = 0.0
-    for picture in pictures(REQUESTS, seed):
+    for image in images(REQUESTS, seed):
         seconds = []
         for count in (1, OUTPUT_TOKENS):
             start = time.perf_counter()
-            reference.generate(messages, [picture], count)
+            reference.generate(messages, [image], count)
             seconds.append(time.perf_counter() - start)
         timings.append((seconds[0], seconds[1]))
         wall += seconds[1]
@@ -151,7 +151,7 @@ def main() -> None:
         "command": "python " + " ".join(["benchmarks/first_light.py", *sys.argv[1:]]),
         "threads": threads,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "note": "transformers gets the picture decoded; Saccade gets a PNG in base64",
+        "note": "transformers gets the image decoded; Saccade gets a PNG in base64",
         "start_to_ready_seconds": ready_seconds,
         "output_tokens": OUTPUT_TOKENS,
         "requests": REQUESTS,

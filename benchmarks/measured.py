@@ -45,7 +45,7 @@ def process(command: Sequence[str], log: int, environment: Mapping[str, str]) ->
 
 
 def answers(url: str) -> bool:
-    """Whether a chat without pictures is answered."""
+    """Whether a chat without images is answered."""
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)

@@ -6,10 +6,10 @@ import time
 
 from PIL import Image
 
-from benchmarks.engine.load import picture
+from benchmarks.engine.load import random_png
 from benchmarks.measured import commit, machine
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits
+from saccade.media.header import ImageLimits
 
 SIZES = ((448, 448), (1280, 960))
 NUM_ROUNDS = 40
@@ -17,7 +17,7 @@ NUM_ROUNDS = 40
 
 def encoded(width: int, height: int, mode: str) -> bytes:
     """Return a PNG of smooth noise; "opaque" has transparency everywhere at its end, "RGBA" every degree of it."""
-    noise = picture(1, width, height)
+    noise = random_png(1, width, height)
     if mode == "RGB":
         return noise
     with Image.open(io.BytesIO(noise)) as image:
@@ -39,8 +39,8 @@ def by_pillow(data: bytes) -> Image.Image:
 
 def main() -> None:
     """Print a table: medians in ms, and ours over Pillow's."""
-    print(f"{machine()}; commit {commit()}\n\n| picture | ours, ms | Pillow, ms | ratio |\n|---|---|---|---|")
-    limits = PictureLimits()
+    print(f"{machine()}; commit {commit()}\n\n| image | ours, ms | Pillow, ms | ratio |\n|---|---|---|---|")
+    limits = ImageLimits()
     for width, height in SIZES:
         for mode in ("RGB", "opaque", "RGBA"):
             data = encoded(width, height, mode)

@@ -76,7 +76,7 @@ class Feed:
     def refuses(self, traits: RequestTraits) -> None:
         """It takes every request."""
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the messages in *frames*, decoded when they are due, and note how long each was under way."""
         decoder = msgspec.msgpack.Decoder(KvEvents)
         due_at = time.perf_counter()
@@ -123,7 +123,7 @@ async def choices_ms(dispatcher: Dispatcher, asked: Sequence[list[int]]) -> list
     for token_ids in asked:
         # The ids are new objects, as a tokenizer makes them just before.
         fresh = msgspec.msgpack.decode(msgspec.msgpack.encode(token_ids), type=list[int])
-        # A picture of a thousand tokens stands behind the shared ones.
+        # An image of a thousand tokens stands behind the shared ones.
         prompt = Prompt(fresh, (MediaRun(SHARED_TOKENS, 1000, bytes(32)),))
         begun_at = time.thread_time()
         place = dispatcher.place("m", prompt)

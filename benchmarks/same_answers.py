@@ -3,7 +3,7 @@
     python -m benchmarks.same_answers OTHER_TREE [--requests 200] [--out benchmarks/results/same-answers.md]
 
 OTHER_TREE is a checkout of the other commit (`git worktree add`). Both serve the bundled model in float32 by
-torch_sdpa. Requests go one by one: text and pictures, several samples, seeds, stops, log probabilities, penalties,
+torch_sdpa. Requests go one by one: text and images, several samples, seeds, stops, log probabilities, penalties,
 biases, allowed ids. Answers must be equal to the byte, but for ids, times and names of systems. The exit status is 1
 where one differs.
 """
@@ -34,8 +34,8 @@ IGNORED = frozenset({"id", "created", "system_fingerprint"})
 QUESTIONS = ("What does it say?", "What colour is the text?", "What shape is it?", "Tell a short story.")
 
 
-def picture(draw: random.Random) -> dict[str, Any]:
-    """Return an image part with a picture of random colours and size."""
+def image_part(draw: random.Random) -> dict[str, Any]:
+    """Return an image part with an image of random colours and size."""
     size = (draw.choice((64, 96, 160)), draw.choice((64, 96, 128)))
     image = Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1]))
     encoded = io.BytesIO()
@@ -61,8 +61,8 @@ def bodies(model: str, number: int) -> Iterator[dict[str, Any]]:
         {"temperature": 0, "logit_bias": {"40": 5.0}, "prompt_logprobs": 2},
     )
     for index in range(number):
-        pictures = [picture(draw) for _ in range(draw.choice((0, 1, 1, 2)))]
-        content = [*pictures, {"type": "text", "text": draw.choice(QUESTIONS)}]
+        images = [image_part(draw) for _ in range(draw.choice((0, 1, 1, 2)))]
+        content = [*images, {"type": "text", "text": draw.choice(QUESTIONS)}]
         yield {
             "model": model,
             "messages": [{"role": "user", "content": content}],

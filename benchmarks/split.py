@@ -3,7 +3,7 @@
     python -m benchmarks.split [--seconds 15] [--out benchmarks/results/split.md]
 
 The bundled model in float32, one thread a worker. Some clients stream long answers to short texts, one after another;
-one client asks about new pictures behind long texts, each for a few tokens. The first feel long prompts in the gaps
+one client asks about new images behind long texts, each for a few tokens. The first feel long prompts in the gaps
 between their tokens, the second feels running answers in the time to its first token.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.measured import ROOT, commit, end_with_what_was_started, free_po
 from saccade.cli.bundled import bundled
 
 sys.path.append(str(ROOT / "tests"))
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 
 MODES = (("prefill", "decode"), ("both", "both"))
 CHATS = 6
@@ -125,7 +125,9 @@ async def load(url: str, seconds: float) -> Times:
                 if time.perf_counter() >= until:
                     return
                 text = " ".join(draw.choices(WORDS, k=LONG_WORDS))
-                times = await stream(client, openai_messages(picture(SIDE, SIDE, seed), text), QUESTION_TOKENS, ids)
+                times = await stream(
+                    client, openai_messages(random_image(SIDE, SIDE, seed), text), QUESTION_TOKENS, ids
+                )
                 found.ttft.append(times[1] - times[0])
 
         await asyncio.gather(*(chat(number) for number in range(CHATS)), ask())
@@ -158,7 +160,7 @@ def main() -> None:
         "# Prefill and decode on separate workers",
         "",
         f"Two workers of the bundled model, float32, one thread each, {options.seconds:.0f} s of mixed load: {asking},",
-        f"one client asks about new pictures of {SIDE} x {SIDE} behind {LONG_WORDS} words. The model is tiny: its",
+        f"one client asks about new images of {SIDE} x {SIDE} behind {LONG_WORDS} words. The model is tiny: its",
         "steps take less time than the gateway's and the wire's part.",
         "",
         f"Machine: {machine()}; load average at the end {load_average:.0f}  ",

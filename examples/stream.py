@@ -1,4 +1,4 @@
-"""Stream an answer and read the usage from the last chunk: `python examples/stream.py [PICTURE]`."""
+"""Stream an answer and read the usage from the last chunk: `python examples/stream.py [IMAGE]`."""
 
 import base64
 import os
@@ -9,14 +9,14 @@ from openai import APIConnectionError, APIStatusError, OpenAI
 
 URL = os.environ.get("SACCADE_URL", "http://127.0.0.1:8000/v1")
 KEY = os.environ.get("SACCADE_API_KEY", "none")
-PICTURES = Path(__file__).parent.parent / "src/saccade/cli/bundled/pictures/texts"
+IMAGES = Path(__file__).parent.parent / "src/saccade/cli/bundled/images/texts"
 
 
 def main() -> None:
     """Print the answer as it arrives."""
-    picture = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(PICTURES.glob("*.png"))[0]
+    image = Path(sys.argv[1]) if len(sys.argv) > 1 else sorted(IMAGES.glob("*.png"))[0]
     client = OpenAI(base_url=URL, api_key=KEY)
-    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,
         messages=[
@@ -43,5 +43,5 @@ if __name__ == "__main__":
         main()
     except APIConnectionError:
         sys.exit(f"No server answers at {URL}; start one with `saccade serve`.")
-    except APIStatusError as error:  # such as a picture that is damaged; the body says what is wrong
+    except APIStatusError as error:  # such as an image that is damaged; the body says what is wrong
         sys.exit(error.body["message"] if isinstance(error.body, dict) else error.message)

@@ -131,7 +131,7 @@ def chat(gateway: scripted.Gateway, tracer: Tracer, seed: int) -> list[Phase]:
             yield step
 
     gateway.worker.script = script(deltas(gateway))  # type: ignore[assignment]
-    image = {"type": "image_url", "image_url": {"url": chats.data_url(chats.picture(224, 224, seed))}}
+    image = {"type": "image_url", "image_url": {"url": chats.data_url(chats.random_image(224, 224, seed))}}
     tracer.begin()
     answer = gateway.chat([image, {"type": "text", "text": "What is this?"}], stream=True, max_tokens=NUM_DELTAS)
     phases = tracer.end()

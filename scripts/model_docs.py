@@ -22,8 +22,8 @@ This page is written by `scripts/model_docs.py` from the declarations in `src/sa
 
 A model is found by the exact string in `architectures` of its config.json; where config.json names none, by its
 `model_type`. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
-prompts and pictures of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
-that is sent with a picture to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
+prompts and images of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
+that is sent with an image to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
 served by any worker; `saccade inspect` shows its prompts and pixels.
 """
 ENGINE = """## What the engine computes with
@@ -46,18 +46,18 @@ A folder in hub layout holds `config.json`, `generation_config.json`, `preproces
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
 The chat template is the checkpoint's own, used unchanged. Start-up refuses a template that does not write exactly one placeholder for one
-picture. The tests use synthetic checkpoints: their templates are reconstructed from descriptions of the releases' templates, their vocabularies
+image. The tests use synthetic checkpoints: their templates are reconstructed from descriptions of the releases' templates, their vocabularies
 are trained by the tests, and no release's own file is in the repository. The reference for pixels and token ids is transformers; for
 Kimi-K2.5 and Phi-3-vision it is a second implementation, written for this project from a description of the releases' code (`tests/references/`).
 
 `generation_config.json` gives the defaults of sampling: `do_sample: false` means temperature 0 unless the request says otherwise.
 
-`saccade inspect MODEL PICTURE...` shows a model's input: sizes, grids, token ids, hashes.
+`saccade inspect MODEL IMAGE...` shows a model's input: sizes, grids, token ids, hashes.
 
 ## The bundled model
 
 `src/saccade/cli/bundled/model`: a Qwen3-VL of 8 million parameters, trained from scratch by `scripts/train_demo` with transformers' own classes on
-pictures drawn on the fly. It reads 1 to 4 capitals and digits, names six shapes, and names the colour of either, one of eight, on a light
+images drawn on the fly. It reads 1 to 4 capitals and digits, names six shapes, and names the colour of either, one of eight, on a light
 background. Its answers to anything else are meaningless. The model card is in its folder; `docs/figures.md` has its accuracy.
 """
 
@@ -75,7 +75,7 @@ def document() -> str:
 def _limits(families: Mapping[str, Family]) -> str:
     lines = [f"- {name}: {' '.join(family.limits)}" for name, family in families.items() if family.limits]
     videos = ", ".join(name for name in models.families() if models.takes_videos(name))
-    first = f"Videos are taken by {videos}; other families take pictures only. No family hears sound. Beyond that:"
+    first = f"Videos are taken by {videos}; other families take images only. No family hears sound. Beyond that:"
     return "\n".join(("## Limits", "", first, "", *lines, ""))
 
 

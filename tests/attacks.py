@@ -1,4 +1,4 @@
-"""Pictures made to cost a decoder time or memory: small to send, sound or nearly so, all drawn here."""
+"""Images made to cost a decoder time or memory: small to send, sound or nearly so, all drawn here."""
 
 import re
 import struct
@@ -6,15 +6,15 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 
-import pictures
+import images
 
-EXIF = b"Exif\0\0II*\0" + struct.pack("<IHHHIHxxI", 8, 1, pictures.ORIENTATION, 3, 1, 6, 0)
+EXIF = b"Exif\0\0II*\0" + struct.pack("<IHHHIHxxI", 8, 1, images.ORIENTATION, 3, 1, 6, 0)
 """An Exif block that says: turned by a quarter."""
 
 
 def jpeg_with(segments: bytes, base: bytes | None = None) -> bytes:
     """Return a JPEG whose header begins with *segments*."""
-    base = base or pictures.encode(pictures.picture(64, 48), "JPEG")
+    base = base or images.encode(images.random_image(64, 48), "JPEG")
     return base[:2] + segments + base[2:]
 
 
@@ -31,7 +31,7 @@ METADATA = {
     "photoshop": (0xED, b"Photoshop 3.0\0" + b"8BIM\0\1\0\0\0\0\0\0" * 5000),
     "comment": (0xFE, b""),
 }
-"""Marker and beginning of the segments that picture libraries look into."""
+"""Marker and beginning of the segments that image libraries look into."""
 
 
 def jpeg_metadata(name: str, number: int, nbytes: int = 65_000) -> bytes:
@@ -71,14 +71,14 @@ def jpeg_scans(width: int, height: int, number: int) -> bytes:
 
 def png_chunks(kind: bytes, number: int, content: bytes = b"") -> bytes:
     """Return a PNG with *number* chunks of *kind* before its pixels."""
-    whole = pictures.png(64, 48, bytes(48 * (1 + 3 * 64)))
+    whole = images.png(64, 48, bytes(48 * (1 + 3 * 64)))
     one = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
     return whole[:33] + one * number + whole[33:]
 
 
 def gif_extensions(kind: int, number: int, blocks: int, nbytes: int = 255) -> bytes:
     """Return a GIF with *number* extensions of *kind* before its frame, each of *blocks* blocks of *nbytes*."""
-    one = pictures.encode(pictures.picture(64, 48, "P"), "GIF")
+    one = images.encode(images.random_image(64, 48, "P"), "GIF")
     start = 13 + (3 << (one[10] & 7) + 1)
     extension = b"!" + bytes([kind]) + (bytes([nbytes]) + b"x" * nbytes) * blocks + b"\0"
     return one[:start] + extension * number + one[start:]
@@ -86,7 +86,7 @@ def gif_extensions(kind: int, number: int, blocks: int, nbytes: int = 255) -> by
 
 def webp_chunks(kind: bytes, number: int, content: bytes = b"") -> bytes:
     """Return a WebP with *number* chunks of *kind* after its pixels."""
-    whole = pictures.encode(pictures.picture(64, 48, "RGBA"), "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0")
+    whole = images.encode(images.random_image(64, 48, "RGBA"), "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0")
     chunk = kind + struct.pack("<I", len(content)) + content + b"\0" * (len(content) % 2)
     body = whole[8:] + chunk * number
     return b"RIFF" + struct.pack("<I", len(body)) + body
@@ -94,7 +94,7 @@ def webp_chunks(kind: bytes, number: int, content: bytes = b"") -> bytes:
 
 def webp_frames(number: int, size: int = 16) -> bytes:
     """Return an animated WebP of *number* equal frames."""
-    whole = pictures.animation("WEBP", 2, (size, size))
+    whole = images.animation("WEBP", 2, (size, size))
     start = whole.index(b"ANMF")
     length = 8 + struct.unpack_from("<I", whole, start + 4)[0]
     body = whole[8:start] + whole[start : start + length] * number
@@ -103,14 +103,14 @@ def webp_frames(number: int, size: int = 16) -> bytes:
 
 def apng_frames(number: int) -> bytes:
     """Return an APNG of *number* equal frames."""
-    whole = pictures.animation("PNG", 2, (16, 16))
+    whole = images.animation("PNG", 2, (16, 16))
     start = whole.rindex(b"fcTL") - 4
     return whole[:start] + whole[start:-12] * number + whole[-12:]
 
 
 def avif_associations(number: int) -> bytes:
     """Return an AVIF that gives properties to *number* items that it does not have, before its own."""
-    whole = pictures.encode(pictures.picture(16, 16), "AVIF")
+    whole = images.encode(images.random_image(16, 16), "AVIF")
     start = whole.index(b"ipma") + 8
     (old,) = struct.unpack_from(">I", whole, start)
     grown = whole[: start + 4] + b"\xff\xff\0" * number + whole[start + 4 :]
@@ -123,13 +123,13 @@ def avif_associations(number: int) -> bytes:
 
 def avif_cropped() -> bytes:
     """Return an AVIF whose first property, a description of no use for pixels, is renamed to a crop."""
-    whole = pictures.encode(pictures.picture(16, 16), "AVIF")
+    whole = images.encode(images.random_image(16, 16), "AVIF")
     return re.sub(rb"pixi|colr", b"clap", whole, count=1)
 
 
 def claiming(kind: str, width: int, height: int) -> bytes:
     """Return a WebP or GIF of a few bytes whose header claims *width* x *height*."""
-    whole = bytearray(pictures.encode(pictures.picture(16, 16, "P" if kind == "GIF" else "RGB"), kind, lossless=True))
+    whole = bytearray(images.encode(images.random_image(16, 16, "P" if kind == "GIF" else "RGB"), kind, lossless=True))
     if kind == "GIF":
         whole[6:10] = struct.pack("<HH", width, height)
     else:
@@ -148,13 +148,13 @@ CORPUS: dict[str, tuple[Callable[[], bytes], bool]] = {
     "png split": (lambda: png_chunks(b"IDAT", 200_000), False),
     "png profiles": (lambda: png_chunks(b"iCCP", 10_000, b"a\0\0" + zlib.compress(bytes(1 << 20))), True),
     "png text bomb": (lambda: png_chunks(b"zTXt", 20, b"a\0\0" + zlib.compress(bytes(32 << 20))), True),
-    "png 9000 x 9000": (lambda: pictures.bomb(9_000, 9_000), False),
-    "png 13300 x 13300": (lambda: pictures.png(13_300, 13_300), False),
-    "png 1 x 65500": (lambda: pictures.bomb(1, 65_500), False),
-    "png 65500 x 1": (lambda: pictures.bomb(65_500, 1), False),
-    "png without pixels": (lambda: pictures.png(50, 40), False),
+    "png 9000 x 9000": (lambda: images.bomb(9_000, 9_000), False),
+    "png 13300 x 13300": (lambda: images.png(13_300, 13_300), False),
+    "png 1 x 65500": (lambda: images.bomb(1, 65_500), False),
+    "png 65500 x 1": (lambda: images.bomb(65_500, 1), False),
+    "png without pixels": (lambda: images.png(50, 40), False),
     "apng of 10 000 frames": (lambda: apng_frames(10_000), True),
-    "gif of 10 000 frames": (lambda: pictures.long_gif(10_000), True),
+    "gif of 10 000 frames": (lambda: images.long_gif(10_000), True),
     "gif 1000 comments": (lambda: gif_extensions(0xFE, 1000, 60), False),
     "gif small blocks": (lambda: gif_extensions(0xFF, 2000, 2000, 1), False),
     "gif one comment": (lambda: gif_extensions(0xFE, 1, 4000), True),
@@ -171,4 +171,4 @@ CORPUS: dict[str, tuple[Callable[[], bytes], bool]] = {
     "no bytes": (bytes, False),
     "zeros": (lambda: bytes(1 << 20), False),
 }
-"""By name: what makes the bytes, and whether they are a sound picture all the same."""
+"""By name: what makes the bytes, and whether they are a sound image all the same."""

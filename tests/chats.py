@@ -13,8 +13,8 @@ from PIL import Image
 Part = str | Image.Image
 
 
-def picture(width: int, height: int, seed: int) -> Image.Image:
-    """A picture with structure at every scale, different for every seed."""
+def random_image(width: int, height: int, seed: int) -> Image.Image:
+    """An image with structure at every scale, different for every seed."""
     noise = np.random.default_rng(seed)
     coarse = Image.fromarray(noise.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((width, height))
     fine = noise.integers(-20, 21, (height, width, 3))
@@ -22,7 +22,7 @@ def picture(width: int, height: int, seed: int) -> Image.Image:
 
 
 def data_url(image: Image.Image, image_format: str = "PNG") -> str:
-    """The picture as a data: URL."""
+    """The image as a data: URL."""
     buffer = io.BytesIO()
     image.save(buffer, image_format)
     return f"data:image/{image_format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -45,7 +45,7 @@ def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
 
 
 def openai_messages(*parts: Part, system: str | None = None) -> list[Any]:
-    """One user turn of texts and pictures in the given order, after an optional system turn."""
+    """One user turn of texts and images in the given order, after an optional system turn."""
     content = [
         {"type": "text", "text": part}
         if isinstance(part, str)
@@ -57,7 +57,7 @@ def openai_messages(*parts: Part, system: str | None = None) -> list[Any]:
 
 
 def reference_messages(*parts: Part, system: str | None = None) -> tuple[list[Any], list[Image.Image]]:
-    """The same chat as the reference takes it, and its pictures in order."""
+    """The same chat as the reference takes it, and its images in order."""
     content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
     before = [{"role": "system", "content": system}] if system is not None else []
     return [*before, {"role": "user", "content": content}], [part for part in parts if not isinstance(part, str)]

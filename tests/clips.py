@@ -10,7 +10,7 @@ from functools import cache
 
 import av
 import numpy as np
-from pictures import draw
+from images import draw
 
 CODECS = {
     "h264": ("libx264", "mp4", "yuv420p"),

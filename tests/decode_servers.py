@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from functools import cache
 from unittest.mock import patch
 
-from saccade.gateway.pictures.decode_pool import pool
-from saccade.gateway.pictures.decode_pool.server import DecodeServer
+from saccade.gateway.images.decode_pool import pool
+from saccade.gateway.images.decode_pool.server import DecodeServer
 
 
 class SharedServer(DecodeServer):

@@ -13,7 +13,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply
 
-TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes pictures by itself")
+TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes images by itself")
 
 
 class Described:
@@ -37,14 +37,14 @@ class Described:
         return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """It holds no picture."""
+        """It holds no image."""
         return False
 
     @property
     def exactness(self) -> Exactness:
         return TEXT_PREFIX if self.url == "unix:/text" else EXACT
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """An empty snapshot, and nothing more."""
         yield KvEvents(1, [], snapshot=True)
         await asyncio.Event().wait()

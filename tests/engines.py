@@ -19,7 +19,7 @@ from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, video_processor
 from saccade.nn.context import RecurrentState
-from saccade.protocol.media import MediaItem, PictureLayout, Span, VideoHeader
+from saccade.protocol.media import ImageLayout, MediaItem, Span, VideoHeader
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -44,8 +44,8 @@ def on_ranks(folder: Path, size: int = 2, **settings: Any) -> Iterator[Engine]:
         torch.set_num_threads(before)
 
 
-def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:
-    """A picture of random patches, inline, whose placeholders start at *start*."""
+def image(grid: Grid, seed: int, start: int = 0) -> MediaItem:
+    """An image of random patches, inline, whose placeholders start at *start*."""
     rows = grid[0] * grid[1] * grid[2]
     pixels = np.random.default_rng(seed).integers(0, 256, (rows, 768), dtype=np.uint8).tobytes()
     return MediaItem(
@@ -59,12 +59,12 @@ def picture(grid: Grid, seed: int, start: int = 0) -> MediaItem:
 
 
 def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> MediaItem:
-    """A picture of *size* (width, height) with random pixels, as the family's halves bring it to the wire; inline."""
+    """An image of *size* (width, height) with random pixels, as the family's halves bring it to the wire; inline."""
     files = read_model_files(folder)
     config = parse_json(files, "config.json")
     family = models.family_of(config)
     layout = models.load_layout(family)(config, image_processor(files, models.families()[family]))
-    shape = layout.picture(*size, layout.settings)
+    shape = layout.image(*size, layout.settings)
     rgb = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     patches = np.zeros(shape.pixel_shape, np.uint8)
     models.load_pixels(family)(layout.settings).write(rgb, shape, patches)
@@ -105,7 +105,7 @@ def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start
     )
 
 
-def divided(start: int, shape: PictureLayout) -> Iterator[Span]:
+def divided(start: int, shape: ImageLayout) -> Iterator[Span]:
     """The runs of placeholders of an item from *start* on, with room between them for text of two tokens."""
     for length in [piece for piece in shape.prompt if isinstance(piece, int)] or [shape.num_tokens]:
         yield Span(start, length)
@@ -121,14 +121,14 @@ def placeholder_ids(folder: Path) -> Mapping[str, int]:
 
 
 def placeholder_id(folder: Path) -> int:
-    """The id of the placeholder token of pictures."""
+    """The id of the placeholder token of images."""
     return placeholder_ids(folder)["image"]
 
 
 def request(
     folder: Path, parts: list[Any], request_id: str = "a", text_seed: int = 0, **sampling: Any
 ) -> EngineRequest:
-    """A prompt of parts: a number of random text tokens, a picture as (grid, seed) or (size, seed), or a video.
+    """A prompt of parts: a number of random text tokens, an image as (grid, seed) or (size, seed), or a video.
 
     Greedy unless told otherwise. A grid is of random patches of Qwen3-VL's; a size is (width, height); a video is
     (size, number of frames, seed).
@@ -142,7 +142,7 @@ def request(
         if isinstance(part, int):
             token_ids += draw.integers(0, min(500, first), part).tolist()
         else:
-            make = picture if len(part[0]) == 3 else partial(photo if len(part) == 2 else video, folder)
+            make = image if len(part[0]) == 3 else partial(photo if len(part) == 2 else video, folder)
             item = make(*part, start=len(token_ids))
             media.append(item)
             for span in item.spans:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import openai
 import psutil
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server, slots
 from wire_fuzz import send_malformed
 
@@ -41,7 +41,7 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """A greedy request, the same every time. *width* makes the picture's size, *seed* its content; 0: text alone."""
+    """A greedy request, the same every time. *width* makes the image's size, *seed* its content; 0: text alone."""
 
     seed: int
     max_tokens: int
@@ -50,7 +50,7 @@ class Ask:
 
     def text(self, server: Server, on_first: Callable[[], object] = bool) -> str:
         """Return the answer; call *on_first* when a stream has begun. Raises what the client raises."""
-        parts = (picture(self.width, 96, self.seed),) if self.seed else ()
+        parts = (random_image(self.width, 96, self.seed),) if self.seed else ()
         # An exception keeps this frame, and so the client, alive; its socket must not wait for the collector.
         with server.client(timeout=WAIT_SECONDS) as client:
             answer = client.chat.completions.create(
@@ -71,7 +71,7 @@ class Ask:
 
 LONG = tuple(Ask(seed, LONG_TOKENS, stream=bool(seed % 2)) for seed in range(NUM_RUNNING))
 CROWD = tuple(Ask(seed, CROWD_TOKENS) for seed in range(20, 27))
-MANY_PICTURES = tuple(Ask(seed, SHORT_TOKENS, width=480) for seed in range(50, 58))
+MANY_IMAGES = tuple(Ask(seed, SHORT_TOKENS, width=480) for seed in range(50, 58))
 PROBE = Ask(11, SHORT_TOKENS)
 
 
@@ -179,8 +179,8 @@ def roles(server: Server) -> dict[str, list[psutil.Process]]:
 
 def _role(process: psutil.Process) -> str:
     words = process.cmdline()
-    if "saccade.gateway.pictures.decode_pool.process" in words:
-        forked = "saccade.gateway.pictures.decode_pool.process" in psutil.Process(process.ppid()).cmdline()
+    if "saccade.gateway.images.decode_pool.process" in words:
+        forked = "saccade.gateway.images.decode_pool.process" in psutil.Process(process.ppid()).cmdline()
         return "decode process" if forked else "fork server"
     if "saccade.engine" in words:
         return "engine"
@@ -256,13 +256,13 @@ def kill(role: str, server: Server, _: Quiet) -> None:
 
 
 def kill_fork_server(server: Server, quiet: Quiet) -> None:
-    """End the server that decode processes are forked from, and they with it; then bring pictures that were not seen."""
+    """End the server that decode processes are forked from, and they with it; then bring images that were not seen."""
     kill("fork server", server, quiet)
     fresh = [Ask(time.monotonic_ns() % 10**9 + number, SHORT_TOKENS) for number in range(4)]
     with ThreadPoolExecutor(len(fresh)) as threads:
         texts = list(threads.map(lambda ask: ask.text(server), fresh))
     if texts != [ask.text(server) for ask in fresh]:
-        raise WrongAnswer("a picture was answered in two ways")
+        raise WrongAnswer("an image was answered in two ways")
 
 
 def pause(seconds: float, server: Server, _: Quiet) -> None:
@@ -309,12 +309,12 @@ def crowd(server: Server, quiet: Quiet) -> None:
 
 def fill(server: Server, quiet: Quiet) -> None:
     """Send more pixels than /dev/shm has room for; of a server that has a small one."""
-    with asked(server, MANY_PICTURES, quiet) as answers:
+    with asked(server, MANY_IMAGES, quiet) as answers:
         if seen := {answer.result() for answer in answers} - {RIGHT}:
             raise WrongAnswer(f"with /dev/shm full: {seen}")
     folder = Path(f"/proc/{server.process.pid}/root/dev/shm")
     sizes = [(folder / name).stat().st_size for name in segments(server)]
-    if sum(sizes) > FULL_BYTES or len(sizes) >= len(MANY_PICTURES):
+    if sum(sizes) > FULL_BYTES or len(sizes) >= len(MANY_IMAGES):
         raise WrongAnswer(f"/dev/shm was not full: {sizes}")
 
 

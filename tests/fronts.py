@@ -45,9 +45,9 @@ class Front:
         self.num_connections += 1
         return Connection(self.num_connections, frames)
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> Connection:
         self.watchers.append(Connection(100 + len(self.watchers)))
-        self.watched.append((blocks, pictures))
+        self.watched.append((blocks, images))
         return self.watchers[-1]
 
     def receive(self, connection: Connection, command: bytes) -> None:

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from saccade.gateway.pictures.decode_pool import process as media_process
-from saccade.gateway.pictures.decode_pool.job import Job, PictureAnswer
+from saccade.gateway.images.decode_pool import process as media_process
+from saccade.gateway.images.decode_pool.job import ImageAnswer, Job
 from saccade.protocol.output import Failure
 
 
-def answer(job: Job, slot: int | None) -> PictureAnswer:
+def answer(job: Job, slot: int | None) -> ImageAnswer:
     """Run the code in *job.encoded*, which leaves what it found in `found`, and send that as a failure's words."""
     names = {"slot": slot, "found": None}
     exec(job.encoded.decode(), names)
-    return PictureAnswer(failure=Failure("invalid_value", msgspec.json.encode(names["found"]).decode()))
+    return ImageAnswer(failure=Failure("invalid_value", msgspec.json.encode(names["found"]).decode()))
 
 
 if __name__ == "__main__":

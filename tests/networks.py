@@ -37,7 +37,7 @@ def build(config: Any) -> Any:
 
 @torch.inference_mode()
 def check_qwen_tower(network: Any, folder: Path, sizes: Sequence[tuple[int, int]]) -> None:
-    """Features of pictures of *sizes* (width, height), encoded together, equal transformers', deepstack's too."""
+    """Features of images of *sizes* (width, height), encoded together, equal transformers', deepstack's too."""
     oracle = QwenOracle(folder)
     items = [engines.photo(folder, size, seed) for seed, size in enumerate(sizes)]
     metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())

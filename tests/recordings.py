@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine.loop import Engine
 from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, open_recording
-from saccade.engine.replay import Outcome, Replay, check_pictures, fresh_executor
+from saccade.engine.replay import Outcome, Replay, check_images, fresh_executor
 from saccade.transport.framing import framed
 
 
@@ -43,7 +43,7 @@ def replayed(file: Path, **changes: str) -> Outcome:
     """What a fresh executor makes of *file*."""
     before = torch.get_num_threads()
     recording = open_recording(file)
-    check_pictures(recording)
+    check_images(recording)
     executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
     outcome = Replay(executor, is_exact=machine == recording.header.machine).run(recording.records())
     executor.close()

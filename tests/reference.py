@@ -46,13 +46,13 @@ class Reference:
         ends = self.model.generation_config.eos_token_id
         return {ends} if isinstance(ends, int) else set(ends)
 
-    def inputs(self, messages: list[dict[str, Any]], pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs for a chat whose picture parts are {"type": "image"}, in the pictures' order."""
+    def inputs(self, messages: list[dict[str, Any]], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for a chat whose image parts are {"type": "image"}, in the images' order."""
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         token = self.tokenizer.convert_ids_to_tokens(self.model.config.image_token_id)
         inputs: dict[str, torch.Tensor] = {}
-        if pictures:
-            processed = self.image_processor(images=list(pictures), return_tensors="pt")
+        if images:
+            processed = self.image_processor(images=list(images), return_tensors="pt")
             inputs = {"pixel_values": processed["pixel_values"], "image_grid_thw": processed["image_grid_thw"]}
             pieces = text.split(token)
             counts = [int(grid.prod()) // 4 for grid in inputs["image_grid_thw"]]
@@ -61,10 +61,10 @@ class Reference:
         return {**inputs, "input_ids": ids, "mm_token_type_ids": (ids == self.model.config.image_token_id).long()}
 
     @torch.inference_mode()
-    def generate(self, messages: list[dict[str, Any]], pictures: Sequence[Image.Image], num_tokens: int) -> None:
+    def generate(self, messages: list[dict[str, Any]], images: Sequence[Image.Image], num_tokens: int) -> None:
         """Generate exactly *num_tokens* greedy tokens; for measuring."""
         self.model.model.rope_deltas = None
-        inputs = self.inputs(messages, pictures)
+        inputs = self.inputs(messages, images)
         mask = torch.ones_like(inputs["input_ids"])
         self.model.generate(
             **inputs, attention_mask=mask, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
@@ -72,11 +72,11 @@ class Reference:
 
     @torch.inference_mode()
     def complete(
-        self, messages: list[dict[str, Any]], pictures: Sequence[Image.Image] = (), max_tokens: int = 16
+        self, messages: list[dict[str, Any]], images: Sequence[Image.Image] = (), max_tokens: int = 16
     ) -> Completion:
         """Return the greedy completion of a chat."""
         self.model.model.rope_deltas = None
-        inputs = self.inputs(messages, pictures)
+        inputs = self.inputs(messages, images)
         output = self.model.generate(
             **inputs,
             attention_mask=torch.ones_like(inputs["input_ids"]),

@@ -1,4 +1,4 @@
-"""A scheduler with integers for tensors: sequences of made-up tokens and pictures, encoder and network played here."""
+"""A scheduler with integers for tensors: sequences of made-up tokens and images, encoder and network played here."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from math import prod
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
+from saccade.engine.core.images import State, Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
-from saccade.engine.core.pictures import State, Until
 from saccade.engine.core.scheduler import Budgets, Schedule, Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.models.positions import MultimodalPositions
@@ -20,8 +20,8 @@ BLOCK = 4
 FEATURE_BYTES = 10
 
 
-def picture(start: int, tokens: int, content: bytes, inline: bytes | None = b"") -> MediaItem:
-    """A picture of 4 patches a token."""
+def image(start: int, tokens: int, content: bytes, inline: bytes | None = b"") -> MediaItem:
+    """An image of 4 patches a token."""
     return MediaItem(
         modality="image",
         content_hash=content * (32 // len(content)),
@@ -35,19 +35,19 @@ def picture(start: int, tokens: int, content: bytes, inline: bytes | None = b"")
 def sequence(
     arrival: int,
     length: int,
-    pictures: tuple[tuple[int, int], ...] = (),
+    images: tuple[tuple[int, int], ...] = (),
     max_tokens: int = 4,
     inline: bytes | None = b"",
 ) -> Sequence:
-    """A prompt of *length* tokens that no other *arrival* shares; pictures are (start, tokens), each different."""
+    """A prompt of *length* tokens that no other *arrival* shares; images are (start, tokens), each different."""
     media = tuple(
-        picture(start, tokens, bytes([arrival % 256, index]), inline) for index, (start, tokens) in enumerate(pictures)
+        image(start, tokens, bytes([arrival % 256, index]), inline) for index, (start, tokens) in enumerate(images)
     )
     return of([arrival] * length, media, arrival, max_tokens)
 
 
 def of(token_ids: Ordered[int], media: tuple[MediaItem, ...], arrival: int, max_tokens: int = 4) -> Sequence:
-    """A sequence of these tokens and pictures."""
+    """A sequence of these tokens and images."""
     request = EngineRequest(
         request_id=str(arrival),
         token_ids=list(token_ids),
@@ -107,8 +107,8 @@ def run(
         first = owner.num_computed_tokens
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
-        for picture_run, shown in owner.media_between(first, first + num_tokens):
-            assert shown.key in subject.encodings.encoder_cache, (picture_run, "is needed and not encoded")
+        for image_run, shown in owner.media_between(first, first + num_tokens):
+            assert shown.key in subject.encodings.encoder_cache, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
     subject.commit(step)
     for owner in list(step.chunks):
@@ -126,7 +126,7 @@ def land(subject: Scheduler) -> None:
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:
-    """No step is over a budget, but for one picture alone that is over it by itself."""
+    """No step is over a budget, but for one image alone that is over it by itself."""
     assert sum(step.chunks.values()) <= subject.budgets.max_num_batched_tokens
     assert len(step.chunks) <= len(subject.running) <= subject.budgets.max_num_seqs
     patches = [key.grid[0] * key.grid[1] * key.grid[2] for key in step.encode]
@@ -144,17 +144,17 @@ def check_holdings(subject: Scheduler) -> None:
 def check_pins(subject: Scheduler) -> None:
     """Every pin is that of an unfinished sequence that needs it, and the cache knows it."""
     cache, owners = subject.encodings.encoder_cache, [*subject.running, *subject.waiting, *subject.parked]
-    known = {shown for pictures in cache.pins.values() for shown in pictures}
-    assert known == {shown for owner in owners for shown in owner.pictures if shown.pins}
+    known = {shown for images in cache.pins.values() for shown in images}
+    assert known == {shown for owner in owners for shown in owner.images if shown.pins}
     for shown in known:
-        samples = {owner.index: owner for owner in owners if shown in owner.pictures}
+        samples = {owner.index: owner for owner in owners if shown in owner.images}
         for index, until in shown.pins:
             sample = samples[index]
             assert until is not Until.COMPUTED or shown.end > sample.num_computed_tokens, "is not needed any more"
             assert until is not Until.STARTED or sample.samples_start is not None
             assert until is Until.ENDED or sample not in subject.parked
     for owner in owners:
-        for shown in owner.pictures:
+        for shown in owner.images:
             assert (shown.state in (State.ENCODING, State.ENCODED)) == bool(shown.pins)
             assert shown.state is not State.ENCODED or shown.key in cache
 

@@ -19,7 +19,7 @@ STOPPED = {"type": "stop", "matched": 7}
 
 @dataclass
 class Item:
-    """What the servicer makes of one picture."""
+    """What the servicer makes of one image."""
 
     modality: Any
     feature: Any

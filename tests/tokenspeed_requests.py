@@ -19,7 +19,7 @@ from saccade import models
 from saccade.models.family import Layout
 from saccade.models.files import image_processor, parse_json, read_model_files
 from saccade.protocol.description import Description
-from saccade.protocol.media import NUMPY_DTYPE, PictureLayout
+from saccade.protocol.media import NUMPY_DTYPE, ImageLayout
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.model import WireModel
 
@@ -54,20 +54,20 @@ class Model:
         family = models.families()[self.name]
         return models.load_layout(self.name)(parse_json(files, "config.json"), image_processor(files, family))
 
-    def prepared(self, seed: int, dtype: str) -> tuple[PictureLayout, npt.NDArray[Any]]:
-        """A random picture of 256 x 320 pixels, which no family resizes, as patches of *dtype*."""
+    def prepared(self, seed: int, dtype: str) -> tuple[ImageLayout, npt.NDArray[Any]]:
+        """A random image of 256 x 320 pixels, which no family resizes, as patches of *dtype*."""
         rng = np.random.default_rng(seed)
         # Not every value is equally likely at every place, but all 256 are there.
-        picture = rng.integers(0, 256, (256, 320, 3), np.uint8)
-        layout = self.layout.picture(320, 256, self.layout.settings)
+        image = rng.integers(0, 256, (256, 320, 3), np.uint8)
+        layout = self.layout.image(320, 256, self.layout.settings)
         if dtype != "uint8":
             layout = self.layout.external(layout, dtype)
         patches = np.empty(layout.pixel_shape, NUMPY_DTYPE[dtype])
-        models.load_pixels(self.name)(self.layout.settings).write(picture, layout, patches)
+        models.load_pixels(self.name)(self.layout.settings).write(image, layout, patches)
         return layout, patches
 
     def item(self, seed: int = 0, start: int = len(BEFORE), dtype: str = "", **fields: Any) -> pb.MultimodalItem:
-        """The message of picture *seed*, whose tokens begin at *start*."""
+        """The message of image *seed*, whose tokens begin at *start*."""
         layout, patches = self.prepared(seed, dtype or self.wire.pixel_dtype)
         grid_name = models.families()[self.name].external_grid
         described: dict[str, Any] = {

@@ -182,8 +182,8 @@ async def registered(url: str, slots: Slots, **options: Any) -> AsyncIterator[To
         await client.close()
 
 
-def picture(slot: SlotRef | None = None, start: int = 1, **fields: Any) -> MediaItem:
-    """A picture of 2 x 4 patches of six bfloat16 and two tokens."""
+def image(slot: SlotRef | None = None, start: int = 1, **fields: Any) -> MediaItem:
+    """An image of 2 x 4 patches of six bfloat16 and two tokens."""
     described: dict[str, Any] = {
         "modality": "image",
         "content_hash": bytes(range(32)),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import jsonschema
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server
 
 SIDE = {"type": "string", "enum": ["left", "right"]}
@@ -22,7 +22,7 @@ SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in 
 
 def check_calls(server: Server, names: set[str] | None, stream: bool = False, **options: Any) -> None:
     """Ask for calls; check that every answer that was not cut has some, each of one of *names*, or of any tool."""
-    messages = openai_messages(picture(64, 64, 5), "Zoom.")
+    messages = openai_messages(random_image(64, 64, 5), "Zoom.")
     asked = {"model": server.model, "messages": messages, "tools": TOOLS, "max_tokens": 600, **options}
     calls: dict[int, list[Any]] = {}
     reasons: dict[int, str] = {}

@@ -43,7 +43,7 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Item:
-    """A picture: its placeholders are token_ids[start : start + length]."""
+    """An image: its placeholders are token_ids[start : start + length]."""
 
     content_hash: bytes
     start: int

@@ -62,7 +62,7 @@ TWO_TOKENS = (event(1), event(2, reason="length"), usage())
 
 
 def kwargs_data(pixels: bytes, shape: Sequence[int], grid: Sequence[int], dtype: str = "uint8") -> str:
-    """A picture as vLLM's processor leaves it, with vLLM's own order of keys."""
+    """An image as vLLM's processor leaves it, with vLLM's own order of keys."""
     numbers = b"".join(number.to_bytes(8, "little") for number in grid)
     field = {"keep_on_cpu": False, "slices": [[[0, shape[0], None]]], "dim": 0}
     item = {
@@ -152,7 +152,7 @@ class VllmServer:
         self.peers.add(request.transport.get_extra_info("peername")[1])
         self.paths.append(request.path)
         script = self.scripts.pop(0) if self.scripts else self.script
-        if self._lacks_a_picture(body):
+        if self._lacks_an_image(body):
             script = [{"error": {"message": "words of the engine's", "type": "InternalServerError", "code": 500}}]
         if script and isinstance(script[0], int):
             return web.json_response({"error": {"message": "words of the engine's"}}, status=script[0])
@@ -175,8 +175,8 @@ class VllmServer:
             raise
         return response
 
-    def _lacks_a_picture(self, body: Any) -> bool:
-        """Keep the pictures that were sent with pixels; whether one went without that is not held."""
+    def _lacks_an_image(self, body: Any) -> bool:
+        """Keep the images that were sent with pixels; whether one went without that is not held."""
         features = body.get("features")
         if self.held is None or not features:
             return False
@@ -224,8 +224,8 @@ async def registered(url: str, **options: Any) -> AsyncIterator[VllmClient]:
         yield client
 
 
-def picture(number: int = 0, start: int = 1, **fields: Any) -> MediaItem:
-    """A picture of 2 x 4 patches and two tokens."""
+def image(number: int = 0, start: int = 1, **fields: Any) -> MediaItem:
+    """An image of 2 x 4 patches and two tokens."""
     described: dict[str, Any] = {
         "modality": "image",
         "content_hash": bytes([number]) * 32,

@@ -13,12 +13,12 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from saccade.media.fetch import FetchConfig, Fetcher
 
-PICTURE = b"\x89PNG\r\n\x1a\n a picture"
+IMAGE = b"\x89PNG\r\n\x1a\n an image"
 
 Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 
-def answer(body: bytes = PICTURE, status: int = 200, length: int | str | None = None, **headers: str) -> bytes:
+def answer(body: bytes = IMAGE, status: int = 200, length: int | str | None = None, **headers: str) -> bytes:
     """Return an HTTP answer after which the connection closes; *length* is what its header says of the body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"HTTP/1.1 {status} X", "Connection: close", f"Content-Length: {len(body) if length is None else length}"]

@@ -41,7 +41,7 @@ AIMED = (time(TTFT, 0.6, aim=True), tokens(1.3, aim=True))
 
 @dataclass(frozen=True)
 class Case:
-    """One row. *size* (width, height) None asks without pictures; *same* sends one picture every time.
+    """One row. *size* (width, height) None asks without images; *same* sends one image every time.
 
     At least *num_warmup* requests, and one of each client, come before those that are measured.
     """

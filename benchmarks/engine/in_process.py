@@ -18,14 +18,14 @@ from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 ROWS = ((1, (448, 448), 24), (4, (448, 448), 24), (1, (1280, 960), 8), (1, None, 24), (4, None, 24))
-"""Clients, size of their picture, tokens of an answer."""
+"""Clients, size of their image, tokens of an answer."""
 
 IMAGE_TOKEN = 413
 TEXT_TOKENS = 20
 
 
 def request(number: int, size: tuple[int, int] | None, num_tokens: int) -> EngineRequest:
-    """Return a request that shares no picture with another *number*."""
+    """Return a request that shares no image with another *number*."""
     token_ids, media = [1, 2, 3], ()
     if size is not None:
         rows, columns = size[1] // 16, size[0] // 16

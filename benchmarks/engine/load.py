@@ -1,7 +1,7 @@
 """The load: `python -m benchmarks.engine.load '{"url": ..., ...}'` keeps as many streams open as it has clients.
 
-Every request is made before the clock starts; its picture is drawn from its number, so that no cache of either side has
-seen it, unless *same* asks for one picture every time. Greedy, ends of sequence ignored. TTFT ends with the first text
+Every request is made before the clock starts; its image is drawn from its number, so that no cache of either side has
+seen it, unless *same* asks for one image every time. Greedy, ends of sequence ignored. TTFT ends with the first text
 (or the end of an answer without any), TPOT is the mean gap between the tokens behind it. "warm" on standard error says
 that the measured part begins; one JSON object on standard output ends it.
 """
@@ -79,10 +79,10 @@ class Answer:
 
 def question(number: int) -> str:
     """Return the text of request *number*."""
-    return f"Request {number}: say what the picture shows, in detail."
+    return f"Request {number}: say what the image shows, in detail."
 
 
-def picture(number: int, width: int, height: int) -> bytes:
+def random_png(number: int, width: int, height: int) -> bytes:
     """Return a PNG of smooth noise, the same one for the same number in every run."""
     cells = np.random.default_rng(number).integers(0, 256, (height // CELL + 1, width // CELL + 1, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -90,8 +90,8 @@ def picture(number: int, width: int, height: int) -> bytes:
     return buffer.getvalue()
 
 
-def picture_number(number: int, first: int, *, same: bool) -> int:
-    """Return the number that the picture of request *number* is drawn from."""
+def image_number(number: int, first: int, *, same: bool) -> int:
+    """Return the number that the image of request *number* is drawn from."""
     return first if same else number
 
 
@@ -99,7 +99,7 @@ def body(load: Load, number: int) -> bytes:
     """Return request *number* as JSON."""
     content: list[dict[str, Any]] = [{"type": "text", "text": question(number)}]
     if load.size is not None:
-        png = picture(picture_number(number, load.first_number, same=load.same), *load.size)
+        png = random_png(image_number(number, load.first_number, same=load.same), *load.size)
         url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
         content.insert(0, {"type": "image_url", "image_url": {"url": url}})
     request = {

@@ -22,7 +22,7 @@ COLUMNS = {
 COMPARED = tuple(column for column in COLUMNS if column not in ("foreign_cpu", "load_average"))
 
 PREFACE = """
-Every server is started, warmed up and measured alone, all by one client that streams on the same cores. A picture is a
+Every server is started, warmed up and measured alone, all by one client that streams on the same cores. An image is a
 PNG of smooth noise that is new to every cache, unless the row says otherwise; answers are greedy, and equally long in
 one row. CPU counts all processes of a server, per request. Two values are two repeats; a ratio is of means, Saccade's
 over vLLM's. Foreign CPU is the part of the machine that others used. Aims are hoped for, goals required.

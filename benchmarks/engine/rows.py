@@ -21,7 +21,7 @@ NUMBERS_PER_ROW = 1000
 
 @dataclass
 class Numbers:
-    """Hands every row numbers of its own, so that its pictures are new to every cache."""
+    """Hands every row numbers of its own, so that its images are new to every cache."""
 
     taken: int = 0
 

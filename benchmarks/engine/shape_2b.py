@@ -34,7 +34,7 @@ def write(folder: Path, *, half: bool = False) -> Path:
     for path in BUNDLED.iterdir():
         if path.name not in ("model.safetensors", "config.json", "README.md"):
             shutil.copy(path, folder)
-    # The release's: the bundled model takes small pictures only.
+    # The release's: the bundled model takes small images only.
     processor = json.loads((BUNDLED / "preprocessor_config.json").read_text())
     processor["size"] = {"longest_edge": 16777216, "shortest_edge": 65536}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))

@@ -3,7 +3,7 @@
     python -m benchmarks.engine.shape_3b DIR [--answer saccade | transformers] [--grids 0 32x32 68x92]
 
 fills DIR (7.5 GB in bfloat16) and, with --answer, loads it in this process and answers one prompt after the other: for
-each grid of patches a picture (0: none), 8 tokens. Prints seconds and the process's peak of anonymous memory. The
+each grid of patches an image (0: none), 8 tokens. Prints seconds and the process's peak of anonymous memory. The
 tokenizer is the bundled model's, so answers are not text.
 """
 
@@ -141,7 +141,7 @@ NUM_TOKENS = 8
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the patches [P, 588] of the picture, if there is one."""
+    """Token ids, and the patches [P, 588] of the image, if there is one."""
 
     token_ids: list[int]
     pixels: npt.NDArray[np.uint8]
@@ -149,7 +149,7 @@ class Prompt(NamedTuple):
 
 
 def prompt(grid: Grid) -> Prompt:
-    """Return a prompt with a picture of *grid*; without one if the grid is empty."""
+    """Return a prompt with an image of *grid*; without one if the grid is empty."""
     num_patches = grid[1] * grid[2]
     pixels = np.random.default_rng(num_patches).integers(0, 256, (num_patches, 588), dtype=np.uint8)
     return Prompt([1, 2, 3, *[IMAGE_TOKEN] * (num_patches // 4), 7, 8], pixels, grid)

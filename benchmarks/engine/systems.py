@@ -58,7 +58,7 @@ def running(system: str, setup: Setup) -> Iterator[Running]:
 def _vllm(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
     """Return vLLM's command: blocks of 32 tokens, for its CPU default of 128 caches no short prompt.
 
-    Without --skip-mm-profiling, its start encodes a picture of 16,384 tokens: over ten minutes at the 2b shape.
+    Without --skip-mm-profiling, its start encodes an image of 16,384 tokens: over ten minutes at the 2b shape.
     """
     assert setup.vllm is not None
     environment = {

@@ -1,6 +1,6 @@
 """transformers' own generate on one case, in this process: `python -m benchmarks.engine.transformers_generate '{...}'`.
 
-What a server does is done here too: the picture comes as PNG, is decoded and prepared by the release's own processor,
+What a server does is done here too: the image comes as PNG, is decoded and prepared by the release's own processor,
 and the answer is turned into text as it comes. One request at a time. One JSON object on standard output.
 """
 
@@ -24,7 +24,7 @@ sys.path.append(str(ROOT / "tests"))
 
 from torchvision_schemas import import_torchvision  # noqa: E402
 
-from benchmarks.engine.load import WARM_UP_NUMBER, latencies, picture, picture_number, question  # noqa: E402
+from benchmarks.engine.load import WARM_UP_NUMBER, image_number, latencies, question, random_png  # noqa: E402
 
 NUM_WARMUP = 2
 
@@ -93,8 +93,8 @@ def main() -> None:
     subject = load_subject(given["model"], given["output_tokens"])
 
     def ask(number: int) -> tuple[float, float, int]:
-        drawn = picture_number(number, given["first_number"], same=given["same"])
-        png = None if given["size"] is None else picture(drawn, *given["size"])
+        drawn = image_number(number, given["first_number"], same=given["same"])
+        png = None if given["size"] is None else random_png(drawn, *given["size"])
         return subject.ask(png, question(number))
 
     for number in range(NUM_WARMUP):

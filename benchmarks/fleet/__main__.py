@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=tuple(PARTS))
     parser.add_argument("--workers", type=int, default=NUM_WORKERS)
-    parser.add_argument("--pictures", type=int, default=Plan.num_pictures)
+    parser.add_argument("--images", type=int, default=Plan.num_images)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "saccade-benchmark-fleet")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/fleet.json")
     return parser.parse_args()
@@ -116,7 +116,7 @@ def main() -> int:
     """Run what was asked for, print every row as it comes, and write the results; return the exit code."""
     given = arguments()
     end_with_what_was_started()
-    plan = Plan(num_pictures=given.pictures)
+    plan = Plan(num_images=given.images)
     # Where things lie on this machine is nobody's business.
     words = ["--family", *given.family, "--part", *given.part]
     command = shlex.join(["python", "-m", "benchmarks.fleet", *words])

@@ -1,4 +1,4 @@
-"""The gate of exact routing: repeats land where their pictures are cached, and what cannot be measured fails.
+"""The gate of exact routing: repeats land where their images are cached, and what cannot be measured fails.
 
 Two controls show that the gate can fail: workers that take turns, and a gateway whose keys are not the workers'.
 """
@@ -27,7 +27,7 @@ class Outcome:
     """What the repeats of a plan came to.
 
     Rates are means over the repeats: *rate* by the router's histogram, *cached_rate* by the workers' own
-    `cached_tokens`, *best_rate* of the most that can be cached, *unseen_rate* of a picture that nobody has asked about.
+    `cached_tokens`, *best_rate* of the most that can be cached, *unseen_rate* of an image that nobody has asked about.
     *num_observed* is how far the histogram's count has grown.
     """
 
@@ -119,30 +119,30 @@ def broken_failures(outcome: Outcome) -> list[str]:
 
 
 def overlap_failures(gateway: Gateway, seen: dict[str, Any], unseen: dict[str, Any]) -> list[str]:
-    """Return where *unseen*, which differs from *seen* in its picture alone, overlaps more than the text before it.
+    """Return where *unseen*, which differs from *seen* in its image alone, overlaps more than the text before it.
 
     *seen* has been asked, *unseen* has not. Raises NotMeasured.
     """
     found = []
     overlap, best, _ = _overlap(gateway, seen)
     if overlap != best:
-        found.append(f"a picture that was seen overlaps {overlap} blocks of {best}")
+        found.append(f"an image that was seen overlaps {overlap} blocks of {best}")
     overlap, _, before = _overlap(gateway, unseen)
     if overlap > before:
-        found.append(f"a picture that was not seen overlaps {overlap} blocks; {before} are before it")
+        found.append(f"an image that was not seen overlaps {overlap} blocks; {before} are before it")
     (asked,) = ask_all(gateway.url, [unseen], [0], 1)
     if asked.cached_tokens > before * gateway.workers()[0]["block_size"]:
-        found.append(f"{asked.cached_tokens} tokens of a prompt with a picture that was not seen were cached")
+        found.append(f"{asked.cached_tokens} tokens of a prompt with an image that was not seen were cached")
     return found
 
 
 def _overlap(gateway: Gateway, chat: dict[str, Any]) -> tuple[int, int, int]:
-    """Return the most blocks of *chat* that a worker holds, all that could be held, and those before its picture."""
+    """Return the most blocks of *chat* that a worker holds, all that could be held, and those before its image."""
     route = gateway.route(chat)
-    (picture,), candidates = route["pictures"], route["candidates"]
+    (image,), candidates = route["pictures"], route["candidates"]
     size = candidates[0]["block_size"]
     most = max(candidate["overlap_blocks"] for candidate in candidates)
-    return most, (route["prompt_tokens"] - 1) // size, picture["start"] // size
+    return most, (route["prompt_tokens"] - 1) // size, image["start"] // size
 
 
 def _mean(asked: Sequence[Asked], rate: Callable[[Asked], float]) -> float:

@@ -1,4 +1,4 @@
-"""Clients that ask about pictures, and what the answers say of caches."""
+"""Clients that ask about images, and what the answers say of caches."""
 
 import asyncio
 import base64
@@ -14,10 +14,10 @@ from benchmarks.fleet.running import NotMeasured
 from benchmarks.gateway.photos import write_photos
 from benchmarks.measured import MODEL
 
-SYSTEM = "You look at pictures for somebody who cannot see them. Say what is there, and nothing else."
-"""Longer than a block: prompts share what stands before their pictures."""
+SYSTEM = "You look at images for somebody who cannot see them. Say what is there, and nothing else."
+"""Longer than a block: prompts share what stands before their images."""
 
-QUESTION = "What is in this picture?"
+QUESTION = "What is in this image?"
 ANSWER_TOKENS = 2
 
 
@@ -33,11 +33,11 @@ class Asked:
         return (self.prompt_tokens - 1) // block_size * block_size / self.prompt_tokens
 
 
-def chats(pictures: Sequence[Path], system: bool = True) -> list[dict[str, Any]]:
-    """Return the body of a request about each of *pictures*, which are JPEG files, with or without *system* message."""
+def chats(images: Sequence[Path], system: bool = True) -> list[dict[str, Any]]:
+    """Return the body of a request about each of *images*, which are JPEG files, with or without *system* message."""
     before = [{"role": "system", "content": SYSTEM}] if system else []
     bodies = []
-    for path in pictures:
+    for path in images:
         url = f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
         messages = [*before, {"role": "user", "content": content}]
@@ -46,8 +46,8 @@ def chats(pictures: Sequence[Path], system: bool = True) -> list[dict[str, Any]]
 
 
 def photos(folder: Path, plan: Plan) -> list[Path]:
-    """Return the pictures of *plan* and one more, distinct and of one size; written where they are not there."""
-    return write_photos(folder / "{}x{}".format(*plan.size), plan.num_pictures + 1, *plan.size)
+    """Return the images of *plan* and one more, distinct and of one size; written where they are not there."""
+    return write_photos(folder / "{}x{}".format(*plan.size), plan.num_images + 1, *plan.size)
 
 
 def ask_all(url: str, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], num_clients: int) -> list[Asked]:

@@ -11,12 +11,12 @@ NUM_SIMULATIONS = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """Every one of *num_pictures* pictures is asked about *num_asks* times: once first, then all others in a shuffle.
+    """Every one of *num_images* images is asked about *num_asks* times: once first, then all others in a shuffle.
 
     *size* is width and height in pixels; *num_clients* ask at the same time.
     """
 
-    num_pictures: int = 200
+    num_images: int = 200
     num_asks: int = 5
     num_clients: int = 16
     size: tuple[int, int] = (448, 448)
@@ -24,35 +24,35 @@ class Plan:
 
     @property
     def first(self) -> list[int]:
-        """The numbers of the pictures, in the order of the first asks."""
+        """The numbers of the images, in the order of the first asks."""
         return self._shuffled(1, self.seed)
 
     @property
     def repeats(self) -> list[int]:
-        """The numbers of the pictures, in the order of the other asks."""
+        """The numbers of the images, in the order of the other asks."""
         return self._shuffled(self.num_asks - 1, self.seed + 1)
 
     def round_robin_rate(self, num_workers: int, hit: float, miss: float) -> float:
         """Return the mean rate of the repeats where workers take turns.
 
-        A repeat counts *hit* where its worker has seen the picture before, else *miss*. With several clients the order
+        A repeat counts *hit* where its worker has seen the image before, else *miss*. With several clients the order
         of arrival is not that of the plan, so this is the mean over many orders.
         """
         rates = []
         for seed in range(NUM_SIMULATIONS):
             order = [*self._shuffled(1, 2 * seed), *self._shuffled(self.num_asks - 1, 2 * seed + 1)]
-            found = repeats_found(order, self.num_pictures, num_workers)
+            found = repeats_found(order, self.num_images, num_workers)
             rates.append(statistics.mean(hit if one else miss for one in found))
         return statistics.mean(rates)
 
     def _shuffled(self, times: int, seed: int) -> list[int]:
-        numbers = [*range(self.num_pictures)] * times
+        numbers = [*range(self.num_images)] * times
         random.Random(seed).shuffle(numbers)
         return numbers
 
 
 def repeats_found(order: Sequence[int], num_first: int, num_workers: int) -> list[bool]:
-    """Return for each ask after the first *num_first* whether its turn falls on a worker that knows its picture."""
+    """Return for each ask after the first *num_first* whether its turn falls on a worker that knows its image."""
     seen: defaultdict[int, set[int]] = defaultdict(set)
     found = []
     for turn, number in enumerate(order):

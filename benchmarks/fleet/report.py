@@ -16,7 +16,7 @@ NAMES = {
 PARTS = {"gate": "by cost", "round_robin": "workers take turns", "broken": "keys of another tenant"}
 HEAD = """# Fleet: the gate of exact routing
 
-Tiny random models in float32, real workers, one real gateway. Every picture is asked about once; the rates are means
+Tiny random models in float32, real workers, one real gateway. Every image is asked about once; the rates are means
 over the repeats, which come in a shuffle. *Hit rate* is the router's histogram `saccade_router_kv_hit_rate`, *cached*
 the workers' own `cached_tokens` over prompt tokens, *best* the most that can be cached, since the last token is always
 computed. The rows of other policies are controls: workers that take turns stand beside a simulation, and keys that name

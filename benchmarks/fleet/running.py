@@ -66,7 +66,7 @@ class Gateway:
         return json.loads(_ask(f"{self.admin_url}/route", json.dumps(chat).encode()))
 
     def reset(self) -> None:
-        """Empty the caches of pictures and blocks. Raises NotMeasured."""
+        """Empty the caches of images and blocks. Raises NotMeasured."""
         for cache in ("mm", "prefix"):
             _ask(f"{self.admin_url}/reset_{cache}_cache", b"")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from benchmarks.gateway.systems import NATIVE, TOKENSPEED
 
 SMALL, LARGE = (1280, 960), (1920, 1080)
-NUM_PICTURES = 32
+NUM_IMAGES = 32
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def cpu(ratio: float) -> Goal:
 
 @dataclass(frozen=True)
 class Case:
-    """One row. *size* None asks without pictures; *caches* turns on both sides' caches of prepared pictures.
+    """One row. *size* None asks without images; *caches* turns on both sides' caches of prepared images.
 
     A *memory* row is run for its peaks: the sampling disturbs it. *beside* adds text requests of one more client.
     Answers are streamed with *stream_tokens* tokens; *max_us_per_token* is the most CPU of the gateway for each, by
@@ -101,7 +101,7 @@ CASES = (
         stream_tokens=256,
         max_us_per_token={NATIVE: 25, TOKENSPEED: 60},
     ),
-    Case("200 picture requests in flight", QWEN, SMALL, num_clients=200, num_requests=0, beside=True),
+    Case("200 image requests in flight", QWEN, SMALL, num_clients=200, num_requests=0, beside=True),
     Case(
         "Kimi-K2.5 1280x960",
         KIMI,

@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 300
 KEEP_ALIVE_SECONDS = 2.0
 """Less than any server's: a connection that the server has just closed cannot be used again."""
 
-QUESTION = "Describe picture {} in one sentence."
+QUESTION = "Describe image {} in one sentence."
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Load:
     num_clients: int
     num_requests: int
     num_warmup: int
-    pictures: Sequence[str] = ()
+    images: Sequence[str] = ()
     seconds: float = 0.0
     gateway_pid: int = 0
     worker_pid: int = 0
@@ -94,12 +94,12 @@ def tree_seconds(pid: int) -> float:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return one request for each picture, or one without any."""
-    urls = [f"data:image/jpeg;base64,{base64.b64encode(Path(path).read_bytes()).decode()}" for path in load.pictures]
-    pictures: list[list[Mapping[str, Any]]] = [[{"type": "image_url", "image_url": {"url": url}}] for url in urls]
+    """Return one request for each image, or one without any."""
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(Path(path).read_bytes()).decode()}" for path in load.images]
+    images: list[list[Mapping[str, Any]]] = [[{"type": "image_url", "image_url": {"url": url}}] for url in urls]
     requests = []
-    for number, picture in enumerate(pictures or [[]]):
-        content = [*picture, {"type": "text", "text": QUESTION.format(number)}]
+    for number, image in enumerate(images or [[]]):
+        content = [*image, {"type": "text", "text": QUESTION.format(number)}]
         messages = [{"role": "user", "content": content}]
         request = {"model": load.model, "messages": messages, "max_tokens": 64, "temperature": 0}
         if load.stream_tokens:

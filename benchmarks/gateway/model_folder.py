@@ -18,7 +18,7 @@ class Recipe:
     end: str
     before: str
     between: str
-    picture: str
+    image: str
     after: str
     opening: str
     config: dict[str, Any]
@@ -30,7 +30,7 @@ QWEN3_VL = Recipe(
     end="<|im_end|>",
     before="<|im_start|>{{ message.role }}",
     between="\n",
-    picture="<|vision_start|><|image_pad|><|vision_end|>",
+    image="<|vision_start|><|image_pad|><|vision_end|>",
     after="<|im_end|>\n",
     opening="<|im_start|>assistant\n",
     config={
@@ -69,7 +69,7 @@ KIMI_K25 = Recipe(
     end="<|im_end|>",
     before="<|im_{{ message.role }}|>{{ message.role }}",
     between="<|im_middle|>",
-    picture="<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+    image="<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
     after="<|im_end|>",
     opening="<|im_assistant|>assistant<|im_middle|>",
     config={
@@ -147,7 +147,7 @@ def _template(recipe: Recipe) -> str:
     return (
         "{%- for message in messages %}" + recipe.before + recipe.between + "{%- if message.content is string %}"
         "{{ message.content }}{%- else %}{%- for part in message.content %}"
-        "{%- if part.type in ('image', 'image_url') %}" + recipe.picture + "{%- elif part.type == 'text' %}"
+        "{%- if part.type in ('image', 'image_url') %}" + recipe.image + "{%- elif part.type == 'text' %}"
         "{{ part.text }}{%- endif %}{%- endfor %}{%- endif %}" + recipe.after + "{%- endfor %}"
         "{%- if add_generation_prompt %}" + recipe.opening + "{%- endif %}"
     )

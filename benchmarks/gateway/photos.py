@@ -11,7 +11,7 @@ NOISE = 6.0
 
 
 def write_photos(folder: Path, count: int, width: int, height: int) -> list[Path]:
-    """Write *count* distinct pictures, the same ones in every run, and return their paths."""
+    """Write *count* distinct images, the same ones in every run, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03d}.jpg" for number in range(count)]
     for number, path in enumerate(paths):
@@ -27,15 +27,15 @@ def _photo(seed: int, width: int, height: int) -> Image.Image:
     x = np.linspace(0, 1, width, endpoint=False, dtype=np.float32)[None, :]
     slopes = random.uniform(-120, 120, (3, 3)).astype(np.float32)
     planes = [128 + a * (x - 0.5) + b * (y - 0.5) + c * (x - 0.5) * (y - 0.5) for a, b, c in slopes]
-    picture = np.stack(planes, axis=-1)
+    image = np.stack(planes, axis=-1)
     for _ in range(25):
-        picture += _blob(random, x, y)
+        image += _blob(random, x, y)
     for _ in range(30):
         left, top = int(random.integers(0, width - 40)), int(random.integers(0, height - 40))
         wide, high = random.integers(20, 300, 2)
-        picture[top : top + high, left : left + wide] += random.uniform(-50, 50, 3)
-    picture += random.normal(0, NOISE, picture.shape)
-    return Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+        image[top : top + high, left : left + wide] += random.uniform(-50, 50, 3)
+    image += random.normal(0, NOISE, image.shape)
+    return Image.fromarray(np.clip(image, 0, 255).astype(np.uint8))
 
 
 def _blob(

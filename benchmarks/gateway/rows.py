@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway.cases import NUM_PICTURES, Case
+from benchmarks.gateway.cases import NUM_IMAGES, Case
 from benchmarks.gateway.load import Load
 from benchmarks.gateway.photos import write_photos
 from benchmarks.gateway.systems import SMG, Running
@@ -36,18 +36,18 @@ def measure(case: Case, system: str, running: Running, work: Path, scale: float)
 
 
 def _load(case: Case, running: Running, work: Path, scale: float) -> Load:
-    pictures: Sequence[Path] = ()
+    images: Sequence[Path] = ()
     if case.size is not None:
-        pictures = write_photos(work / "{}x{}".format(*case.size), NUM_PICTURES, *case.size)
-    # A cache must have seen every picture before it is measured.
-    num_warmup = max(case.num_clients, len(pictures) if case.caches else 8)
+        images = write_photos(work / "{}x{}".format(*case.size), NUM_IMAGES, *case.size)
+    # A cache must have seen every image before it is measured.
+    num_warmup = max(case.num_clients, len(images) if case.caches else 8)
     return Load(
         url=running.url,
         model=MODEL,
         num_clients=case.num_clients,
         num_requests=max(case.num_clients, round(scale * case.num_requests)),
         num_warmup=num_warmup,
-        pictures=[str(path) for path in pictures],
+        images=[str(path) for path in images],
         gateway_pid=running.gateway.pid,
         worker_pid=running.worker.pid,
         stream_tokens=case.stream_tokens,
@@ -108,11 +108,11 @@ def _shm_mib() -> float:
 
 
 def _beside(load: Load, system: str, running: Running, scale: float) -> dict[str, Any]:
-    """Measure text requests, and our event loop's lag, while pictures keep the gateway busy."""
+    """Measure text requests, and our event loop's lag, while images keep the gateway busy."""
     seconds = max(2.0, scale * BESIDE_SECONDS)
-    pictures = {**asdict(load), "seconds": 1.5 * seconds + 2}
-    text = {**asdict(load), "pictures": (), "num_clients": 1, "num_warmup": 2, "seconds": seconds}
-    with _started(Load(**pictures)) as process:
+    images = {**asdict(load), "seconds": 1.5 * seconds + 2}
+    text = {**asdict(load), "images": (), "num_clients": 1, "num_warmup": 2, "seconds": seconds}
+    with _started(Load(**images)) as process:
         before = {} if system == SMG else _lag_buckets(running.metrics())
         beside = figures(Load(**text))
         after = {} if system == SMG else _lag_buckets(running.metrics())

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder with the model's files")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--patches", type=int, nargs="+", default=[256, 1024, 4096, 64, 576], help="of each picture")
+    parser.add_argument("--patches", type=int, nargs="+", default=[256, 1024, 4096, 64, 576], help="of each image")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="of each decode step that is timed")
     return parser
 

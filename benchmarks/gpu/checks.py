@@ -66,7 +66,7 @@ def _encoded(subject: Subject, name: str, count: int) -> torch.Tensor:
 
 def vision_backends(subject: Subject) -> Iterator[Check]:
     """Compare each backend of the vision encoder, and its graphs, with plain PyTorch; and look for waits."""
-    workload, most = tower_workload(subject.model), len(subject.pictures)
+    workload, most = tower_workload(subject.model), len(subject.images)
     counts = sorted({1, min(2, most), most})
     plain = load_vision_backend(PLAIN, workload)
     for name, entry in VISION_BACKENDS.items():
@@ -76,13 +76,13 @@ def vision_backends(subject: Subject) -> Iterator[Check]:
             expected = subject.prepared(plain, count)()
             if name != PLAIN:
                 call = partial(_encoded, subject, name, count)
-                yield _compared(f"vision encoder, {name}, {count} pictures", call, expected)
+                yield _compared(f"vision encoder, {name}, {count} images", call, expected)
             yield _encoder_graphs(subject, name, count, expected)
         yield _waits(subject, name)
 
 
 def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Tensor) -> Check:
-    label = f"vision encoder, {name}, {count} pictures, CUDA graphs"
+    label = f"vision encoder, {name}, {count} images, CUDA graphs"
     try:
         backend = load_vision_backend(name, tower_workload(subject.model))
     except StartupError as error:
@@ -95,7 +95,7 @@ def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Ten
         outcome = subject.encoder(backend, with_graphs=True).encode_together(subject.job(count))
         if outcome.failed:
             raise RuntimeError("the encoder failed; its log says why")
-        return torch.cat([outcome.features[picture.encoding_id] for picture in subject.pictures[:count]])
+        return torch.cat([outcome.features[image.encoding_id] for image in subject.images[:count]])
 
     return _compared(label, encode, expected)
 
@@ -106,7 +106,7 @@ def _waits(subject: Subject, name: str) -> Check:
     if subject.model.network.device.type != "cuda":
         return Check(label, NOT_RUN, "this needs a GPU")
     try:
-        call = subject.prepared(load_vision_backend(name, tower_workload(subject.model)), len(subject.pictures))
+        call = subject.prepared(load_vision_backend(name, tower_workload(subject.model)), len(subject.images))
         call()  # what is compiled at the first call may wait
         torch.cuda.set_sync_debug_mode("error")
         call()

@@ -1,4 +1,4 @@
-"""A loaded model, random pictures, and the two calls that are compared: encode pictures, decode one token a row."""
+"""A loaded model, random images, and the two calls that are compared: encode images, decode one token a row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import Chunk, EncodeJob, Picture, RowStart, StepInput, TableChange
+from saccade.engine.core.step import Chunk, EncodeJob, EncoderInput, RowStart, StepInput, TableChange
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.decode_graphs import Capture, DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
@@ -27,32 +27,32 @@ PROMPT_TOKENS = 40
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and its pictures; *capture* captures graphs."""
+    """A model and its images; *capture* captures graphs."""
 
     config: EngineConfig
     model: LoadedModel
     execution: Execution
-    pictures: tuple[Picture, ...]
+    images: tuple[EncoderInput, ...]
     capture: Capture | None = None
 
     def job(self, count: int) -> EncodeJob:
-        """Return the first *count* pictures."""
-        return EncodeJob(1, self.pictures[:count])
+        """Return the first *count* images."""
+        return EncodeJob(1, self.images[:count])
 
     def encoder(self, backend: VisionAttentionBackend, *, with_graphs: bool) -> Encoder:
-        """Return the vision encoder; its graphs hold all pictures together."""
+        """Return the vision encoder; its graphs hold all images together."""
         network, graphs = self.model.network, None
         if with_graphs:
-            most = sum(network.facts.encode_cost(picture.grid) for picture in self.pictures)
+            most = sum(network.facts.encode_cost(image.grid) for image in self.images)
             graphs = EncoderGraphs(network, backend, most, self.capture)
         return Encoder(network, backend, self.model.ranks, graphs)
 
     def prepared(self, backend: VisionAttentionBackend, count: int) -> Callable[[], torch.Tensor]:
-        """Return a call that encodes the first *count* pictures, whose input is on the device."""
-        network, chosen = self.model.network, self.pictures[:count]
-        joined = bytearray(b"").join(picture.pixels for picture in chosen)
+        """Return a call that encodes the first *count* images, whose input is on the device."""
+        network, chosen = self.model.network, self.images[:count]
+        joined = bytearray(b"").join(image.pixels for image in chosen)
         pixels = torch.frombuffer(joined, dtype=torch.uint8).to(network.device)
-        metadata, _ = network.prepare([MediaShape(picture.grid) for picture in chosen], backend)
+        metadata, _ = network.prepare([MediaShape(image.grid) for image in chosen], backend)
         return lambda: network.encode(pixels, metadata)
 
     def decoding(self, backend: AttentionBackend, num_rows: int, *, with_graphs: bool) -> Callable[[], torch.Tensor]:
@@ -65,11 +65,11 @@ class Subject:
             runner.graphs = DecodeGraphs(network, backend, caches, BLOCKS_OF_ROW, self.capture)
         first = _prompts(num_rows)
         runner.update(first)
-        runner.forward(first, beside_pictures=False)
+        runner.forward(first, beside_images=False)
         step = StepInput(2, chunks=tuple(Chunk(row, PROMPT_TOKENS, 1, (7,), draws=True) for row in range(num_rows)))
 
         def decode() -> torch.Tensor:
-            hidden = runner.forward(step, beside_pictures=False).hidden
+            hidden = runner.forward(step, beside_images=False).hidden
             if hidden is None:
                 raise RuntimeError("a step with chunks gave no hidden states")
             return hidden
@@ -78,15 +78,16 @@ class Subject:
 
 
 def load(config: EngineConfig, patches: Sequence[int], capture: Capture | None = None) -> Subject:
-    """Load a model, with a random square picture for each number of *patches*. Raises StartupError."""
+    """Load a model, with a random square image for each number of *patches*. Raises StartupError."""
     model = load_model(config, lambda *_: None)
     facts, draw = model.network.facts, np.random.default_rng(0)
     grids = [facts.square_grid(count) for count in patches]
-    pictures = tuple(
-        Picture(number, "image", grid, None, draw.integers(0, 256, prod(facts.pixel_shape(grid)), np.uint8).tobytes())
-        for number, grid in enumerate(grids)
+    pixels = [draw.integers(0, 256, prod(facts.pixel_shape(grid)), np.uint8).tobytes() for grid in grids]
+    images = tuple(
+        EncoderInput(number, "image", grid, None, content)
+        for number, (grid, content) in enumerate(zip(grids, pixels, strict=True))
     )
-    return Subject(config, model, prepare(config, model), pictures, capture)
+    return Subject(config, model, prepare(config, model), images, capture)
 
 
 def _prompts(num_rows: int) -> StepInput:

@@ -33,10 +33,10 @@ def all_timings(subject: Subject, num_rows: tuple[int, ...]) -> Iterator[Timing]
                     f"decode step of {count} rows, {name}", _decode(subject, name, count, with_graphs), with_graphs
                 )
     for name in (name for name, entry in VISION_BACKENDS.items() if entry.device_type in (None, device_type)):
-        for count in sorted({1, len(subject.pictures)}):
+        for count in sorted({1, len(subject.images)}):
             for with_graphs in (False, True):
                 yield from _measured(
-                    f"encoding {count} pictures, {name}", _encode(subject, name, count, with_graphs), with_graphs
+                    f"encoding {count} images, {name}", _encode(subject, name, count, with_graphs), with_graphs
                 )
 
 

@@ -1,9 +1,9 @@
-"""Two real vLLM workers behind Saccade's gateway and behind SMG: where repeated pictures land, and what that saves.
+"""Two real vLLM workers behind Saccade's gateway and behind SMG: where repeated images land, and what that saves.
 
-python -m benchmarks.peers --vllm VENV --smg SMG [--pictures 24] [--asks 4] [--clients 4] [--out FILE]
+python -m benchmarks.peers --vllm VENV --smg SMG [--images 24] [--asks 4] [--clients 4] [--out FILE]
 
-Every picture is asked about several times, each time with another question, in a seeded order. The prompts of all
-pictures need 1.5 times the blocks of one worker's cache, and less than those of both. Each system begins with empty
+Every image is asked about several times, each time with another question, in a seeded order. The prompts of all
+images need 1.5 times the blocks of one worker's cache, and less than those of both. Each system begins with empty
 caches.
 """
 
@@ -30,15 +30,15 @@ from benchmarks.measured import ROOT, answers, commit, end_with_what_was_started
 
 sys.path.append(str(ROOT / "tests"))
 
-from chats import picture
+from chats import random_image
 from checkpoints import write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
 MODEL = "tiny-vlm"
 SIDE = 448
-PICTURE_TOKENS = (SIDE // 32) ** 2
-SHARED_BLOCKS = PICTURE_TOKENS // BLOCK_SIZE
-"""The first blocks of all prompts about one picture."""
+IMAGE_TOKENS = (SIDE // 32) ** 2
+SHARED_BLOCKS = IMAGE_TOKENS // BLOCK_SIZE
+"""The first blocks of all prompts about one image."""
 
 WARM_SEED = 10_000
 NUM_WARM = 3
@@ -49,7 +49,7 @@ SEED = 18
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: *number* counts the requests about this picture."""
+    """A request: *number* counts the requests about this image."""
 
     seed: int
     number: int
@@ -66,11 +66,11 @@ class Answered:
     cached: int
 
 
-def asks(num_pictures: int, num_asks: int) -> list[Ask]:
-    """Return all requests in their order: every picture before it is asked about again, the rest shuffled."""
-    order = [(seed, number) for seed in range(num_pictures) for number in range(num_asks)]
+def asks(num_images: int, num_asks: int) -> list[Ask]:
+    """Return all requests in their order: every image before it is asked about again, the rest shuffled."""
+    order = [(seed, number) for seed in range(num_images) for number in range(num_asks)]
     random.Random(SEED).shuffle(order)
-    counts = dict.fromkeys(range(num_pictures), 0)
+    counts = dict.fromkeys(range(num_images), 0)
     found = []
     for seed, _ in order:
         found.append(Ask(seed, counts[seed], body(seed, counts[seed])))
@@ -79,9 +79,9 @@ def asks(num_pictures: int, num_asks: int) -> list[Ask]:
 
 
 def body(seed: int, number: int, num_tokens: int = 4) -> bytes:
-    """Return a chat of one picture and a question, which asks for a stream of *num_tokens* tokens."""
+    """Return a chat of one image and a question, which asks for a stream of *num_tokens* tokens."""
     buffer = io.BytesIO()
-    picture(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
+    random_image(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Question {number}?"}]
     chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0}
@@ -111,7 +111,7 @@ def _has_begun(choice: dict[str, Any]) -> bool:
 
 
 async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answered]:
-    """Answer all requests, *num_clients* at a time; those about one picture follow one another."""
+    """Answer all requests, *num_clients* at a time; those about one image follow one another."""
     found: list[Answered] = []
     locks = {each.seed: asyncio.Lock() for each in all_asks}
     waiting = iter(all_asks)
@@ -128,13 +128,13 @@ async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answe
 
 
 def row(system: str, found: Sequence[Answered]) -> dict[str, Any]:
-    """Return the figures of one run. A repeat lands on the holder where its whole picture was cached."""
+    """Return the figures of one run. A repeat lands on the holder where its whole image was cached."""
     first, repeats = [a for a in found if not a.ask.number], [a for a in found if a.ask.number]
-    whole = PICTURE_TOKENS // BLOCK_SIZE * BLOCK_SIZE
+    whole = IMAGE_TOKENS // BLOCK_SIZE * BLOCK_SIZE
     return {
         "system": system,
         "repeats on the holder": round(statistics.mean(a.cached >= whole for a in repeats), 3),
-        "full hits on new pictures": sum(a.cached >= whole for a in first),
+        "full hits on new images": sum(a.cached >= whole for a in first),
         "cached tokens": round(sum(a.cached for a in found) / sum(a.prompt_tokens for a in found), 3),
         "TTFT mean ms": round(1000 * statistics.mean(a.ttft_s for a in found), 1),
         "TTFT mean of repeats ms": round(1000 * statistics.mean(a.ttft_s for a in repeats), 1),
@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="an environment with vLLM, as `make peers` makes")
     parser.add_argument("--smg", type=Path, help="the smg program")
-    parser.add_argument("--pictures", type=int, default=24)
+    parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--asks", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--out", type=Path, help="a file for the table, which is printed anyway")
@@ -183,8 +183,8 @@ def main() -> None:
     end_with_what_was_started()
     os.environ["SACCADE_VLLM_VENV"] = str(chosen.vllm)
     # A block of vLLM's is never used.
-    num_blocks = 1 + round(chosen.pictures * (SHARED_BLOCKS + chosen.asks) / 1.5)
-    all_asks = asks(chosen.pictures, chosen.asks)
+    num_blocks = 1 + round(chosen.images * (SHARED_BLOCKS + chosen.asks) / 1.5)
+    all_asks = asks(chosen.images, chosen.asks)
     rows = []
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def empty(worker: VllmServer) -> None:
-    """Empty a worker's caches of blocks, pictures and encodings."""
+    """Empty a worker's caches of blocks, images and encodings."""
     for cache in ("prefix", "mm", "encoder"):
         worker.call(f"/reset_{cache}_cache", method="POST")
 
@@ -222,7 +222,7 @@ def markdown(rows: Sequence[dict[str, Any]], chosen: argparse.Namespace, num_blo
     lines += [f"Command: python -m benchmarks.peers {' '.join(sys.argv[1:])}  ", ""]
     lines += [
         f"vLLM 0.32.0 for CPUs, a tiny Qwen3-VL, {num_blocks - 1} blocks of {BLOCK_SIZE} tokens a worker;",
-        f"{chosen.pictures} pictures of {PICTURE_TOKENS} tokens, {chosen.asks} questions about each, {chosen.clients}",
+        f"{chosen.images} images of {IMAGE_TOKENS} tokens, {chosen.asks} questions about each, {chosen.clients}",
         "clients. All prompts together need 1.5 times one worker's blocks.",
         "",
         "| " + " | ".join(rows[0]) + " |",

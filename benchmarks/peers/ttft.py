@@ -2,7 +2,7 @@
 
 python -m benchmarks.peers.ttft --vllm VENV [--clients 1 10 30] [--requests 2] [--out FILE]
 
-Every request shows a picture that no other request of its system shows, and asks for 16 tokens. All systems serve the
+Every request shows an image that no other request of its system shows, and asks for 16 tokens. All systems serve the
 same tiny checkpoint in float32 on one thread.
 """
 
@@ -39,11 +39,11 @@ NUM_TOKENS = 16
 MIN_REQUESTS = 20
 SACCADE = str(Path(sys.executable).with_name("saccade"))
 FIRST_SEED = 20_000
-"""The pictures of the warming requests have other seeds than these."""
+"""The images of the warming requests have other seeds than these."""
 
 
 async def run(url: str, seeds: Sequence[int], num_clients: int) -> tuple[list[Answered], float]:
-    """Ask about the pictures of *seeds*, *num_clients* at a time; return the answers and the seconds it took."""
+    """Ask about the images of *seeds*, *num_clients* at a time; return the answers and the seconds it took."""
     bodies = [Ask(seed, 0, body(seed, 0, NUM_TOKENS)) for seed in seeds]
     waiting, found = iter(bodies), []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 20) as session:

@@ -77,7 +77,7 @@ def measure(repeats: int) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     with serving(*FLAGS) as server:
         quiet = Quiet(server)
-        quiet.learn(*faults.MANY_PICTURES)
+        quiet.learn(*faults.MANY_IMAGES)
         for name, harm in FAULTS.items():
             row = rows[name] = Row()
             for _ in range(repeats):

@@ -1,9 +1,9 @@
-"""Time to refuse: requests that cannot be served, alone and beside clients with pictures.
+"""Time to refuse: requests that cannot be served, alone and beside clients with images.
 
     python -m benchmarks.reliability.refusals [--clients 32] [--minutes 1] [--out benchmarks/results/refusals.md]
 
-The bundled model on loopback. The clients ask about a fresh picture each, wait for the answer, and pause for a second
-on average. Beside them a 388 KB PNG of 20000 x 20000, 100 pictures, an unknown model and a wrong key are sent in turn.
+The bundled model on loopback. The clients ask about a fresh image each, wait for the answer, and pause for a second
+on average. Beside them a 388 KB PNG of 20000 x 20000, 100 images, an unknown model and a wrong key are sent in turn.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> int:
     named = [word for key in KEYS for word in ("--api-key", key)]
     with serving(*named, key=KEYS[0]) as server:
         alone = honest(server, KEYS, {}, has_probes=True)
-        busy = honest(server, KEYS, {"pictures": arguments.clients}, has_probes=True)
+        busy = honest(server, KEYS, {"images": arguments.clients}, has_probes=True)
         asyncio.run(busy.run(WARM_UP_SECONDS))
         seen = [asyncio.run(load.run(60 * arguments.minutes)) for load in (alone, busy)]
     text = "\n".join(["# Time to refuse", "", *provenance(), "", *report(*seen, arguments.clients)]) + "\n"
@@ -55,7 +55,7 @@ def report(alone: Seen, busy: Seen, num_clients: int) -> list[str]:
     return [
         *lines,
         "",
-        f"{busy.num_answers} answers about pictures; requests with another end than expected: {wrong.total()}.",
+        f"{busy.num_answers} answers about images; requests with another end than expected: {wrong.total()}.",
     ]
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.reliability.siege [--minutes 5] [--keys] [--out benchmarks/results/siege.md]
     python -m benchmarks.reliability.siege --only tarpit [--minutes 3] [--out benchmarks/results/siege-tarpit.md]
 
-The bundled model, everything on loopback. Eight clients with pictures and eight with text ask in a closed loop, first
+The bundled model, everything on loopback. Eight clients with images and eight with text ask in a closed loop, first
 alone (quiet), then beside the attacks of .siege_attacks (besieged). Attackers use other addresses than honest clients;
 with --keys they also use a key of their own. The exit status is 1 where an honest request is refused or fails, memory
 passes its budget, or something is left behind 10 s after the attackers stopped; times are reported only.
@@ -45,7 +45,7 @@ SERVER_FLAGS = (
     *("--decode-processes", str(DECODE_PROCESSES), "--decode-memory-bytes", str(DECODE_MEMORY_BYTES)),
     *("--shared-memory-bytes", str(SHARED_MEMORY_BYTES), "--mm-processor-cache-gb", "0.02"),
 )
-CLIENTS = {"pictures": 8, "text": 8}
+CLIENTS = {"images": 8, "text": 8}
 TEXT_CLIENTS = {"text": 8}
 HONEST_KEYS, ATTACKER_KEY = ("honest-1", "honest-2"), "attacker"
 WARM_UP_SECONDS = 5.0

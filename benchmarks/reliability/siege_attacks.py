@@ -129,7 +129,7 @@ class Attackers:
         return await self.ask(address, payloads.head(len(body), self.plan.key, port=self.plan.port) + body)
 
     async def ask_for(self, address: str, *paths: str) -> str:
-        """Send a chat that names pictures at the hosts."""
+        """Send a chat that names images at the hosts."""
         urls = [self.hosts.url(path, next(self.serial)) for path in paths]
         return await self.ask_chat(address, payloads.chat(self.plan.model, payloads.image_parts(*urls), max_tokens=1))
 
@@ -191,7 +191,7 @@ async def stalling_host(attackers: Attackers, address: str, number: int) -> str:
 
 
 async def siblings(attackers: Attackers, address: str, number: int) -> str:
-    """Name one picture that is missing among slow ones."""
+    """Name one image that is missing among slow ones."""
     return await attackers.ask_for(address, "missing", *["tarpit"] * payloads.NUM_SIBLINGS)
 
 
@@ -269,7 +269,7 @@ async def abandoned(attackers: Attackers, address: str, number: int) -> str:
 
 
 async def bomb(attackers: Attackers, address: str, number: int) -> str:
-    """Send a picture that costs more than it shows."""
+    """Send an image that costs more than it shows."""
     return await attackers.ask_chat(address, next(attackers.bombs))
 
 

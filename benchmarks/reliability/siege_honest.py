@@ -1,4 +1,4 @@
-"""Honest clients of a siege: streamed chats with fresh pictures and with text, and mistaken requests."""
+"""Honest clients of a siege: streamed chats with fresh images and with text, and mistaken requests."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import attacks
-import pictures
+import images
 from server import Server
 
 from benchmarks.reliability import siege_payloads as payloads
@@ -23,7 +23,7 @@ THINK_SECONDS = 1.0
 PROBE_PAUSE_SECONDS = 0.15
 TIMEOUT_SECONDS = 30.0
 SIZE = (320, 240)
-NUM_PICTURES = 16
+NUM_IMAGES = 16
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Honest:
     keys: tuple[str, ...]
     clients: Mapping[str, int]
     probes: Mapping[str, tuple[int, bytes]]
-    pictures: tuple[bytes, ...]
+    images: tuple[bytes, ...]
     serial: Iterator[int] = field(default_factory=itertools.count)
 
     async def run(self, seconds: float) -> Seen:
@@ -117,10 +117,10 @@ class Honest:
     def _body(self, kind: str) -> bytes:
         number = next(self.serial)
         content: object = f"Number {number}. Tell a short story of a red boat, a blue house and a green tree."
-        if kind == "pictures":
-            # The comment makes another picture of it, which no cache holds.
+        if kind == "images":
+            # The comment makes another image of it, which no cache holds.
             comment = attacks.segment(0xFE, f"number {number}".encode())
-            jpeg = attacks.jpeg_with(comment, self.pictures[number % len(self.pictures)])
+            jpeg = attacks.jpeg_with(comment, self.images[number % len(self.images)])
             content = payloads.image_parts(payloads.data_url(jpeg, "jpeg"))
         return payloads.chat(self.model, content, max_tokens=ANSWER_TOKENS, ignore_eos=True, stream=True, temperature=0)
 
@@ -133,17 +133,17 @@ class _Failed(Exception):
 
 
 def honest(server: Server, keys: tuple[str, ...], clients: Mapping[str, int], has_probes: bool) -> Honest:
-    """Return the load on *server*, with all pictures drawn; *has_probes*: some requests are mistaken."""
+    """Return the load on *server*, with all images drawn; *has_probes*: some requests are mistaken."""
     model = server.name
-    crowd = payloads.image_parts(*[payloads.data_url(payloads.small_png())] * payloads.TOO_MANY_PICTURES)
+    crowd = payloads.image_parts(*[payloads.data_url(payloads.small_png())] * payloads.TOO_MANY_IMAGES)
     huge = payloads.image_parts(payloads.data_url(payloads.huge_png()))
     probes = {
         "PNG of 20000 x 20000, 388 KB": (400, payloads.chat(model, huge)),
-        "100 pictures": (400, payloads.chat(model, crowd)),
+        "100 images": (400, payloads.chat(model, crowd)),
         "unknown model": (404, payloads.chat("gpt-9", "hi")),
         **({payloads.WRONG_KEY: (401, payloads.chat(model, "hi"))} if keys else {}),
     }
-    album = tuple(pictures.encode(pictures.picture(*SIZE, seed=seed), "JPEG") for seed in range(NUM_PICTURES))
+    album = tuple(images.encode(images.random_image(*SIZE, seed=seed), "JPEG") for seed in range(NUM_IMAGES))
     return Honest(server.url, model, keys, clients, probes if has_probes else {}, album)
 
 

@@ -1,4 +1,4 @@
-"""Picture hosts of a siege: they accept and never answer, drip, or stall behind their headers."""
+"""Image hosts of a siege: they accept and never answer, drip, or stall behind their headers."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class Hosts:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def url(self, path: str, number: int) -> str:
-        """Return the URL of a picture on one of the hosts."""
+        """Return the URL of an image on one of the hosts."""
         return f"http://{ADDRESSES[number % len(ADDRESSES)]}:{self.port}/{path}/{number}.png"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

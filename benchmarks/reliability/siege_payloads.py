@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attacks
-import pictures
+import images
 
 PATH = "/v1/chat/completions"
 WRONG_KEY = "wrong key"
@@ -18,7 +18,7 @@ MAX_BODY_BYTES = 16 << 20
 
 LARGE_BYTES = 8 << 20
 NUM_EMPTY_MESSAGES = 100_000
-TOO_MANY_PICTURES = 100
+TOO_MANY_IMAGES = 100
 NUM_SIBLINGS = 15
 READER_TOKENS, READER_SAMPLES = 600, 4
 """With 20 log probabilities a token, 3 MB of answer: socket buffers of loopback hold 2.3 MB."""
@@ -38,7 +38,7 @@ def data_url(encoded: bytes, kind: str = "png") -> str:
 
 
 def image_parts(*urls: str) -> list[dict[str, Any]]:
-    """Return the content of a message that names pictures and asks about them."""
+    """Return the content of a message that names images and asks about them."""
     named = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [*named, {"type": "text", "text": "What is it?"}]
 
@@ -76,20 +76,20 @@ def huge_png() -> bytes:
     row = bytes(1 + 20_000)
     data = b"".join(compressor.compress(row) for _ in range(20_000)) + compressor.flush()
     header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
-    return pictures.PNG_SIGNATURE + b"".join(
+    return images.PNG_SIGNATURE + b"".join(
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         for kind, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
     )
 
 
 def small_png() -> bytes:
-    """Return a picture that costs nothing."""
-    return pictures.encode(pictures.picture(32, 32))
+    """Return an image that costs nothing."""
+    return images.encode(images.random_image(32, 32))
 
 
 def padded_jpeg(nbytes: int) -> bytes:
     """Return a tiny JPEG with megabytes behind its end."""
-    tiny = pictures.encode(pictures.picture(64, 48), "JPEG")
+    tiny = images.encode(images.random_image(64, 48), "JPEG")
     return tiny + bytes(nbytes - len(tiny))
 
 
@@ -97,7 +97,7 @@ def bombs(model: str) -> dict[str, bytes]:
     """Return chats with one bomb each."""
     encoded = {name: attacks.CORPUS[name][0]() for name in BOMBS}
     encoded["png 20000 x 20000"] = huge_png()
-    encoded["png 7000 x 7000"] = pictures.bomb(7000, 7000)
+    encoded["png 7000 x 7000"] = images.bomb(7000, 7000)
     encoded["jpeg with 4 MiB behind its end"] = padded_jpeg(4 << 20)
     return {name: chat(model, image_parts(data_url(one)), max_tokens=1) for name, one in encoded.items()}
 
@@ -131,12 +131,12 @@ def refused(model: str) -> Mapping[str, Callable[[str | None, int], bytes]]:
     """Return whole requests that are refused, by what is wrong with them: functions of key and port."""
     good = chat(model, "hi", max_tokens=1)
     stranger = chat("gpt-9", "hi", max_tokens=1)
-    crowd = chat(model, image_parts(*[data_url(small_png())] * TOO_MANY_PICTURES), max_tokens=1)
+    crowd = chat(model, image_parts(*[data_url(small_png())] * TOO_MANY_IMAGES), max_tokens=1)
     return {
         "wrong model": lambda key, port: head(len(stranger), key, port=port) + stranger,
         "unknown route": lambda key, port: head(len(good), key, "/v1/nothing", port=port) + good,
         "bad JSON": lambda key, port: head(5, key, port=port) + b"{nope",
-        "100 pictures": lambda key, port: head(len(crowd), key, port=port) + crowd,
+        "100 images": lambda key, port: head(len(crowd), key, port=port) + crowd,
         "wrong content type": lambda key, port: head(len(good), key, content_type="text/plain", port=port) + good,
         WRONG_KEY: lambda key, port: head(len(good), "wrong", port=port) + good,
     }

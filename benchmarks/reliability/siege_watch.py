@@ -15,8 +15,8 @@ GATEWAY = "gateway"
 GATEWAY_ROLES = (GATEWAY, "fork server", "decode process")
 TREE, PRIVATE, PSS = "gateway tree", "gateway without /dev/shm", "gateway tree with pages of files (PSS)"
 LOOK_SECONDS, ROLES_SECONDS = 0.1, 1.0
-NETWORKS = {"attackers": "127.0.1.", "their picture hosts": "127.0.2."}
-"""Beginnings of the addresses that attackers and their picture hosts use."""
+NETWORKS = {"attackers": "127.0.1.", "their image hosts": "127.0.2."}
+"""Beginnings of the addresses that attackers and their image hosts use."""
 
 MUST_BE_ZERO = (
     *("saccade_requests_in_flight", "saccade_slots_in_use", "vllm:num_requests_running", "vllm:num_requests_waiting"),
@@ -107,7 +107,7 @@ def _left(server: Server, before: Mapping[str, set[int]]) -> list[str]:
     for role, numbers in now.items():
         if (more := len(numbers) - len(before.get(role, ()))) > 0:
             found.append(f"{more} more processes: {role}")
-    # Decode processes may be ended for what a picture costs; nothing else may.
+    # Decode processes may be ended for what an image costs; nothing else may.
     for role in before.keys() - {"decode process"}:
         found += [f"process replaced: {role}"] if before[role] - now.get(role, set()) else []
     if orphans := [name for name in segments(server) if name.split("-")[1] in _numbers(before) - _numbers(now)]:

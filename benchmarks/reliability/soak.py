@@ -5,7 +5,7 @@
 The bundled model in float32. The catalogue of soak_requests.py is asked one by one first, and the answers are kept;
 then clients ask at random for --minutes, leave some requests half-way, and compare every answer that they wait for. The
 KV pool, the encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences retracted,
-pictures encoded and decoded again: the server's metrics must show it. The exit status is 1 where an answer differs, a
+images encoded and decoded again: the server's metrics must show it. The exit status is 1 where an answer differs, a
 request fails, a process was replaced, or memory, descriptors or /dev/shm grow over the second half.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.reliability.soak_requests import Chat, Clients, Request, catalog
 
 SERVER_FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),
-    # So that pictures are encoded beside the steps of others.
+    # So that images are encoded beside the steps of others.
     *("--threads", "2"),
     *("--kv-cache-memory-bytes", str(5 * MIB // 2), "--encoder-cache-bytes", str(MIB)),
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
@@ -94,7 +94,7 @@ class Soak:
         self.tally.violations.append(f"request {index} ({request.kind}): {texts!r} instead of {expected!r}; {gap}")
 
     async def _gap(self, request: Request, expected: list[str], texts: list[str]) -> str:
-        """Return how close the two likeliest tokens are where the answers part: a tie is no lost picture."""
+        """Return how close the two likeliest tokens are where the answers part: a tie is no lost image."""
         if not isinstance(request, Chat) or request.body.keys() & {"tools", "response_format"}:
             return "log probabilities are not asked for"
         try:

@@ -12,9 +12,9 @@ METRICS = {
     "vllm:num_preemptions_total": "sequences retracted",
     "saccade_kv_blocks_evicted_total": "KV blocks evicted",
     "vllm:prefix_cache_hits_total": "prompt tokens found in the prefix cache",
-    "saccade_encoded_items_total": "pictures encoded",
-    "vllm:mm_cache_hits_total": "pictures found in the encoder cache",
-    "saccade_pictures_by_hash_total": "pictures sent by their hash alone",
+    "saccade_encoded_items_total": "images encoded",
+    "vllm:mm_cache_hits_total": "images found in the encoder cache",
+    "saccade_pictures_by_hash_total": "images sent by their hash alone",
     "saccade_pixels_wanted_total": "pixels asked for after all",
 }
 """All of these must have happened."""

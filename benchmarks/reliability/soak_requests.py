@@ -1,4 +1,4 @@
-"""What a soak asks: chats with pictures, videos, tools and schemas, and the same over the other APIs."""
+"""What a soak asks: chats with images, videos, tools and schemas, and the same over the other APIs."""
 
 import base64
 import random
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import anthropic
 import openai
-from chats import data_url, openai_messages, picture
+from chats import data_url, openai_messages, random_image
 from clips import clip
 from PIL import Image
 
 REQUESTS = 300
-PICTURES = 60
+IMAGES = 60
 VIDEOS = 8
 QUESTIONS = ("What does it say?", "What colour is it?", "What shape is it?", "Compare them, and go on.")
 ARGUMENTS = {
@@ -128,7 +128,7 @@ class Message:
 
 def catalogue(model: str, draw: random.Random) -> list[Request]:
     """Return requests of every kind."""
-    album = [picture(draw.choice((64, 96, 128, 192)), draw.choice((64, 96, 128)), seed) for seed in range(PICTURES)]
+    album = [random_image(draw.choice((64, 96, 128, 192)), draw.choice((64, 96, 128)), seed) for seed in range(IMAGES)]
     films = [clip(width=32 * (1 + seed % 3), num_frames=8 + seed, fps=8) for seed in range(VIDEOS)]
     requests: list[Request] = []
     for _ in range(REQUESTS):
@@ -143,23 +143,23 @@ def catalogue(model: str, draw: random.Random) -> list[Request]:
     return requests
 
 
-def _chat(model: str, draw: random.Random, pictures: list[Image.Image], words: str) -> Chat:
+def _chat(model: str, draw: random.Random, images: list[Image.Image], words: str) -> Chat:
     body: dict[str, Any] = {
         "model": model,
-        "messages": openai_messages(*pictures, words),
+        "messages": openai_messages(*images, words),
         "max_tokens": draw.choice((4, 16, 48, 160)),
         "stream": draw.random() < 0.5,
         "extra_body": {"ignore_eos": draw.random() < 0.6},
         "temperature": 0,
     }
-    kind = [f"{len(pictures)} pictures" if pictures else "text", "greedy"]
+    kind = [f"{len(images)} images" if images else "text", "greedy"]
     if draw.random() < 0.4:
         body |= {"temperature": draw.choice((0.7, 1.0)), "top_p": 0.95, "seed": draw.randrange(1 << 30)}
         kind[1] = "seeded"
         if draw.random() < 0.4:
             body["n"] = draw.choice((2, 3))
             kind.append("n > 1")
-    if len(pictures) < 2 and draw.random() < 0.2:
+    if len(images) < 2 and draw.random() < 0.2:
         held = draw.choice(tuple(HELD))
         body |= HELD[held] | {"max_tokens": 48}
         kind.append(held)

@@ -26,7 +26,7 @@ from saccade.cli.bundled import bundled
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("SACCADE_CLIENTS", ROOT / ".cache" / "clients"))
 PAGE = ROOT / "docs" / "clients.md"
-PICTURE = "5RIU-green.png"
+IMAGE = "5RIU-green.png"
 KEY = "a-key-for-this-run"
 
 
@@ -39,25 +39,25 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
         serving(*flags, key=KEY) as reader,
         serving(str(model), "--max-model-len", "8192", *flags, key=KEY) as caller,
     ):
-        picture = bundled(f"pictures/texts/{PICTURE}")
+        image = bundled(f"images/texts/{IMAGE}")
         yield {
             **_target("READER", reader),
             **_target("CALLER", caller),
             "API_KEY": KEY,
             "READER_FOLDER": str(bundled("model")),
             "CALLER_FOLDER": str(model),
-            "PICTURE": str(picture),
-            "PICTURE_SAYS": PICTURE.partition("-")[0],
-            "VIDEO": str(_video(picture, folder)),
+            "IMAGE": str(image),
+            "IMAGE_SAYS": IMAGE.partition("-")[0],
+            "VIDEO": str(_video(image, folder)),
             "WORK_FOLDER": str(folder),
             "PYTHONPATH": str(Path(__file__).parent),
         }
 
 
-def _video(picture: Path, folder: Path) -> Path:
-    """Write a video that shows *picture* for a second."""
+def _video(image: Path, folder: Path) -> Path:
+    """Write a video that shows *image* for a second."""
     path = folder / "video.gif"
-    with Image.open(picture) as frame:
+    with Image.open(image) as frame:
         frame.save(path, save_all=True, append_images=[frame], duration=500)
     return path
 

@@ -27,7 +27,7 @@ class Target:
 
 
 READER = Target(os.environ["READER_ROOT"], os.environ["READER_MODEL"])
-"""The bundled model, which reads the picture."""
+"""The bundled model, which reads the image."""
 
 CALLER = Target(os.environ["CALLER_ROOT"], os.environ["CALLER_MODEL"])
 """A random model whose template takes tools; grammars hold what it answers."""
@@ -35,24 +35,24 @@ CALLER = Target(os.environ["CALLER_ROOT"], os.environ["CALLER_MODEL"])
 KEY = os.environ["API_KEY"]
 """The key that both servers want."""
 
-PICTURE = Path(os.environ["PICTURE"])
-PICTURE_SAYS = os.environ["PICTURE_SAYS"]
-PICTURE_DATA = base64.b64encode(PICTURE.read_bytes()).decode()
-PICTURE_URL = f"data:image/png;base64,{PICTURE_DATA}"
+IMAGE = Path(os.environ["IMAGE"])
+IMAGE_SAYS = os.environ["IMAGE_SAYS"]
+IMAGE_DATA = base64.b64encode(IMAGE.read_bytes()).decode()
+IMAGE_URL = f"data:image/png;base64,{IMAGE_DATA}"
 VIDEO_URL = "data:image/gif;base64," + base64.b64encode(Path(os.environ["VIDEO"]).read_bytes()).decode()
-"""A video that shows the picture."""
+"""A video that shows the image."""
 
 QUESTION = "What does it say?"
 MESSAGES: list[Any] = [
     {
         "role": "user",
         "content": [
-            {"type": "image_url", "image_url": {"url": PICTURE_URL}},
+            {"type": "image_url", "image_url": {"url": IMAGE_URL}},
             {"type": "text", "text": QUESTION},
         ],
     }
 ]
-"""The question about the picture, in OpenAI's form."""
+"""The question about the image, in OpenAI's form."""
 
 ABOUT_VIDEO: list[Any] = [
     {

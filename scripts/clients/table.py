@@ -10,7 +10,7 @@ INTRODUCTION = """\
 What clients that others wrote do with `saccade serve`. `make clients` makes this page: it installs each client in an environment of its own, below
 `.cache/clients`, runs its program of `scripts/clients/programs` against two servers on loopback that want an API key, and ends with an error if a row fails.
 
-- Pictures and chats go to the bundled model, and an answer works if it is the text on the picture.
+- Images and chats go to the bundled model, and an answer works if it is the text on the image.
 - Tools and structured output go to a random model, made for the run, with the template of Qwen3-VL. It cannot call tools by itself: its calls are held by a
   grammar (`tool_choice: "required"`, a named function, or `strict`), and so are its structured answers. The rows say that clients and server understand
   each other, and nothing of what a model calls of its own accord.

@@ -5,13 +5,13 @@
     │   ├── InvalidValue            a field has a wrong type or value
     │   ├── UnsupportedParameter    a field that Saccade does not support yet
     │   ├── ContextLengthExceeded   prompt and answer do not fit the model's context
-    │   ├── InvalidImage            bytes that are not a picture, or a damaged picture
-    │   ├── UnsupportedImageFormat  a picture format that Saccade does not decode
+    │   ├── InvalidImage            bytes that are not an image, or a damaged image
+    │   ├── UnsupportedImageFormat  an image format that Saccade does not decode
     │   ├── ImageTooLarge           too many pixels, too long a side, too extreme an aspect
     │   ├── InvalidVideo            bytes that are not a video, or a damaged video
     │   ├── UnsupportedVideoFormat  a container or codec that Saccade does not decode
     │   ├── VideoTooLarge           too many frames, pixels or bytes of a video
-    │   ├── TooManyImages           more pictures than a request may have
+    │   ├── TooManyImages           more images than a request may have
     │   ├── InvalidBase64           a data URL whose payload is not base64
     │   ├── InvalidImageUrl         a URL that is not fetched
     │   ├── InvalidApiKey           401
@@ -107,13 +107,13 @@ class ContextLengthExceeded(RequestError):
 
 
 class InvalidImage(RequestError):
-    """Bytes that are not a picture, or a damaged picture."""
+    """Bytes that are not an image, or a damaged image."""
 
     code = "invalid_image"
 
 
 class UnsupportedImageFormat(RequestError):
-    """A picture format that Saccade does not decode."""
+    """An image format that Saccade does not decode."""
 
     code = "unsupported_image_format"
 
@@ -143,7 +143,7 @@ class VideoTooLarge(RequestError):
 
 
 class TooManyImages(RequestError):
-    """More pictures than a request may have."""
+    """More images than a request may have."""
 
     code = "too_many_images"
 

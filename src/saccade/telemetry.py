@@ -153,13 +153,13 @@ class Metrics:
             registry=self.registry,
         )
         self.answers = AnswerMetrics(self.registry)
-        self.pictures_by_hash = Counter(
+        self.images_by_hash = Counter(
             "saccade_pictures_by_hash",
-            "Pictures sent as their hash alone, because the worker was believed to hold them.",
+            "Images sent as their hash alone, because the worker was believed to hold them.",
             registry=self.registry,
         )
         self.pixels_wanted = Counter(
-            "saccade_pixels_wanted", "Pictures sent as their hash that the worker lacked.", registry=self.registry
+            "saccade_pixels_wanted", "Images sent as their hash that the worker lacked.", registry=self.registry
         )
         self.requests_total = Counter(
             "saccade_http_requests",

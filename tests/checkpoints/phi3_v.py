@@ -76,7 +76,7 @@ def write(folder: Path) -> Path:
 def write_network(folder: Path) -> Path:
     """Write the whole checkpoint, tiny and random, with weights in float32, into *folder* and return it.
 
-    It serves pictures of at most two crops, and describes its vision tower, which the releases only name.
+    It serves images of at most two crops, and describes its vision tower, which the releases only name.
     """
     from references.phi3_v_network import Phi3V
 

@@ -118,7 +118,7 @@ def write_tokenizer(folder: Path, release: Release, tokenizer: Tokenizer) -> dic
     return {entry["content"]: number for number, entry in numbered.items()}
 
 
-def picture_ids(ids: Mapping[str, int]) -> dict[str, int]:
+def image_ids(ids: Mapping[str, int]) -> dict[str, int]:
     """Return the ids that config.json names."""
     return {
         "image_token_id": ids["<|image_pad|>"],
@@ -148,7 +148,7 @@ def _text(ids: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _config(release: Release, ids: Mapping[str, int]) -> dict[str, Any]:
-    names = {"architectures": [release.architecture], "model_type": release.model_type, **picture_ids(ids)}
+    names = {"architectures": [release.architecture], "model_type": release.model_type, **image_ids(ids)}
     vision = {
         "depth": 4, "hidden_size": 64, "num_heads": 4, "patch_size": release.processor["patch_size"],
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 128, "intermediate_size": 128,

@@ -56,7 +56,7 @@ def _config(ids: dict[str, int]) -> dict[str, Any]:
         "model_type": "qwen3_vl",
         "text_config": text,
         "vision_config": vision,
-        **qwen.picture_ids(ids),
+        **qwen.image_ids(ids),
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }

@@ -144,7 +144,7 @@ def write(folder: Path, name: str, changes: Mapping[str, Any] = MappingProxyType
     folder.mkdir(parents=True, exist_ok=True)
     release = qwen.RELEASES[name]
     ids = qwen.write_tokenizer(folder, release, byte_level(release.pattern))
-    names = {"architectures": [release.architecture], "model_type": name, **qwen.picture_ids(ids)}
+    names = {"architectures": [release.architecture], "model_type": name, **qwen.image_ids(ids)}
     config = {**names, **CONFIGS[name](ids), "torch_dtype": "float32"}
     config |= {**changes, "vision_config": {**config["vision_config"], **changes.get("vision_config", {})}}
     write_json(folder, "config.json", config)

@@ -1,12 +1,12 @@
-"""Chat templates: written here, rendering the bytes that the releases' own render for text, pictures and reasoning."""
+"""Chat templates: written here, rendering the bytes that the releases' own render for text, images and reasoning."""
 
-_QWEN_PICTURES = """{%- set count = namespace(pictures=0) -%}
+_QWEN_IMAGES = """{%- set count = namespace(images=0) -%}
 {%- macro show(content, rank) -%}
 {%- if content is string -%}{{ content }}
 {%- else -%}{%- for part in content -%}
 {%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-{%- set count.pictures = count.pictures + 1 -%}
-{%- if add_vision_id -%}{{ 'Picture ' ~ count.pictures ~ ': ' }}{%- endif -%}
+{%- set count.images = count.images + 1 -%}
+{%- if add_vision_id -%}{{ 'Picture ' ~ count.images ~ ': ' }}{%- endif -%}
 {{ '<|vision_start|><|image_pad|><|vision_end|>' }}
 {%- elif part['type'] == 'video' or 'video' in part -%}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
 {%- elif 'text' in part -%}{{ part['text'] }}{%- endif -%}
@@ -15,7 +15,7 @@ _QWEN_PICTURES = """{%- set count = namespace(pictures=0) -%}
 """
 
 QWEN2 = (
-    _QWEN_PICTURES
+    _QWEN_IMAGES
     + """{%- for message in messages -%}
 {%- if loop.first and message['role'] != 'system' -%}
 {{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
@@ -28,7 +28,7 @@ QWEN2 = (
 """Qwen2-VL and Qwen2.5-VL: who writes no system turn gets one."""
 
 QWEN3 = (
-    _QWEN_PICTURES
+    _QWEN_IMAGES
     + """{%- if tools -%}
 {{ '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' -%}{{ show(messages[0].content) + '\\n\\n' }}{%- endif -%}
@@ -62,7 +62,7 @@ QWEN3 = (
 """Tools in a system turn, calls as JSON, results in turns of the user."""
 
 QWEN3_5 = (
-    _QWEN_PICTURES
+    _QWEN_IMAGES
     + """{%- set last = namespace(query=-1) -%}
 {%- for message in messages -%}
 {%- if message.role == 'user' -%}{%- set last.query = loop.index0 -%}{%- endif -%}
@@ -168,7 +168,7 @@ LLAVA = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ 'ASSISTANT:' }}{%- endif -%}
 """
-"""LLaVA-1.5: pictures first; content must be a list of parts."""
+"""LLaVA-1.5: images first; content must be a list of parts."""
 
 LLAVA_NEXT = """{%- for message in messages -%}
 {%- if message['role'] == 'system' -%}
@@ -183,7 +183,7 @@ LLAVA_NEXT = """{%- for message in messages -%}
 {%- endif -%}
 {%- endfor -%}
 """
-"""LLaVA-NeXT over Mistral: pictures first, lists of parts, and nothing to prompt an answer with."""
+"""LLaVA-NeXT over Mistral: images first, lists of parts, and nothing to prompt an answer with."""
 
 SMOLVLM = (
     "<|im_start|>{% for message in messages %}"
@@ -193,7 +193,7 @@ SMOLVLM = (
     "{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""SmolVLM: lists of parts, pictures where they stand, and no space before a picture that comes first."""
+"""SmolVLM: lists of parts, images where they stand, and no space before an image that comes first."""
 
 PHI3_V = (
     "{% for message in messages %}"
@@ -201,4 +201,4 @@ PHI3_V = (
     "{% endfor %}"
     "{% if add_generation_prompt and messages[-1]['role'] != 'assistant' %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""Phi-3-vision: content is one string; pictures are numbered tags in it."""
+"""Phi-3-vision: content is one string; images are numbered tags in it."""

@@ -24,8 +24,8 @@ def test_model_is_small_and_whole() -> None:
     assert sum(sizes.values()) <= MAX_BYTES
 
 
-def test_there_are_pictures_to_ask_about() -> None:
-    assert all(list(bundled("pictures").glob(f"{kind}/*.png")) for kind in QUESTIONS)
+def test_there_are_images_to_ask_about() -> None:
+    assert all(list(bundled("images").glob(f"{kind}/*.png")) for kind in QUESTIONS)
 
 
 def test_chat_template_is_the_one_that_training_writes() -> None:

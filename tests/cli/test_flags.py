@@ -49,7 +49,7 @@ def value(written: str, kind: type) -> object:
     [
         ("Server", ServerFlags, {"worker-url", "model"}),
         ("Routing", RoutingFlags, set()),
-        ("Pictures", MediaFlags, set()),
+        ("Images", MediaFlags, set()),
         ("Engine", EngineFlags, set()),
     ],
 )

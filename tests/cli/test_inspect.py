@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from chats import picture, reference_messages
+from chats import random_image, reference_messages
 from PIL import Image
 from reference import Reference
 from server import free_port
@@ -15,27 +15,27 @@ from saccade.cli.bundled import bundled
 from saccade.cli.main import run
 
 
-def test_shows_grids_spans_hashes_keys_and_writes_the_resized_picture(
+def test_shows_grids_spans_hashes_keys_and_writes_the_resized_image(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    pictures = [picture(301, 199, 1), picture(64, 96, 2)]
+    images = [random_image(301, 199, 1), random_image(64, 96, 2)]
     paths = [tmp_path / f"{number}.png" for number in range(2)]
-    for path, image in zip(paths, pictures, strict=True):
+    for path, image in zip(paths, images, strict=True):
         image.save(path)
     assert run(["inspect", str(tiny_qwen3_vl), *map(str, paths), "--question", "Compare."]) == 0
     shown = capsys.readouterr().out
-    messages, _ = reference_messages(*pictures, "Compare.")
-    expected = Reference(tiny_qwen3_vl).inputs(messages, pictures)
+    messages, _ = reference_messages(*images, "Compare.")
+    expected = Reference(tiny_qwen3_vl).inputs(messages, images)
     for grid in expected["image_grid_thw"].tolist():
         assert " x ".join(map(str, grid)) in shown
     num_tokens = expected["input_ids"].shape[1]
     assert f"prompt: {num_tokens} tokens" in shown
     assert shown.count("content_hash") == 2
     assert f"{16 * (num_tokens // 16) - 16}-{16 * (num_tokens // 16)}" in shown  # the last full block has a key
-    assert len(list(tmp_path.glob("*.png"))) == 2  # beside the pictures nothing is written
+    assert len(list(tmp_path.glob("*.png"))) == 2  # beside the images nothing is written
     with Image.open(here / "0.288x192.png") as written:
         assert written.size == (288, 192)
 
@@ -43,7 +43,7 @@ def test_shows_grids_spans_hashes_keys_and_writes_the_resized_picture(
 def test_keys_are_summed_up_unless_all_are_asked_for(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture(301, 199, 1).save(tmp_path / "a.png")
+    random_image(301, 199, 1).save(tmp_path / "a.png")
     command = ["inspect", str(tiny_qwen3_vl), str(tmp_path / "a.png"), "--out", str(tmp_path)]
     keys = re.compile(r"^ *(\d+) +\d+-\d+ +[0-9a-f]{32} *$", re.MULTILINE)
     assert run(command) == 0
@@ -57,10 +57,10 @@ def test_keys_are_summed_up_unless_all_are_asked_for(
     assert "--blocks" not in every
 
 
-def test_a_picture_alone_is_shown_with_the_bundled_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_alone_is_shown_with_the_bundled_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / "one.png", tmp_path / "two.png"]
     for path in paths:
-        picture(64, 96, 2).save(path)
+        random_image(64, 96, 2).save(path)
     assert run(["inspect", *map(str, paths), "--out", str(tmp_path)]) == 0
     alone = capsys.readouterr().out
     assert run(["inspect", str(bundled("model")), *map(str, paths), "--out", str(tmp_path)]) == 0
@@ -70,15 +70,15 @@ def test_a_picture_alone_is_shown_with_the_bundled_model(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("name", ["missing.png", "/nowhere/missing.png", "owner/model"])
-def test_no_picture_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_image_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", name]) == 1
     shown = capsys.readouterr().err
-    assert f"There is no picture {name}." in shown
-    assert "[MODEL] PICTURE" in shown
+    assert f"There is no image {name}." in shown
+    assert "[MODEL] IMAGE" in shown
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture"])
-def test_bad_picture_is_one_sentence(
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_bad_image_is_one_sentence(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     (tmp_path / "bad.png").write_bytes(content)

@@ -13,7 +13,7 @@ from saccade.engine.recording import Record, StepCollected, open_recording
 
 @pytest.fixture
 def recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
-    """A segment with a picture and its pixels."""
+    """A segment with an image and its pixels."""
     return record(tiny_qwen3_vl, tmp_path)
 
 
@@ -49,12 +49,12 @@ def test_a_difference_is_shown_and_ends_with_1(recorded: Path, capsys: pytest.Ca
     assert "1 of 1 sequences differ" in shown
 
 
-def test_missing_pictures_are_listed_and_end_with_2(
+def test_missing_images_are_listed_and_end_with_2(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["replay", str(record(tiny_qwen3_vl, tmp_path, record_pixels=False))]) == 2
     shown = capsys.readouterr().err
-    assert "1 pictures:\nstep 1, encoding 1: grid 1x4x6, 18432 bytes, blake3 " in shown
+    assert "1 images:\nstep 1, encoding 1: grid 1x4x6, 18432 bytes, blake3 " in shown
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"abc", "not a recording"), (None, "Cannot read")])

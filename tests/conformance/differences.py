@@ -1,11 +1,11 @@
-"""Where Saccade shows a model another picture than the release's own loader would: on purpose, each for a reason."""
+"""Where Saccade shows a model another image than the release's own loader would: on purpose, each for a reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 from PIL import Image, ImageOps
 
 WHITE = (255, 255, 255, 255)
@@ -28,7 +28,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 class Difference:
     """*seen* turns what a file holds into what the reference must be given to see what Saccade shows.
 
-    *only* names the checkpoints whose releases do otherwise, None for all of them. *example* is a picture on which it
+    *only* names the checkpoints whose releases do otherwise, None for all of them. *example* is an image on which it
     shows.
     """
 
@@ -46,17 +46,17 @@ DIFFERENCES = {
     "orientation": Difference(
         "People see a photograph upright; the processors ignore the Exif tag and leave it to whoever loads the file.",
         ImageOps.exif_transpose,
-        pictures.turned(6),
+        images.turned(6),
     ),
     "16-bit grey": Difference(
-        "Conversion to 8 bits saturates: all above 255 of 65535 turns white. The upper byte is what the picture shows.",
+        "Conversion to 8 bits saturates: all above 255 of 65535 turns white. The upper byte is what the image shows.",
         _upper_byte,
-        pictures.encode(pictures.picture(75, 51, "I;16")),
+        images.encode(images.random_image(75, 51, "I;16")),
     ),
     "transparency": Difference(
         "The releases drop the alpha channel, which shows whatever lies under what nobody sees; on white as browsers do.",
         _on_white,
-        pictures.encode(pictures.picture(75, 51, "RGBA")),
+        images.encode(images.random_image(75, 51, "RGBA")),
         frozenset({"kimi_k25", "phi3_v"}),
     ),
 }

@@ -1,4 +1,4 @@
-"""Prompts of text and pictures, and the comparison of an engine's answers with an oracle's."""
+"""Prompts of text and images, and the comparison of an engine's answers with an oracle's."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from saccade.protocol.request import EngineRequest
 
 PROMPTS: dict[str, list[Any]] = {
     "text": [37],
-    "one picture": [5, ((192, 128), 1), 9],
-    "two pictures": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
-    "picture first and last": [((64, 64), 4), 7, ((96, 96), 5)],
-    "picture twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
+    "one image": [5, ((192, 128), 1), 9],
+    "two images": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
+    "image first and last": [((64, 64), 4), 7, ((96, 96), 5)],
+    "image twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
 LONG: list[list[Any]] = [
     [23],

@@ -12,7 +12,7 @@ from checkpoints import NETWORKS
 from saccade.engine.loop import Engine
 from saccade.models.facts import Latent
 
-PICTURES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
+IMAGES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
 ATOL = 1e-4
 CHECKPOINTS = [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.conformance) for name in NETWORKS]
 
@@ -25,7 +25,7 @@ def folder(request: pytest.FixtureRequest, network_folder: Callable[[str], Path]
 def answered(subject: Engine, folder: Path) -> tuple[list[int], torch.Tensor]:
     """The tokens of an answer, and the logits that they were drawn from."""
     logits = engines.record_logits(subject)
-    asked = engines.request(folder, PICTURES, max_tokens=6)
+    asked = engines.request(folder, IMAGES, max_tokens=6)
     token_ids = engines.drain(subject, asked).answers["a"].token_ids
     return token_ids, torch.stack(logits["a"])
 

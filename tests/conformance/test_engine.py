@@ -9,7 +9,7 @@ from oracle_checks import LONG, PROMPTS, check
 from references.networks import Oracle
 
 CHUNKS = (7, 16, 64, 2048)
-EVERYDAY = {("two pictures", 16)}
+EVERYDAY = {("two images", 16)}
 CASES = [
     pytest.param(name, chunk, marks=() if (name, chunk) in EVERYDAY else pytest.mark.conformance)
     for name in PROMPTS
@@ -48,7 +48,7 @@ def test_batch_of_eight(folder: Path, oracle: Oracle, chunk: int) -> None:
 
 @pytest.mark.aspect("logits")
 @pytest.mark.conformance
-@pytest.mark.parametrize("parts", LONG, ids=["text", "five pictures"])
+@pytest.mark.parametrize("parts", LONG, ids=["text", "five images"])
 def test_long_answers(folder: Path, oracle: Oracle, parts: list[Any]) -> None:
     subject = engines.engine(folder)
     logits = engines.record_logits(subject)

@@ -9,7 +9,7 @@ from references.networks import Oracle
 
 
 def chunk_sizes(num_tokens: int) -> list[int]:
-    """Every size, or of a long prompt, whose pictures take hundreds of tokens, those around blocks and its end."""
+    """Every size, or of a long prompt, whose images take hundreds of tokens, those around blocks and its end."""
     if num_tokens <= 160:
         return list(range(1, num_tokens + 1))
     return [1, 2, 3, 7, 15, 16, 17, 31, 64, 100, num_tokens // 2, num_tokens - 1, num_tokens]

@@ -54,7 +54,7 @@ def retracting(subject: Engine) -> Callable[[], None]:
 
 @pytest.mark.aspect("chunks")
 @pytest.mark.conformance
-@pytest.mark.parametrize("name", ["text", "one picture", "two pictures"])
+@pytest.mark.parametrize("name", ["text", "one image", "two images"])
 def test_chunks_and_retraction_change_no_token(folder: Path, oracle: Oracle, name: str) -> None:  # B5, [eng] 4, 24
     subject = engines.engine(folder, max_num_seqs=1, enable_prefix_caching=False, encoder_cache_bytes=0)
     logits = engines.record_logits(subject)

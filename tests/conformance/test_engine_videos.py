@@ -1,4 +1,4 @@
-"""Videos through the engine, beside pictures and text: logits and greedy ids against the oracles. B5"""
+"""Videos through the engine, beside images and text: logits and greedy ids against the oracles. B5"""
 
 import math
 from pathlib import Path
@@ -21,11 +21,11 @@ from saccade.nn.backends import load_vision_backend
 PROMPTS: dict[str, list[Any]] = {
     "one video": [5, ((192, 128), 12, 1), 9],
     "one frame": [3, ((100, 150), 1, 2), 4],
-    "two videos, two pictures": [3, ((168, 84), 9, 2), 6, ((96, 96), 3), 4, ((84, 112), 6, 4), ((64, 160), 5), 7],
+    "two videos, two images": [3, ((168, 84), 9, 2), 6, ((96, 96), 3), 4, ((84, 112), 6, 4), ((64, 160), 5), 7],
     "video twice": [2, ((160, 96), 8, 6), 3, ((160, 96), 8, 6), 4],
 }
 CHUNKS = (7, 16, 2048)
-EVERYDAY = {("two videos, two pictures", 16)}
+EVERYDAY = {("two videos, two images", 16)}
 CASES = [
     pytest.param(name, chunk, marks=() if (name, chunk) in EVERYDAY else pytest.mark.conformance)
     for name in PROMPTS
@@ -57,7 +57,7 @@ def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk:
     assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
 
 
-def test_videos_and_pictures_of_a_batch(folder: Path, oracle: Oracle) -> None:
+def test_videos_and_images_of_a_batch(folder: Path, oracle: Oracle) -> None:
     subject = engines.engine(folder, max_num_batched_tokens=256, max_num_seqs=4)
     logits = engines.record_logits(subject)
     asked = [
@@ -103,8 +103,8 @@ def test_ranks_share_videos(folder: Path, oracle: Oracle, mode: str) -> None:
         check(oracle, asked, answer.token_ids, logits["a"])
 
 
-def test_a_pictures_grid_has_one_frame(folder: Path) -> None:
-    """What a video may have, a picture may not: its pixels would be of another shape."""
+def test_an_images_grid_has_one_frame(folder: Path) -> None:
+    """What a video may have, an image may not: its pixels would be of another shape."""
     subject = engines.engine(folder)
     asked = engines.request(folder, [2, ((96, 64), 12, 1), 2])
     (item,) = asked.media
@@ -123,8 +123,8 @@ def test_a_pictures_grid_has_one_frame(folder: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint_name", [name for name in VIDEO_NETWORKS if name != "kimi_k25"], indirect=True)
 @torch.inference_mode()
-def test_equal_frames_are_a_pictures(folder: Path) -> None:
-    """The kernel over two frames, given the same frame twice, agrees with the kernel that pictures take.
+def test_equal_frames_are_an_images(folder: Path) -> None:
+    """The kernel over two frames, given the same frame twice, agrees with the kernel that images take.
 
     Kimi-K2.5 has no such kernel: each frame has patches of its own, and a position in time.
     """

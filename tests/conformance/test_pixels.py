@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import checkpoints
+import images
 import numpy as np
-import pictures
 import pytest
 import torch
 from differences import DIFFERENCES, as_shown
@@ -18,19 +18,19 @@ from subjects import SUBJECTS, Sides
 
 from saccade import models
 from saccade.errors import ImageTooLarge
-from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig
+from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, read_header
-from saccade.protocol.media import PictureLayout
+from saccade.media.header import ImageLimits, read_header
+from saccade.protocol.media import ImageLayout
 from saccade.transport.shared_memory import read_slot
 
 NAMES = tuple(subject.checkpoint for subject in SUBJECTS)
-WIDE_OPEN = PictureLimits(max_side=20_000, max_aspect=20_000)
-CORPUS = pictures.corpus() | {
-    "png I;16": pictures.encode(pictures.picture(75, 51, "I;16")),
-    "png 3000x15": pictures.encode(pictures.picture(3000, 15)),
-    "png 15x3000": pictures.encode(pictures.picture(15, 3000)),
-    "jpeg 1280x960": pictures.encode(pictures.picture(1280, 960), "JPEG", quality=90),
+WIDE_OPEN = ImageLimits(max_side=20_000, max_aspect=20_000)
+CORPUS = images.corpus() | {
+    "png I;16": images.encode(images.random_image(75, 51, "I;16")),
+    "png 3000x15": images.encode(images.random_image(3000, 15)),
+    "png 15x3000": images.encode(images.random_image(15, 3000)),
+    "jpeg 1280x960": images.encode(images.random_image(1280, 960), "JPEG", quality=90),
 }
 EVERYDAY = (
     "png 1x1", "jpeg L", "jpeg CMYK", "jpeg orientation 6", "png 1", "png LA", "png RGBA", "png tRNS palette",
@@ -39,9 +39,9 @@ EVERYDAY = (
 Both = Callable[[str], Sides]
 
 
-def patches(both: Sides, encoded: bytes, dtype: str = "uint8") -> tuple[PictureLayout, np.ndarray[Any, Any]]:
+def patches(both: Sides, encoded: bytes, dtype: str = "uint8") -> tuple[ImageLayout, np.ndarray[Any, Any]]:
     """What our side makes of a file: its layout from the header, its pixels from the decoder."""
-    layout = both.layout.picture(*read_header(encoded).upright, both.layout.settings)
+    layout = both.layout.image(*read_header(encoded).upright, both.layout.settings)
     layout = layout if dtype == "uint8" else both.layout.external(layout, dtype)
     out = np.full(layout.pixel_shape, 7, "uint16" if dtype == "bfloat16" else dtype)
     both.pixels.write(decode(encoded, WIDE_OPEN), layout, out)
@@ -49,7 +49,7 @@ def patches(both: Sides, encoded: bytes, dtype: str = "uint8") -> tuple[PictureL
 
 
 def shown(both: Sides, encoded: bytes) -> Seen:
-    """What the reference makes of the picture that our side shows."""
+    """What the reference makes of the image that our side shows."""
     with Image.open(io.BytesIO(encoded)) as image:
         return both.reference.see(as_shown(image, both.subject.checkpoint))
 
@@ -89,24 +89,26 @@ def is_foreign(both: Sides) -> bool:
 
 @cache
 def random_sizes(number: int = 150) -> tuple[bytes, ...]:
-    """Pictures of every area from 16 to a million, every aspect up to 180, in three formats."""
+    """Images of every area from 16 to a million, every aspect up to 180, in three formats."""
     generator = np.random.default_rng(0)
     drawn = []
     for seed in range(number):
         area, aspect = np.exp(generator.uniform(np.log([16, 1 / 180]), np.log([1_000_000, 180])))
         width, height = max(1, round((area * aspect) ** 0.5)), max(1, round((area / aspect) ** 0.5))
         if max(width, height) <= 200 * min(width, height):
-            drawn.append(pictures.encode(pictures.picture(width, height, seed=seed), ("JPEG", "PNG", "WEBP")[seed % 3]))
+            drawn.append(
+                images.encode(images.random_image(width, height, seed=seed), ("JPEG", "PNG", "WEBP")[seed % 3])
+            )
     return tuple(drawn)
 
 
 @cache
 def twelve_megapixels() -> bytes:
     """A photograph's size; large things in it, since noise of that size takes longer to draw than to see."""
-    return pictures.encode(pictures.picture(500, 375).resize((4000, 3000)), "JPEG", quality=90)
+    return images.encode(images.random_image(500, 375).resize((4000, 3000)), "JPEG", quality=90)
 
 
-def test_there_are_pictures_enough() -> None:
+def test_there_are_images_enough() -> None:
     assert len(CORPUS) >= 60
     assert set(EVERYDAY) <= set(CORPUS)
 
@@ -119,21 +121,21 @@ def test_every_checkpoint_is_a_subject() -> None:  # F7
     assert set(NAMES) == set(checkpoints.CHECKPOINTS)
 
 
-@pytest.mark.parametrize("picture", EVERYDAY)
+@pytest.mark.parametrize("image", EVERYDAY)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dozen_pictures(name: str, picture: str, sides: Both) -> None:
-    check(sides(name), CORPUS[picture])
+def test_a_dozen_images(name: str, image: str, sides: Both) -> None:
+    check(sides(name), CORPUS[image])
 
 
-@pytest.mark.parametrize("picture", ["jpeg 150x100", "png RGBA"])
+@pytest.mark.parametrize("image", ["jpeg 150x100", "png RGBA"])
 @pytest.mark.parametrize("name", NAMES)
-def test_foreign_forms(name: str, picture: str, sides: Both) -> None:
+def test_foreign_forms(name: str, image: str, sides: Both) -> None:
     both = sides(name)
     if is_foreign(both):
-        check_foreign(both, CORPUS[picture])
+        check_foreign(both, CORPUS[image])
     else:
-        with pytest.raises(Exception, match="takes no pictures"):
-            patches(both, CORPUS[picture], "bfloat16")
+        with pytest.raises(Exception, match="takes no images"):
+            patches(both, CORPUS[image], "bfloat16")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,25 +159,25 @@ def test_sides_too_unequal_are_refused_as_the_reference_does(name: str, size: tu
     with pytest.raises(ValueError, match="aspect ratio"):
         both.reference.see(Image.new("RGB", size))
     with pytest.raises(ImageTooLarge):
-        both.layout.picture(*size, both.layout.settings)
+        both.layout.image(*size, both.layout.settings)
 
 
 @pytest.mark.parametrize(
     ("name", "size"), [(subject.checkpoint, size) for subject in SUBJECTS for size in subject.extremes]
 )
 def test_extreme_sizes(name: str, size: tuple[int, int], sides: Both) -> None:  # A2
-    check(sides(name), pictures.encode(pictures.picture(*size)))
+    check(sides(name), images.encode(images.random_image(*size)))
 
 
 @pytest.mark.aspect("layout")
 @pytest.mark.aspect("patches")
 @pytest.mark.conformance
-@pytest.mark.parametrize("picture", CORPUS)
+@pytest.mark.parametrize("image", CORPUS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_corpus(name: str, picture: str, sides: Both) -> None:
-    check(sides(name), CORPUS[picture])
+def test_the_whole_corpus(name: str, image: str, sides: Both) -> None:
+    check(sides(name), CORPUS[image])
     if is_foreign(sides(name)):
-        check_foreign(sides(name), CORPUS[picture])
+        check_foreign(sides(name), CORPUS[image])
 
 
 @pytest.mark.aspect("layout")
@@ -201,8 +203,8 @@ async def test_through_the_decode_pool(sides: Both) -> None:
     await pool.start()
     try:
         for name, encoded in CORPUS.items():
-            layout = both.layout.picture(*read_header(encoded).upright, both.layout.settings)
-            prepared = await pool.picture(encoded, both.family, both.layout.settings, layout)
+            layout = both.layout.image(*read_header(encoded).upright, both.layout.settings)
+            prepared = await pool.image(encoded, both.family, both.layout.settings, layout)
             assert prepared.slot is not None
             ours = np.frombuffer(read_slot(prepared.slot), np.uint8).reshape(layout.pixel_shape)
             pool.release([prepared.slot.name])

@@ -1,4 +1,4 @@
-"""The bundled model through HTTP answers 500 fresh pictures a kind as the reference does, one by one. # A10, F8"""
+"""The bundled model through HTTP answers 500 fresh images a kind as the reference does, one by one. # A10, F8"""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from server import Server, serving
 from saccade.cli.bundled import bundled
 
 ROOT = Path(__file__).parents[2]
-PICTURES = 500
+IMAGES = 500
 SEED = 7_000_000
 TIE = 1e-4
 
@@ -23,8 +23,8 @@ TIE = 1e-4
 @pytest.fixture(scope="module")
 def draw() -> Any:
     """The drawing function of the training script; the seed range is nobody else's."""
-    # A name of its own: the tests have a module `pictures` too.
-    name = "train_demo_pictures"
+    # A name of its own: the tests have a module `images` too.
+    name = "train_demo_images"
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/train_demo/pictures.py")
     assert spec is not None
     assert spec.loader is not None
@@ -52,10 +52,10 @@ def margin(reference: Reference, text: str, expected: Completion) -> float:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("kind", ["text", "colour", "shape", "shape_colour"])
-def test_five_hundred_pictures(reader: Server, draw: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_hundred_images(reader: Server, draw: Any, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     client, model = reader.client(), reader.model
     reference = Reference(bundled("model"))
-    items = [draw(kind, SEED + number) for number in range(PICTURES)]
+    items = [draw(kind, SEED + number) for number in range(IMAGES)]
 
     def ask(item: Any) -> str:
         messages = openai_messages(item.image, item.question)
@@ -72,7 +72,7 @@ def test_five_hundred_pictures(reader: Server, draw: Any, kind: str, capsys: pyt
             gap = margin(reference, text, expected)
             (ties if gap < TIE else different).append((number, text, expected.text, gap))
     with capsys.disabled():
-        print(f"\n{kind}: {right}/{PICTURES} right, {len(different)} differ from the reference, ties set aside: {ties}")
+        print(f"\n{kind}: {right}/{IMAGES} right, {len(different)} differ from the reference, ties set aside: {ties}")
     assert different == []
-    assert len(ties) < PICTURES // 100
-    assert right >= 0.95 * PICTURES
+    assert len(ties) < IMAGES // 100
+    assert right >= 0.95 * IMAGES

@@ -19,8 +19,8 @@ EVERYDAY = ("qwen3_vl", "qwen3_5", "kimi_k25")
 PROMPTS: dict[str, list[Any]] = {
     "text": [37],
     "text of whole blocks": [48],
-    "two pictures": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
-    "picture last": [40, ((96, 96), 5)],
+    "two images": [3, ((96, 160), 2), 6, ((320, 64), 3), 8],
+    "image last": [40, ((96, 96), 5)],
 }
 CASES = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.conformance) for name in NETWORKS]
 
@@ -36,7 +36,7 @@ def asked(folder: Path) -> list[EngineRequest]:
         engines.request(folder, parts, f"{name}, {number}", number, max_tokens=10, **params[number % len(params)])
         for number, (name, parts) in enumerate(PROMPTS.items())
     ]
-    several = engines.request(folder, PROMPTS["two pictures"], "several", 9, max_tokens=6, temperature=1.2, seed=3)
+    several = engines.request(folder, PROMPTS["two images"], "several", 9, max_tokens=6, temperature=1.2, seed=3)
     return [*greedy, msgspec.structs.replace(several, num_samples=3)]
 
 

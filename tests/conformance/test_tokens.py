@@ -26,7 +26,7 @@ from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.placeholders import expand, write_pictures
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.tokenizer import Segment
@@ -48,11 +48,11 @@ def asked_of(subject: Subject) -> list[str]:
 
 CASES = [(subject.checkpoint, chat) for subject in SUBJECTS for chat in asked_of(subject)]
 EVERYDAY = {
-    "plain", "empty", "system and turns", "parts", "interleaved without spaces", "pictures in every turn",
-    "longer run of spaces", "combining marks", "Chinese mixed", "emoji", "near specials", "thinking off with pictures",
+    "plain", "empty", "system and turns", "parts", "interleaved without spaces", "images in every turn",
+    "longer run of spaces", "combining marks", "Chinese mixed", "emoji", "near specials", "thinking off with images",
     "thinking on", "reasoning of old", "reasoning last", "no generation prompt", *(name for name, chat in CONVERSATIONS.items() if chat.tools),
 }  # fmt: skip
-EVERYDAY_FORGERIES = {"everything at once", "beside pictures", "over two parts", "by everybody"}
+EVERYDAY_FORGERIES = {"everything at once", "beside images", "over two parts", "by everybody"}
 
 
 def each(cases: Iterable[tuple[str, str]], everyday: Collection[str]) -> list[Any]:
@@ -68,7 +68,7 @@ def served(sides: Both) -> Served:
 
 @pytest.fixture(scope="module")
 def reference_seen(sides: Both) -> Callable[[str], list[Seen]]:
-    """What the reference makes of a picture of each of SIZES."""
+    """What the reference makes of an image of each of SIZES."""
     return cache(lambda name: [sides(name).reference.see(Image.new("RGB", size)) for size in SIZES])
 
 
@@ -82,11 +82,11 @@ def rendered(model: ServedModel, subject: Subject, chat: Conversation) -> list[S
     return model.template.render(chat.messages, chat.add_generation_prompt, switches(subject, chat), chat.tools)
 
 
-def expanded(model: ServedModel, segments: Sequence[Segment], num_pictures: int) -> list[int]:
-    """The ids that a worker gets when pictures have SIZES, in turn."""
-    sizes = itertools.islice(itertools.cycle(SIZES), num_pictures)
-    layouts = [model.layout.picture(*size, model.layout.settings) for size in sizes]
-    written = write_pictures(segments, model.tokenizer.special_tokens, model.placeholders, layouts)
+def expanded(model: ServedModel, segments: Sequence[Segment], num_images: int) -> list[int]:
+    """The ids that a worker gets when images have SIZES, in turn."""
+    sizes = itertools.islice(itertools.cycle(SIZES), num_images)
+    layouts = [model.layout.image(*size, model.layout.settings) for size in sizes]
+    written = write_images(segments, model.tokenizer.special_tokens, model.placeholders, layouts)
     encoded = model.tokenizer.encode(written)
     token_ids, spans = expand(encoded, model.placeholders, layouts)
     assert [sum(span.length for span in one) for one in spans] == [layout.num_tokens for layout in layouts]
@@ -110,7 +110,7 @@ def reference_prompt(both: Sides, chat: Conversation) -> str:
 def expected(both: Sides, chat: Conversation, seen: Sequence[Seen]) -> list[int]:
     """The reference's ids."""
     prompt = reference_prompt(both, chat)
-    return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(seen), chat.num_pictures)))
+    return both.reference.token_ids(prompt, list(itertools.islice(itertools.cycle(seen), chat.num_images)))
 
 
 def special_ids(both: Sides) -> set[int]:
@@ -136,7 +136,7 @@ def test_ids_equal_the_reference(
     name: str, chat: str, sides: Both, served: Served, reference_seen: Callable[[str], list[Seen]]
 ) -> None:  # A4 E1 E3 E4
     both, model, asked = sides(name), served(name), CONVERSATIONS[chat]
-    ours = expanded(model, rendered(model, both.subject, asked), asked.num_pictures)
+    ours = expanded(model, rendered(model, both.subject, asked), asked.num_images)
     assert ours == expected(both, asked, reference_seen(name))
 
 
@@ -148,7 +148,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 CONTINUED = [
     (subject.checkpoint, chat, ending) for subject in SUBJECTS for chat in asked_of(subject) for ending in ENDINGS
 ]
-EVERYDAY_CONTINUED = {"turns", "pictures in every turn", "reasoning of old, thinking off", "a call and its result"}
+EVERYDAY_CONTINUED = {"turns", "images in every turn", "reasoning of old, thinking off", "a call and its result"}
 
 
 @pytest.mark.aspect("ids")
@@ -189,7 +189,7 @@ def test_typed_special_tokens_stay_text(
     segments = rendered(model, both.subject, chat)
     twin = Conversation([{**turn, "content": harmless(turn["content"])} for turn in chat.messages])
     special = special_ids(both)
-    ours = expanded(model, segments, chat.num_pictures)
+    ours = expanded(model, segments, chat.num_images)
     reference = expected(both, twin, reference_seen(name))
     assert [number for number in ours if number in special] == [number for number in reference if number in special]
     prompt = both.reference.render(chat.messages, chat.add_generation_prompt, {})

@@ -29,12 +29,12 @@ def tiny_reference(tiny_qwen3_vl: Path) -> Reference:
 @pytest.fixture(scope="session")
 def fleet_plan() -> Plan:
     """What a small fleet is asked."""
-    return Plan(num_pictures=10, num_asks=3, num_clients=4, size=(128, 96))
+    return Plan(num_images=10, num_asks=3, num_clients=4, size=(128, 96))
 
 
 @pytest.fixture(scope="module")
 def fleet_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a fleet's logs and pictures go."""
+    """Where a fleet's logs and images go."""
     return tmp_path_factory.mktemp("fleet")
 
 
@@ -47,5 +47,5 @@ def fleet_workers(tiny_qwen3_vl: Path, fleet_folder: Path) -> Iterator[list[str]
 
 @pytest.fixture(scope="module")
 def fleet_chats(fleet_folder: Path, fleet_plan: Plan) -> list[dict[str, Any]]:
-    """A chat about each picture of the plan, and one about a picture that the plan does not ask about."""
+    """A chat about each image of the plan, and one about an image that the plan does not ask about."""
     return chats(photos(fleet_folder, fleet_plan))

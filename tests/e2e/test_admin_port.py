@@ -5,7 +5,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server, free_port, serving
 
 
@@ -22,10 +22,10 @@ def reset(port: int, what: str, key: str) -> int:
 
 
 def ask(server: Server) -> int:
-    """Ask about always the same picture; return how many tokens of the prompt were cached."""
+    """Ask about always the same image; return how many tokens of the prompt were cached."""
     with server.client() as client:
         answer = client.chat.completions.create(
-            model=server.name, messages=openai_messages("What is it?", picture(96, 96, 1)), max_tokens=1
+            model=server.name, messages=openai_messages("What is it?", random_image(96, 96, 1)), max_tokens=1
         )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None

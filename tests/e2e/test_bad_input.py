@@ -13,7 +13,7 @@ from typing import Any
 
 import attacks
 import pytest
-from chats import data_url, openai_messages, picture
+from chats import data_url, openai_messages, random_image
 from server import Server, serving
 
 
@@ -33,7 +33,7 @@ def encoded(content: bytes) -> str:
 
 def truncated() -> str:
     buffer = io.BytesIO()
-    picture(200, 200, 1).save(buffer, "JPEG")
+    random_image(200, 200, 1).save(buffer, "JPEG")
     return encoded(buffer.getvalue()[: len(buffer.getvalue()) // 2])
 
 
@@ -61,10 +61,10 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, int, str, str | None]] = {
         chat("hi", tools=[{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]),
         *(400, "unsupported_parameter", "tools[0].function.parameters.not"),
     ),
-    "no picture": (chat(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL_FIELD),
-    "truncated picture": (chat(image(truncated())), 400, "invalid_image", URL_FIELD),
+    "no image": (chat(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL_FIELD),
+    "truncated image": (chat(image(truncated())), 400, "invalid_image", URL_FIELD),
     "20000 x 20000 PNG": (chat(image(encoded(png_header(20000, 20000)))), 400, "image_too_large", URL_FIELD),
-    "100 pictures": (chat(image(data_url(picture(32, 32, 2))) * 100), 400, "too_many_images", "messages"),
+    "100 images": (chat(image(data_url(random_image(32, 32, 2))) * 100), 400, "too_many_images", "messages"),
     "base64 garbage": (chat(image("data:image/png;base64,@@@@")), 400, "invalid_base64", URL_FIELD),
     "http URL": (chat(image("http://example.com/cat.png")), 400, "invalid_image_url", URL_FIELD),
     "private URL": (chat(image("http://127.0.0.1:9/cat.png")), 400, "invalid_image_url", URL_FIELD),
@@ -100,7 +100,7 @@ def test_refused_by_name_and_the_next_request_works(
     error = answer[1]["error"]
     assert (answer[0], error["code"], error["param"]) == (status, code, param), error
     assert error["message"].endswith((".", "?"))
-    good = {"model": "MODEL", "messages": openai_messages(picture(64, 64, 3), "hi"), "max_tokens": 2}
+    good = {"model": "MODEL", "messages": openai_messages(random_image(64, 64, 3), "hi"), "max_tokens": 2}
     assert post(keyed_server, good, "two")[0] == 200
 
 
@@ -120,7 +120,7 @@ def test_attacks_leave_the_engine_and_the_decode_processes_as_they_were(keyed_se
         if not sound:
             codes = ("invalid_image", "image_too_large", "unsupported_image_format")
             assert (body["error"]["code"] in codes, body["error"]["param"]) == (True, URL_FIELD), (name, body)
-    good = {"model": "MODEL", "messages": openai_messages(picture(64, 64, 3), "hi"), "max_tokens": 2}
+    good = {"model": "MODEL", "messages": openai_messages(random_image(64, 64, 3), "hi"), "max_tokens": 2}
     assert post(keyed_server, good, "two")[0] == 200
     assert {process.pid for process in keyed_server.tree()} == before
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import faults
 import psutil
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from faults import RIGHT, Ask, Quiet, strike, wait_for
 from server import Server, serving, slots
 
@@ -95,7 +95,7 @@ def test_full_shared_memory_is_slower_and_not_wrong(
     server: Server, quiet: Quiet, tiny_qwen3_vl: Path
 ) -> None:  # [eng] 19
     # What the other server answered is the measure; its slots were never full.
-    quiet.learn(*faults.MANY_PICTURES)
+    quiet.learn(*faults.MANY_IMAGES)
     with serving(str(tiny_qwen3_vl), *faults.FLAGS, before=faults.IN_SMALL_SHARED_MEMORY) as full:
         faults.fill(full, quiet.of(full))
 
@@ -104,7 +104,7 @@ def test_client_that_leaves_frees_the_engine(server: Server) -> None:
     with server.client() as client:
         stream = client.chat.completions.create(
             model=server.name,
-            messages=openai_messages(picture(96, 96, 1), "Go on."),
+            messages=openai_messages(random_image(96, 96, 1), "Go on."),
             max_tokens=900,
             stream=True,
             extra_body={"ignore_eos": True},

@@ -1,20 +1,20 @@
-"""Files with the openai SDK, against `saccade serve`: the answer is that of the picture in the request itself. F13"""
+"""Files with the openai SDK, against `saccade serve`: the answer is that of the image in the request itself. F13"""
 
 import io
 from typing import Any
 
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server
 
-PICTURE = picture(96, 64, 7)
+IMAGE = random_image(96, 64, 7)
 
 
-def test_an_uploaded_picture_is_answered_as_one_in_the_request(tiny_server: Server) -> None:
+def test_an_uploaded_image_is_answered_as_one_in_the_request(tiny_server: Server) -> None:
     buffer = io.BytesIO()
-    PICTURE.save(buffer, "PNG")
+    IMAGE.save(buffer, "PNG")
     fields: Any = {"model": tiny_server.name, "max_tokens": 12, "temperature": 0}
     with tiny_server.client() as client:
-        inline = client.chat.completions.create(messages=openai_messages(PICTURE, "What is it?"), **fields)
+        inline = client.chat.completions.create(messages=openai_messages(IMAGE, "What is it?"), **fields)
         file = client.files.create(file=("a.png", buffer.getvalue()), purpose="vision")
         parts: Any = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "What is it?"}]
         named = client.chat.completions.create(messages=[{"role": "user", "content": parts}], **fields)

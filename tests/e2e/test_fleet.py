@@ -1,4 +1,4 @@
-"""A gateway over two real workers knows where every picture is: repeats land on the worker that holds them.
+"""A gateway over two real workers knows where every image is: repeats land on the worker that holds them.
 
 The program `python -m benchmarks.fleet` holds the same gate over four workers and every family; this is a small one.
 """
@@ -17,7 +17,7 @@ from benchmarks.fleet.plan import Plan, repeats_found
 from benchmarks.fleet.running import ADMIN_KEY, Gateway, gateway
 from saccade.cli.main import run
 
-ONE_CLIENT = Plan(num_pictures=10, num_asks=3, num_clients=1, size=(128, 96))
+ONE_CLIENT = Plan(num_images=10, num_asks=3, num_clients=1, size=(128, 96))
 BLOCK = 16
 
 
@@ -36,11 +36,11 @@ def test_repeats_land_on_the_holder(
     assert gate.failures(outcome) == []
     assert outcome.num_repeats == 20
     assert all(worker["reason"] == worker["excluded"] == "" for worker in by_cost.workers())
-    # The text before the picture fills at least one block, which both pictures share.
+    # The text before the image fills at least one block, which both images share.
     unseen = by_cost.route(fleet_chats[-1])
-    (picture,) = unseen["pictures"]
-    assert picture["start"] >= BLOCK
-    assert max(one["overlap_blocks"] for one in unseen["candidates"]) == picture["start"] // BLOCK
+    (image,) = unseen["pictures"]
+    assert image["start"] >= BLOCK
+    assert max(one["overlap_blocks"] for one in unseen["candidates"]) == image["start"] // BLOCK
     assert gate.overlap_failures(by_cost, fleet_chats[0], fleet_chats[-1]) == []
 
 
@@ -52,7 +52,7 @@ def test_round_robin_finds_what_its_turns_give(
     with gateway(fleet_workers, "round_robin", fleet_folder / "round_robin.log") as running:
         running.reset()
         outcome = gate.measure(running, ONE_CLIENT, fleet_chats)
-    found = repeats_found([*ONE_CLIENT.first, *ONE_CLIENT.repeats], ONE_CLIENT.num_pictures, 2)
+    found = repeats_found([*ONE_CLIENT.first, *ONE_CLIENT.repeats], ONE_CLIENT.num_images, 2)
     expected = statistics.mean(outcome.best_rate if one else outcome.unseen_rate for one in found)
     assert 0 < sum(found) < len(found)
     assert gate.not_measured(outcome) == []

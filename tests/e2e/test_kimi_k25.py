@@ -9,7 +9,7 @@ import engines
 import numpy as np
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references import Seen
 from references.kimi_k25 import KimiK25
 from references.networks import KimiOracle, image_text_model
@@ -29,7 +29,13 @@ NUM_TOKENS = 6
 TEXT = {"type": "text", "text": "What happens?"}
 CHATS: dict[str, tuple[Part, ...]] = {
     "text": ("What is it?",),
-    "two pictures between texts": ("First:", picture(150, 100, 1), "then", picture(57, 203, 2), "\u4f60\u597d?"),
+    "two images between texts": (
+        "First:",
+        random_image(150, 100, 1),
+        "then",
+        random_image(57, 203, 2),
+        "\u4f60\u597d?",
+    ),
 }
 
 
@@ -48,8 +54,8 @@ def server(folder: Path) -> Iterator[Server]:
 def expected(folder: Path, parts: tuple[Part, ...]) -> tuple[list[int], list[int]]:
     """The ids of the prompt, and of the reference's greedy answer."""
     reference, model = KimiK25(folder), image_text_model(folder)
-    chat, pictures = reference_messages(*parts)
-    seen = [reference.see(image) for image in pictures]
+    chat, images = reference_messages(*parts)
+    seen = [reference.see(image) for image in images]
     prompt = reference.token_ids(reference.render(chat, True, {}), seen)
     inputs = {}
     if seen:

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT through HTTP, gateway and our worker: its answer is the reference's for the same picture. # A1 A10"""
+"""LLaVA-NeXT through HTTP, gateway and our worker: its answer is the reference's for the same image. # A1 A10"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.native import Crops
 from references.networks import image_text_model
 from server import Server, serving
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.conformance
 MAX_TOKENS = 12
 CHATS: dict[str, tuple[Part, ...]] = {
     "text only": ("What is it?",),
-    "a wide picture": (picture(300, 60, 1), "Describe the picture."),
-    "two pictures": (picture(64, 96, 2), picture(40, 300, 3), "Compare the two images."),
+    "a wide image": (random_image(300, 60, 1), "Describe the image."),
+    "two images": (random_image(64, 96, 2), random_image(40, 300, 3), "Compare the two images."),
 }
 
 
@@ -43,11 +43,11 @@ def reference(folder: Path) -> tuple[Crops, Any]:
 def complete(reference: tuple[Crops, Any], parts: tuple[Part, ...]) -> tuple[list[int], list[int]]:
     """Return the ids of the prompt and of the greedy answer."""
     crops, model = reference
-    messages, pictures = reference_messages(*parts)
+    messages, images = reference_messages(*parts)
     prompt = crops.render(messages, add_generation_prompt=True, switches={})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers warns about its own deprecations
-        inputs = crops.processor(text=prompt, images=pictures or None, return_tensors="pt")
+        inputs = crops.processor(text=prompt, images=images or None, return_tensors="pt")
     output = model.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)[0].tolist()
     length = inputs["input_ids"].shape[1]
     return output[:length], output[length:]

@@ -5,11 +5,11 @@ import io
 from typing import Any
 
 import jsonschema
-from chats import anthropic_client, openai_messages, picture
+from chats import anthropic_client, openai_messages, random_image
 from server import Server
 from tool_calls import TOOLS
 
-PICTURE = picture(96, 64, 7)
+IMAGE = random_image(96, 64, 7)
 NAMES = [tool["function"]["name"] for tool in TOOLS]
 ANTHROPIC_TOOLS: Any = [
     {"name": tool["function"]["name"], "description": "A tool.", "input_schema": tool["function"]["parameters"]}
@@ -19,15 +19,15 @@ ANTHROPIC_TOOLS: Any = [
 
 def image() -> dict[str, Any]:
     buffer = io.BytesIO()
-    PICTURE.save(buffer, "PNG")
+    IMAGE.save(buffer, "PNG")
     data = base64.b64encode(buffer.getvalue()).decode()
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
-def test_a_picture_is_answered_as_by_a_chat(tiny_server: Server) -> None:
+def test_an_image_is_answered_as_by_a_chat(tiny_server: Server) -> None:
     with tiny_server.client() as client:
         chat = client.chat.completions.create(
-            model=tiny_server.name, messages=openai_messages(PICTURE, "What is it?"), max_tokens=20, temperature=0
+            model=tiny_server.name, messages=openai_messages(IMAGE, "What is it?"), max_tokens=20, temperature=0
         )
     turn: Any = {"role": "user", "content": [image(), {"type": "text", "text": "What is it?"}]}
     with anthropic_client(tiny_server.url) as client:
@@ -64,7 +64,7 @@ def test_a_conversation_with_tools(tiny_server: Server) -> None:
         messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         second = client.messages.create(messages=messages, **{**asked, "max_tokens": 8})
     assert second.usage.output_tokens <= 8
-    # Two pictures and the call are part of the prompt.
+    # Two images and the call are part of the prompt.
     assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) > first.usage.input_tokens
     assert (second.usage.cache_read_input_tokens or 0) > 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from chats import Part, openai_messages, picture
+from chats import Part, openai_messages, random_image
 from prometheus_client.parser import text_string_to_metric_families
 from server import Server, free_port, program
 from vllm_worker import VllmServer, event, kwargs_data, listening, rendered, usage
@@ -105,7 +105,7 @@ def script(token_ids: list[int]) -> list[Any]:
 async def test_requests_spread_and_answers_are_equal(
     workers: list[str], network_folder: Callable[[str], Path]
 ) -> None:  # E8 F9
-    asked = (picture(96, 128, 1), "What is it?")
+    asked = (random_image(96, 128, 1), "What is it?")
     async with fleet(workers, network_folder("qwen3_vl"), "round_robin") as running:
         answers = dict([await running.ask(*asked) for _ in range(3)])
         assert set(answers) == set(running.urls)
@@ -124,7 +124,7 @@ async def test_repeats_go_to_the_holder_of_any_kind(
     async with fleet(workers, network_folder("qwen3_vl"), "cost") as running:
         placed: dict[str, tuple[Part, ...]] = {}
         for seed in range(MAX_TRIES):
-            asked = (f"{seed} is the number of this picture:", picture(96, 128, 100 + seed), "What is it?")
+            asked = (f"{seed} is the number of this image:", random_image(96, 128, 100 + seed), "What is it?")
             worker, _ = await running.ask(*asked)
             placed[worker] = asked
             if len(placed) == len(running.urls):

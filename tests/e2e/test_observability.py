@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import data_url, picture
+from chats import data_url, random_image
 from faults import wait_for
 from server import Server, serving
 from test_bad_input import post
@@ -27,12 +27,12 @@ VLLM_NAMES = (
 )
 
 
-class _Pictures(http.server.BaseHTTPRequestHandler):
-    """Answers every path with one picture."""
+class _Images(http.server.BaseHTTPRequestHandler):
+    """Answers every path with one image."""
 
     def do_GET(self) -> None:
         content = io.BytesIO()
-        picture(64, 64, 1).save(content, "PNG")
+        random_image(64, 64, 1).save(content, "PNG")
         self.send_response(200)
         self.send_header("content-type", "image/png")
         self.end_headers()
@@ -44,8 +44,8 @@ class _Pictures(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def web_port() -> Iterator[int]:
-    """The port of a web server with pictures."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pictures) as web:
+    """The port of a web server with images."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Images) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
         yield web.server_address[1]
@@ -68,7 +68,7 @@ def bodies(url: str) -> Iterator[dict[str, Any] | bytes]:
     """Requests that carry the mark, good and bad."""
     for source in (
         url,
-        data_url(picture(64, 96, 2)),
+        data_url(random_image(64, 96, 2)),
         f"https://{MARK}.invalid/a.png",
         f"data:image/png;base64,{MARK}=",
     ):
@@ -105,7 +105,7 @@ def test_names_are_those_of_vllm(served: Server) -> None:
         assert served.metric(f"vllm:{name}") >= 0
 
 
-def test_pictures_are_counted_where_their_encodings_are_looked_up(served: Server) -> None:
+def test_images_are_counted_where_their_encodings_are_looked_up(served: Server) -> None:
     served.settled("vllm:mm_cache_queries_total")
     queries, encoded = served.metric("vllm:mm_cache_queries_total"), served.metric("saccade_encoded_items_total")
     assert queries == encoded + served.metric("vllm:mm_cache_hits_total") > 0

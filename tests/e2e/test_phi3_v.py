@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.phi3_v import Phi3V
 from references.phi3_v_network import Phi3VOracle
 from server import Server, serving
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.conformance
 NUM_TOKENS = 10
 CHATS: dict[str, tuple[Part, ...]] = {
     "text only": ("What is it?",),
-    "two pictures between texts": ("First:", picture(150, 100, 4), "then", picture(70, 230, 5), "which is it?"),
+    "two images between texts": ("First:", random_image(150, 100, 4), "then", random_image(70, 230, 5), "which is it?"),
 }
 
 
@@ -34,8 +34,8 @@ def server(folder: Path) -> Iterator[Server]:
 
 def prompt(reference: Phi3V, parts: tuple[Part, ...]) -> EngineRequest:
     """The chat's ids and pixels by the reference alone."""
-    messages, pictures = reference_messages(*parts)
-    seen = [reference.see(image) for image in pictures]
+    messages, images = reference_messages(*parts)
+    seen = [reference.see(image) for image in images]
     token_ids = reference.token_ids(reference.render(messages, True, {}), seen)
     media, start = [], 0
     for one in seen:

@@ -11,7 +11,7 @@ import hosts
 import openai
 import psutil
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server, free_port, program, slots
 from waiting import wait_until
 
@@ -57,8 +57,8 @@ class Split:
 
 
 def ask(server: Server, number: int, max_tokens: int = 24, **options: object) -> list[str]:
-    """Ask about a picture, or with *number* 0 a text; return the texts of all choices."""
-    shown = (picture(96, 96, number),) if number else ()
+    """Ask about an image, or with *number* 0 a text; return the texts of all choices."""
+    shown = (random_image(96, 96, number),) if number else ()
     with server.client(timeout=90) as client:
         answer = client.chat.completions.create(
             model=server.name,
@@ -118,9 +118,9 @@ def test_answers_equal_one_workers(alone: Callable[..., list[str]], split: Split
     several = {"n": 3, "temperature": 1.2, "seed": 7}
     assert ask(split.server, 1, 8, **several) == alone(1, 8, **several)
     split.wait_until_idle()
-    pictures = split.counted("saccade_encoded_items_total")
-    assert pictures["prefill"] >= len(SEEDS) - 1
-    assert pictures["decode"] == 0
+    images = split.counted("saccade_encoded_items_total")
+    assert images["prefill"] >= len(SEEDS) - 1
+    assert images["decode"] == 0
     assert split.counted("vllm:prompt_tokens_total")["decode"] == 0
     tokens = split.counted("vllm:generation_tokens_total")
     assert tokens["prefill"] == 2 * len(SEEDS) + 3
@@ -132,7 +132,7 @@ def test_client_that_leaves_leaves_nothing(split: Split) -> None:
         for seed in range(10, 14):
             stream = client.chat.completions.create(
                 model=split.server.name,
-                messages=openai_messages(picture(96, 96, seed), "What is it?"),
+                messages=openai_messages(random_image(96, 96, seed), "What is it?"),
                 max_tokens=500,
                 stream=True,
                 extra_body={"ignore_eos": True},

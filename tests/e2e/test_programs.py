@@ -13,8 +13,8 @@ import pytest
 from server import Server, free_port, serving
 
 ROOT = Path(__file__).parents[2]
-PICTURES = ROOT / "src/saccade/cli/bundled/pictures"
-TEXTS = sorted(PICTURES.glob("texts/*.png"))
+IMAGES = ROOT / "src/saccade/cli/bundled/images"
+TEXTS = sorted(IMAGES.glob("texts/*.png"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ONE_EVERY_DAY = [
     pytest.param(path, id=path.name, marks=() if path.name == "chat.py" else pytest.mark.conformance)
@@ -48,9 +48,9 @@ def run(*command: str, folder: Path = ROOT, url: str = "") -> str:
     return done.stdout
 
 
-def expected(picture: Path) -> tuple[str, str]:
-    """What a bundled picture shows and its colour, as its file name says: texts/K7Q-red.png."""
-    shown, colour = picture.stem.split("-")
+def expected(image: Path) -> tuple[str, str]:
+    """What a bundled image shows and its colour, as its file name says: texts/K7Q-red.png."""
+    shown, colour = image.stem.split("-")
     return shown, colour
 
 
@@ -70,7 +70,7 @@ def test_example_without_a_server_ends_in_one_sentence(example: Path) -> None:
 
 
 @pytest.mark.parametrize("example", ONE_EVERY_DAY)
-def test_example_with_a_damaged_picture_ends_in_the_sentence_of_the_server(
+def test_example_with_a_damaged_image_ends_in_the_sentence_of_the_server(
     reader: Server, example: Path, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged.png"
@@ -102,7 +102,7 @@ def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server
 
 
 def test_line_of_the_summary_works_when_it_is_pasted(reader: Server, tmp_path: Path) -> None:
-    """With a picture of one's own too, which may be larger than an argument."""
+    """With an image of one's own too, which may be larger than an argument."""
     line = shown_at_start(reader).splitlines()[-1]
     assert str(TEXTS[0]) in line
     large = tmp_path / "large.png"
@@ -132,11 +132,11 @@ def test_worker_that_cannot_start_is_one_sentence() -> None:
 
 def test_readme_code(reader: Server, tmp_path: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    picture = TEXTS[0]
-    (tmp_path / "picture.png").write_bytes(picture.read_bytes())
+    image = TEXTS[0]
+    (tmp_path / "image.png").write_bytes(image.read_bytes())
     assert len(code) == 1
     output = run("-c", code[0].replace("http://127.0.0.1:8000", reader.url), folder=tmp_path)
-    assert output.strip() == expected(picture)[0]
+    assert output.strip() == expected(image)[0]
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,18 @@ def test_readme_code(reader: Server, tmp_path: Path) -> None:
         ("shapes", ("What shape is it?", "What colour is the shape?")),
     ],
 )
-def test_demo_answers_about_every_bundled_picture(demo: str, kind: str, questions: tuple[str, str]) -> None:
-    pictures = sorted(PICTURES.glob(f"{kind}/*.png"))
-    assert pictures
-    for picture in pictures:
-        for question, answer in zip(questions, expected(picture), strict=True):
-            assert f"{question} {answer} " in demo.partition(picture.name)[2].partition(".png")[0]
+def test_demo_answers_about_every_bundled_image(demo: str, kind: str, questions: tuple[str, str]) -> None:
+    images = sorted(IMAGES.glob(f"{kind}/*.png"))
+    assert images
+    for image in images:
+        for question, answer in zip(questions, expected(image), strict=True):
+            assert f"{question} {answer} " in demo.partition(image.name)[2].partition(".png")[0]
 
 
 def test_demo_shows_a_structured_answer_and_a_tool_call(demo: str) -> None:
-    *_, picture = sorted(PICTURES.glob("shapes/*.png"))
-    shape, _ = expected(picture)
-    held = demo.partition(f"{picture.name}, answers that a grammar holds")[2]
+    *_, image = sorted(IMAGES.glob("shapes/*.png"))
+    shape, _ = expected(image)
+    held = demo.partition(f"{image.name}, answers that a grammar holds")[2]
     assert f"triangle, star, cross: {shape}\n" in held
     assert f'A tool call: file_picture({{"shape": "{shape}"}})\n' in held
     assert "the grammar spelled out the call" in held

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.native import MergedPatches
 from references.networks import image_text_model
 from server import Server, serving
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.conformance
 MAX_TOKENS = 12
 CHATS: dict[str, tuple[Part, ...]] = {
     "text only": ("What is it?",),
-    "two pictures": (picture(64, 96, 2), picture(100, 300, 3), "Compare the two images."),
+    "two images": (random_image(64, 96, 2), random_image(100, 300, 3), "Compare the two images."),
 }
 
 
@@ -42,8 +42,8 @@ def reference(folder: Path) -> tuple[MergedPatches, Any]:
 def complete(reference: tuple[MergedPatches, Any], parts: tuple[Part, ...]) -> tuple[list[int], list[int]]:
     """Return the ids of the prompt and of the greedy answer."""
     patches, model = reference
-    messages, pictures = reference_messages(*parts)
-    seen = [patches.see(one) for one in pictures]
+    messages, images = reference_messages(*parts)
+    seen = [patches.see(one) for one in images]
     prompt = patches.token_ids(patches.render(messages, add_generation_prompt=True, switches={}), seen)
     ids = torch.tensor([prompt])
     inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == model.config.image_token_id).int()}

@@ -1,4 +1,4 @@
-"""A refused request is answered before its body is read, its pictures are fetched or decoded, or other requests end."""
+"""A refused request is answered before its body is read, its images are fetched or decoded, or other requests end."""
 
 import base64
 import contextlib
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pictures
+import images
 import pytest
 from faults import wait_for
 from server import Server, serving
@@ -20,7 +20,7 @@ NUM_WAITING, NUM_CONNECTED = 8, 2
 """Requests that wait for a silent host, and as many of them as must have reached it."""
 
 STAGES = ("fetch", "hash", "queue", "decode", "preprocess", "write", "media")
-"""Stages of saccade_stage_seconds that a picture passes; none of them ends, and so counts, for a refused request."""
+"""Stages of saccade_stage_seconds that an image passes; none of them ends, and so counts, for a refused request."""
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def chat(*urls: str, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 1} | fields
 
 
-HUGE = pictures.png(20_000, 20_000, chunks=[(b"zzZz", bytes(388_000))])
+HUGE = images.png(20_000, 20_000, chunks=[(b"zzZz", bytes(388_000))])
 HUGE_URL = "data:image/png;base64," + base64.b64encode(HUGE).decode()
 Make = Callable[[SilentHost], dict[str, Any]]
 REFUSED: dict[str, tuple[Make, str, int, str]] = {
     "PNG of 20000 x 20000": (lambda host: chat(HUGE_URL), "one", 400, "image_too_large"),
-    "100 pictures": (lambda host: chat(*map(host.url, range(100))), "one", 400, "too_many_images"),
+    "100 images": (lambda host: chat(*map(host.url, range(100))), "one", 400, "too_many_images"),
     "unknown model": (lambda host: chat(host.url(0), model="gpt-9"), "one", 404, "model_not_found"),
     "wrong key": (lambda host: chat(host.url(0)), "two", 401, "invalid_api_key"),
 }
@@ -100,7 +100,7 @@ def stages(server: Server) -> dict[str, float]:
 
 @contextlib.contextmanager
 def waiting(server: Server, host: SilentHost) -> Iterator[list[Future[tuple[int, dict[str, Any]]]]]:
-    """Requests that wait for a picture of *host* until the block ends."""
+    """Requests that wait for an image of *host* until the block ends."""
     with ThreadPoolExecutor(NUM_WAITING) as threads:
         requests = [threads.submit(ask, server, chat(host.url(number))) for number in range(NUM_WAITING)]
         try:
@@ -111,7 +111,7 @@ def waiting(server: Server, host: SilentHost) -> Iterator[list[Future[tuple[int,
 
 
 @each
-def test_refused_before_any_stage_of_a_picture(
+def test_refused_before_any_stage_of_an_image(
     server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
 ) -> None:
     before = stages(server)
@@ -130,7 +130,7 @@ def test_refused_while_others_wait_for_a_host(
         assert [other.done() for other in others] == [False] * NUM_WAITING
 
 
-def test_refused_while_its_other_pictures_are_fetched(server: Server, silent_host: SilentHost) -> None:
+def test_refused_while_its_other_images_are_fetched(server: Server, silent_host: SilentHost) -> None:
     # Those before it never come: had the refusal waited for them, it would name the first one.
     status, error = ask(server, chat(*map(silent_host.url, range(7)), HUGE_URL))
     assert (status, error["code"]) == (400, "image_too_large")

@@ -4,17 +4,17 @@ import json
 from typing import Any
 
 import jsonschema
-from chats import data_url, openai_messages, picture
+from chats import data_url, openai_messages, random_image
 from pydantic import BaseModel
 from server import Server
 from tool_calls import SCHEMAS, TOOLS
 
-PICTURE = picture(96, 64, 8)
+IMAGE = random_image(96, 64, 8)
 FUNCTIONS: Any = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
 ASKED: Any = {
     "role": "user",
     "content": [
-        {"type": "input_image", "image_url": data_url(PICTURE), "detail": "auto"},
+        {"type": "input_image", "image_url": data_url(IMAGE), "detail": "auto"},
         {"type": "input_text", "text": "What is it?"},
     ],
 }
@@ -24,10 +24,10 @@ class Card(BaseModel):
     is_red: bool
 
 
-def test_a_picture_is_answered_as_by_a_chat(tiny_server: Server) -> None:
+def test_an_image_is_answered_as_by_a_chat(tiny_server: Server) -> None:
     with tiny_server.client() as client:
         chat = client.chat.completions.create(
-            model=tiny_server.name, messages=openai_messages(PICTURE, "What is it?"), max_tokens=20, temperature=0
+            model=tiny_server.name, messages=openai_messages(IMAGE, "What is it?"), max_tokens=20, temperature=0
         )
         asked: Any = {"model": tiny_server.name, "input": [ASKED], "max_output_tokens": 20, "temperature": 0}
         whole = client.responses.create(**asked)
@@ -60,7 +60,7 @@ def test_a_conversation_with_tools_goes_on_by_id(tiny_server: Server) -> None:
         result: Any = {
             "type": "function_call_output",
             "call_id": call.call_id,
-            "output": [{"type": "input_image", "image_url": data_url(picture(64, 64, 9)), "detail": "auto"}],
+            "output": [{"type": "input_image", "image_url": data_url(random_image(64, 64, 9)), "detail": "auto"}],
         }
         asked: Any = {"model": tiny_server.name, "max_output_tokens": 8, "temperature": 0, "tools": FUNCTIONS}
         asked["tool_choice"] = "none"

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from server import Server
 
-MESSAGES = openai_messages(picture(96, 96, 50), "Describe the picture.")
+MESSAGES = openai_messages(random_image(96, 96, 50), "Describe the image.")
 
 
 def ask(server: Server, **options: Any) -> Any:
@@ -15,7 +15,7 @@ def ask(server: Server, **options: Any) -> Any:
     )
 
 
-def test_samples_of_a_picture_share_its_prompt(tiny_server: Server) -> None:
+def test_samples_of_an_image_share_its_prompt(tiny_server: Server) -> None:
     names = ("saccade_encoded_items_total", "vllm:prompt_tokens_total")
     encoded = tiny_server.settled(names[0])
     asked: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 7, "logprobs": True, "top_logprobs": 2}

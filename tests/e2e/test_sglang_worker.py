@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.kimi_k25 import KimiK25
 from server import Server, free_port, program
 from sglang_servicer import Engine, Rooms, arguments, listening, servicer_class
 
 # Sizes that the family does not change by resizing: the pixels can be equal to the last bit.
-PARTS: tuple[Part, ...] = ("First:", picture(256, 320, 1), "then", picture(384, 256, 2), "which is it?")
+PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 SWITCHES = {"thinking": False}
 ANSWER_IDS = [40, 41]
 
@@ -40,9 +40,9 @@ def ask(server: Server, *parts: Part, **body: Any) -> Any:
 
 def check(folder: Path, request: Any, num_prompt_tokens: int) -> None:
     """The engine was given the reference's ids, patches, grids and places of placeholders."""
-    chat, pictures = reference_messages(*PARTS)
+    chat, images = reference_messages(*PARTS)
     reference = KimiK25(folder)
-    seen = [reference.see(image) for image in pictures]
+    seen = [reference.see(image) for image in images]
     prompt = reference.token_ids(reference.render(chat, True, SWITCHES), seen)
     assert request.input_ids.tolist() == prompt
     assert num_prompt_tokens == len(prompt)
@@ -59,7 +59,7 @@ def check(folder: Path, request: Any, num_prompt_tokens: int) -> None:
     }
 
 
-async def test_a_chat_with_pictures_reaches_the_engine(
+async def test_a_chat_with_images_reaches_the_engine(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A4
     folder, port = checkpoint("kimi_k25"), free_port()
@@ -76,7 +76,7 @@ async def test_a_chat_with_pictures_reaches_the_engine(
 
 
 @pytest.mark.conformance
-async def test_a_chat_with_pictures_reaches_both_legs(
+async def test_a_chat_with_images_reaches_both_legs(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8
     folder, port, rooms = checkpoint("kimi_k25"), free_port(), Rooms()
@@ -98,7 +98,7 @@ async def test_a_chat_with_pictures_reaches_both_legs(
 
 
 @pytest.mark.conformance
-async def test_pictures_of_a_model_whose_positions_follow_from_them(
+async def test_images_of_a_model_whose_positions_follow_from_them(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8
     folder, port = checkpoint("qwen3_vl"), free_port()

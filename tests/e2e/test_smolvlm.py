@@ -1,4 +1,4 @@
-"""SmolVLM through HTTP, gateway and our worker: its answer is the reference's for the same pictures. # A1 A4 A10"""
+"""SmolVLM through HTTP, gateway and our worker: its answer is the reference's for the same images. # A1 A4 A10"""
 
 import warnings
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.native import Tiles
 from references.networks import image_text_model
 from server import serving
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.conformance
 MAX_TOKENS = 12
 CHATS: tuple[tuple[Part, ...], ...] = (
     ("What is it?",),
-    (picture(300, 60, 1), "Describe the picture."),
-    ("First:", picture(64, 96, 2), "second: ", picture(40, 300, 3), "Compare the two images."),
+    (random_image(300, 60, 1), "Describe the image."),
+    ("First:", random_image(64, 96, 2), "second: ", random_image(40, 300, 3), "Compare the two images."),
 )
 
 
@@ -28,11 +28,11 @@ def test_answers_equal_the_reference(network_folder: Callable[[str], Path]) -> N
     tiles, model = Tiles(folder), image_text_model(folder)
     with serving(str(folder), "--max-model-len", "2048") as server:
         for parts in CHATS:
-            messages, pictures = reference_messages(*parts)
+            messages, images = reference_messages(*parts)
             prompt = tiles.render(messages, add_generation_prompt=True, switches={})
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # transformers warns about its own deprecations
-                inputs = tiles.processor(text=prompt, images=pictures or None, return_tensors="pt")
+                inputs = tiles.processor(text=prompt, images=images or None, return_tensors="pt")
             inputs = {key: value for key, value in inputs.items() if key != "mm_token_type_ids"}
             output = model.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)[0].tolist()
             length = inputs["input_ids"].shape[1]

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import openai
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from pydantic import BaseModel, Field
 from server import Server
 from tool_calls import TOOLS, check_calls
 
-MESSAGES = openai_messages(picture(96, 96, 51), "Describe the picture as JSON.")
+MESSAGES = openai_messages(random_image(96, 96, 51), "Describe the image as JSON.")
 
 
 class Shape(Enum):

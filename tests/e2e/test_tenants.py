@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 from openai.types.chat import ChatCompletion
 from server import Server, free_port, serving
 from waiting import wait_until
@@ -98,7 +98,7 @@ def refused(served: Served, tenant: str, *parts: Any) -> openai.RateLimitError:
 
 
 def test_caches_are_shared_within_a_group_alone(served: Served) -> None:  # F13
-    parts = ("What is it?", picture(96, 96, 1))
+    parts = ("What is it?", random_image(96, 96, 1))
     assert served.num_cached("acme", *parts) == 0
     assert served.num_cached("acme", *parts) > 0
     assert served.num_cached("lab", *parts) > 0
@@ -121,7 +121,7 @@ def test_a_tenant_that_has_used_its_requests_is_told_when_to_come_again(served: 
     assert (usage["usage"]["requests"], usage["usage"]["refused"]) == (2, 1)
 
 
-def test_tokens_and_bytes_of_pictures_have_limits_too(served: Served) -> None:
+def test_tokens_and_bytes_of_images_have_limits_too(served: Served) -> None:
     usage = served.ask("small", "Hello", max_tokens=30, extra_body={"min_tokens": 30}).usage
     assert usage is not None
     assert "20 tokens a minute" in refused(served, "small", "Hello").message
@@ -134,8 +134,8 @@ def test_tokens_and_bytes_of_pictures_have_limits_too(served: Served) -> None:
         "completion_tokens": 30,
         "picture_bytes": 0,
     }
-    served.ask("blind", "What is it?", picture(96, 96, 2))
-    assert "100 bytes of pictures a minute" in refused(served, "blind", "And this?", picture(96, 96, 3)).message
+    served.ask("blind", "What is it?", random_image(96, 96, 2))
+    assert "100 bytes of images a minute" in refused(served, "blind", "And this?", random_image(96, 96, 3)).message
     served.ask("blind", "And without one?")
     assert served.usage()["blind"]["usage"]["picture_bytes"] > 100
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references import Reference
 from references.kimi_k25 import KimiK25
 from references.native import MergedPatches
@@ -18,13 +18,13 @@ from smg_servicer import Engine, servicer_class
 from tokenspeed_worker import listening
 
 # Sizes that no family changes by resizing: the pixels can be equal to the last bit.
-PARTS: tuple[Part, ...] = ("First:", picture(256, 320, 1), "then", picture(384, 256, 2), "which is it?")
+PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 ANSWER_IDS = [40, 41]
 
 
 @dataclass(frozen=True)
 class Release:
-    """A checkpoint, its reference, the name of its pictures' grids on the wire, and the switches of its template."""
+    """A checkpoint, its reference, the name of its images' grids on the wire, and the switches of its template."""
 
     checkpoint: str
     reference: Callable[[Path], Reference]
@@ -53,7 +53,7 @@ def ask(server: Server, release: Release) -> Any:
     [RELEASES[0], *(pytest.param(release, marks=pytest.mark.conformance) for release in RELEASES[1:])],
     ids=lambda release: release.checkpoint,
 )
-async def test_a_chat_with_pictures_reaches_the_engine(
+async def test_a_chat_with_images_reaches_the_engine(
     release: Release, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A4
     folder = checkpoint(release.checkpoint)
@@ -72,8 +72,8 @@ async def test_a_chat_with_pictures_reaches_the_engine(
 
 def check(release: Release, reference: Reference, engine: Engine, num_prompt_tokens: int) -> None:
     """The engine was given the reference's ids, patches, grids and places of placeholders."""
-    chat, pictures = reference_messages(*PARTS)
-    seen = [reference.see(image) for image in pictures]
+    chat, images = reference_messages(*PARTS)
+    seen = [reference.see(image) for image in images]
     prompt = reference.token_ids(reference.render(chat, True, release.switches), seen)
     (request,) = engine.requests
     assert request.input_ids == prompt

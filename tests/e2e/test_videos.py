@@ -128,7 +128,7 @@ class Reference:
 
     @torch.inference_mode()
     def complete(self, parts: list[Any], **options: Any) -> tuple[list[int], list[int]]:
-        """Return the ids of the prompt and of the greedy answer; a part is a text, a video or a picture."""
+        """Return the ids of the prompt and of the greedy answer; a part is a text, a video or an image."""
         content, inputs, seen = [], {}, []
         for part in parts:
             if isinstance(part, str):
@@ -192,8 +192,8 @@ def test_answers_equal_the_reference(server: Server, reference: Callable[[], Ref
     check(ask(server, video(SERVED[name]), QUESTION), reference().complete([SERVED[name], "What happens?"]))
 
 
-def test_a_video_beside_a_picture(server: Server, reference: Callable[[], Reference]) -> None:
-    still = chats.picture(96, 64, 3)
+def test_a_video_beside_an_image(server: Server, reference: Callable[[], Reference]) -> None:
+    still = chats.random_image(96, 64, 3)
     buffered = {"type": "image_url", "image_url": {"url": chats.data_url(still)}}
     answer = ask(server, QUESTION, buffered, video(SERVED["hevc"]), QUESTION)
     check(answer, reference().complete(["What happens?", still, SERVED["hevc"], "What happens?"]))
@@ -225,7 +225,7 @@ def test_a_video_seen_again_is_cached_by_bytes_and_sampling(server: Server) -> N
     assert server.settled("saccade_encoded_items_total") == encoded_items + 1
 
 
-def test_videos_are_fetched_as_pictures_are(server: Server, tmp_path: Path) -> None:
+def test_videos_are_fetched_as_images_are(server: Server, tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_bytes(SERVED["h264"])
 
     class Files(http.server.SimpleHTTPRequestHandler):

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import openai
 import pytest
-from chats import Part, openai_messages, picture, reference_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from PIL import Image
 from references.native import MergedPatches
 from server import Server, free_port, program
 from vllm_worker import VllmServer, event, kwargs_data, listening, rendered, usage
 
 # Sizes that no family changes by resizing: the pixels can be equal to the last bit.
-PARTS: tuple[Part, ...] = ("First:", picture(256, 320, 1), "then", picture(384, 256, 2), "which is it?")
+PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 WIDTHS = {"qwen3_vl": 2 * 3 * 16 * 16, "qwen2_5_vl": 2 * 3 * 14 * 14, "qwen2_vl": 2 * 3 * 14 * 14}
 
 
@@ -61,8 +61,8 @@ async def test_a_chat_goes_as_token_ids_and_raw_patches(
     answer = await asked(server, folder, lambda client: chat(client, *PARTS))
     assert (answer.usage.completion_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (2, 3)
     reference = MergedPatches(folder)
-    messages, pictures = reference_messages(*PARTS)
-    seen = [reference.see(image) for image in pictures]
+    messages, images = reference_messages(*PARTS)
+    seen = [reference.see(image) for image in images]
     prompt = reference.token_ids(reference.render(messages, True, {}), seen)
     body = server.requests[-1]
     assert server.paths[-1] == "/inference/v1/generate"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import Part, openai_messages, picture
+from chats import Part, openai_messages, random_image
 from server import Server, free_port, program
 
 pytestmark = pytest.mark.conformance
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.conformance
 NUM_TOKENS = 8
 CHATS: dict[str, tuple[Part, ...]] = {
     "text": ("What is it?",),
-    "a picture": (picture(96, 128, 1), "What is it?"),
-    "two pictures between texts": ("First:", picture(150, 100, 2), "then", picture(57, 203, 3), "which is it?"),
+    "an image": (random_image(96, 128, 1), "What is it?"),
+    "two images between texts": ("First:", random_image(150, 100, 2), "then", random_image(57, 203, 3), "which is it?"),
 }
 
 
@@ -79,8 +79,8 @@ def test_answers_are_equal(wires: Wires, parts: tuple[Part, ...]) -> None:  # B9
     assert len(native[1]) == NUM_TOKENS
 
 
-async def test_pictures_of_one_batch_are_not_shared(wires: Wires) -> None:  # B9
-    shown = [picture(96, 128, seed) for seed in range(20, 26)]
+async def test_images_of_one_batch_are_not_shared(wires: Wires) -> None:  # B9
+    shown = [random_image(96, 128, seed) for seed in range(20, 26)]
     alone = [said(ask(wires.native, image, "What is it?")) for image in shown]
     together = await asyncio.gather(
         *(asyncio.to_thread(ask, wires.tokenspeed, image, "What is it?") for image in shown)
@@ -96,7 +96,7 @@ def test_sampled_answers_are_equal(wires: Wires) -> None:
 
 
 def test_a_repeated_prompt_is_cached(wires: Wires) -> None:
-    asked = (picture(96, 128, 40), "A question that is long enough for a block of tokens, or for two of them?")
+    asked = (random_image(96, 128, 40), "A question that is long enough for a block of tokens, or for two of them?")
     first, second = (ask(wires.tokenspeed, *asked) for _ in range(2))
     cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in (first, second)]
     assert cached[0] == 0

@@ -61,7 +61,7 @@ def test_watcher_is_told_token_ids_where_the_operator_allows_it(fleet: tuple[Ser
         try:
             while not client.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
+            async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as feed:
                 return await first(feed)
         finally:
             await client.close()

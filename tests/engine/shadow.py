@@ -182,11 +182,11 @@ class ShadowExecutor:
 
     def _encode(self, step: StepInput) -> tuple[int, ...]:
         failed = []
-        for picture in (picture for job in step.jobs for picture in job.pictures):
-            assert picture.encoding_id not in self._encodings, "an image is encoded twice"
+        for image in (image for job in step.jobs for image in job.images):
+            assert image.encoding_id not in self._encodings, "an image is encoded twice"
             is_failed = self._rng.random() < self._failing
-            self._encodings[picture.encoding_id] = b"failed" if is_failed else bytes(picture.pixels)
-            failed += [picture.encoding_id] * is_failed
+            self._encodings[image.encoding_id] = b"failed" if is_failed else bytes(image.pixels)
+            failed += [image.encoding_id] * is_failed
         return tuple(failed)
 
     def _attend(self, step: StepInput) -> None:

@@ -47,7 +47,7 @@ def test_experts_are_cut_over_more_ranks_than_attention(
 
 @pytest.mark.conformance
 def test_the_encoder_is_cut_as_attention_is(network_folder: Callable[[str], Path]) -> None:  # B8
-    """Two pairs of ranks encode every picture, each pair by itself."""
+    """Two pairs of ranks encode every image, each pair by itself."""
     folder = network_folder("qwen3_vl_moe")
     asked = engines.request(folder, [5, ((64, 64), 1), 9, ((96, 64), 2)])
     expected = engines.drain(engines.engine(folder), asked).answers["a"].token_ids

@@ -23,9 +23,9 @@ def subject(tiny_qwen3_vl: Path) -> Engine:
 
 
 def item(**fields: object) -> Change:
-    """Change the prompt's one picture, which stands at tokens [4, 10)."""
+    """Change the prompt's one image, which stands at tokens [4, 10)."""
     return lambda asked: msgspec.structs.replace(
-        asked, media=tuple(msgspec.structs.replace(picture, **fields) for picture in asked.media)
+        asked, media=tuple(msgspec.structs.replace(image, **fields) for image in asked.media)
     )
 
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
     "span over text": (item(spans=(Span(3, 6),)), "invalid_value", "media[0].spans"),
     "count unlike the grid": (item(spans=(Span(4, 5),)), "invalid_value", "media[0].spans"),
     "overlap": (twice, "invalid_value", "media"),
-    "placeholders without picture": (no_media, "invalid_value", "media"),
+    "placeholders without image": (no_media, "invalid_value", "media"),
     "odd grid": (item(grid=(1, 3, 8)), "invalid_value", "media[0].grid"),
     "two frames": (item(grid=(2, 2, 6)), "invalid_value", "media[0].grid"),
     "negative grid": (item(grid=(1, -4, -6)), "invalid_value", "media[0].grid"),

@@ -1,4 +1,4 @@
-"""n > 1: one request, one prompt, one look at each picture; each sample its own answer. B9, [eng] 3."""
+"""n > 1: one request, one prompt, one look at each image; each sample its own answer. B9, [eng] 3."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def several(folder: Path, number: int, parts: list[Any] | None = None, name: str
 
 
 def by_slot(asked: EngineRequest, pool: SlotPool) -> tuple[EngineRequest, str]:
-    """The same request with its one picture in shared memory, and the slot's name."""
+    """The same request with its one image in shared memory, and the slot's name."""
     [item] = asked.media
     slot = pool.acquire(len(item.inline or b""))
     assert slot is not None
@@ -104,7 +104,7 @@ def test_samples_are_as_if_asked_for_alone(
 
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_what_is_kept_for_samples_has_the_caches_budget(tiny_qwen3_vl: Path, room: int) -> None:
-    """Without a prefix cache the samples read all pictures again: those that have no room are encoded again."""
+    """Without a prefix cache the samples read all images again: those that have no room are encoded again."""
     parts: list[Any] = [3, (WIDE, 1), 3, (WIDE, 2), 3, (WIDE, 3), 3, (WIDE, 4), 3]
     asked = several(tiny_qwen3_vl, 2, parts)
     expected = alone(engines.engine(tiny_qwen3_vl), asked)
@@ -161,7 +161,7 @@ def test_more_samples_than_places(tiny_qwen3_vl: Path, pool: SlotPool, places: i
     assert [len(told.answers[name].token_ids) for name in names(7)] == [3] * 7
     assert [len(told.answers[name].token_ids) for name in names(5, "other")] == [1] * 5
     assert told.released == [slot]
-    assert subject.load().encoded_items_total == 2  # [eng] 2: each its own picture
+    assert subject.load().encoded_items_total == 2  # [eng] 2: each its own image
     assert idle(subject)
 
 
@@ -177,7 +177,7 @@ def test_retracted_samples_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, 
     assert idle(tight)
 
 
-def test_samples_of_a_picture_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
+def test_samples_of_an_image_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
     """Nobody could bring it again: its encoding stays, whatever the caches drop, until every sample has ended."""
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=1)
     inline = several(tiny_qwen3_vl, 3)

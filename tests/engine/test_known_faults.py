@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from saccade.engine.core.encoder_cache import EncoderCache
-from saccade.engine.core.pictures import EncoderKey
+from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
@@ -60,7 +60,7 @@ def seen_positions(engine: Engine) -> dict[int, set[tuple[int, ...]]]:
     return seen
 
 
-def test_pictures_may_come_in_any_order(shared: Engine, plain: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 1
+def test_images_may_come_in_any_order(shared: Engine, plain: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 1
     asked = engines.request(tiny_qwen3_vl, [3, (WIDE, 1), 2, (SMALL, 2), 2, (TALL, 3), 4])
     backwards = msgspec.structs.replace(asked, request_id="backwards", media=asked.media[::-1])
     expected = answer(plain, asked)
@@ -68,7 +68,7 @@ def test_pictures_may_come_in_any_order(shared: Engine, plain: Engine, tiny_qwen
     assert answer(shared, asked) == expected
 
 
-def test_prompts_of_one_batch_keep_their_own_pictures(plain: Engine, tiny_qwen3_vl: Path) -> None:  # B9, [eng] 2
+def test_prompts_of_one_batch_keep_their_own_images(plain: Engine, tiny_qwen3_vl: Path) -> None:  # B9, [eng] 2
     asked = [
         engines.request(tiny_qwen3_vl, [4, (WIDE, seed), 3], str(seed), text_seed=7, max_tokens=12) for seed in range(6)
     ]
@@ -81,7 +81,7 @@ def test_prompts_of_one_batch_keep_their_own_pictures(plain: Engine, tiny_qwen3_
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_retraction_keeps_every_position(tiny_qwen3_vl: Path, times: int) -> None:  # B5, [eng] 4, 29
-    """The prompt ends in a picture, where the answer's positions do not follow from the last token's."""
+    """The prompt ends in an image, where the answer's positions do not follow from the last token's."""
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False)
     seen = seen_positions(subject)
     asked = engines.request(tiny_qwen3_vl, [3, (TALL, 1), 2, (WIDE, 2)], max_tokens=12)
@@ -135,7 +135,7 @@ def test_hashes_are_taken_as_they_come(shared: Engine, tiny_qwen3_vl: Path) -> N
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 71), 3])
     named = msgspec.structs.replace(asked.media[0], content_hash=b"of the gateway's own choice.....")
     sequence = shared.validator.validated(0, msgspec.structs.replace(asked, media=(named,)), 1)
-    assert [picture.key.content_hash for picture in sequence.pictures] == [named.content_hash]
+    assert [image.key.content_hash for image in sequence.images] == [named.content_hash]
     assert [run.content_hash for run in sequence.runs] == [named.content_hash]
 
 
@@ -155,14 +155,14 @@ def test_a_cpu_engine_touches_no_gpu(
     assert not torch.cuda.is_initialized()
 
 
-def test_a_cached_text_hides_no_picture(plain: Engine, tiny_qwen3_vl: Path) -> None:  # B4, [eng] 23
-    """The prefix is in the cache, the picture behind it is not; then the picture is, behind another text."""
+def test_a_cached_text_hides_no_image(plain: Engine, tiny_qwen3_vl: Path) -> None:  # B4, [eng] 23
+    """The prefix is in the cache, the image behind it is not; then the image is, behind another text."""
     subject = engines.engine(tiny_qwen3_vl)
     text = engines.request(tiny_qwen3_vl, [64], "text")
-    asked = engines.request(tiny_qwen3_vl, [64, (WIDE, 1), 5], "picture")
+    asked = engines.request(tiny_qwen3_vl, [64, (WIDE, 1), 5], "image")
     assert asked.token_ids[:64] == text.token_ids
     answer(subject, text)
-    told = engines.drain(subject, asked).answers["picture"]
+    told = engines.drain(subject, asked).answers["image"]
     assert told.num_cached_tokens in (48, 64)
     assert subject.load().encoded_items_total == 1
     assert told.token_ids == answer(plain, asked)
@@ -171,14 +171,14 @@ def test_a_cached_text_hides_no_picture(plain: Engine, tiny_qwen3_vl: Path) -> N
     assert subject.load().encoded_items_total == 2
 
 
-def test_pictures_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
+def test_images_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
     executor = engines.local(subject)
     execute = executor.execute
     steps: list[list[int]] = []
 
     def recording(step: StepInput, sampling: SamplingInput) -> StepOutput:
-        steps.extend([prod(picture.grid) for picture in job.pictures] for job in step.jobs)
+        steps.extend([prod(image.grid) for image in job.images] for job in step.jobs)
         return execute(step, sampling)
 
     executor.execute = recording  # type: ignore[method-assign]
@@ -209,7 +209,7 @@ def test_a_batch_is_not_overwritten_by_the_next(shared: Engine, tiny_qwen3_vl: P
     sequence = shared.validator.validated(0, asked, 1)
     shared.scheduler.block_manager.admit(sequence, headroom_blocks=0)
     rows, buffers, cache = Rows(1), RowBuffers(1, torch.device("cpu")), EncoderCache(0)
-    cache.begin(sequence.pictures[0].key, 0)
+    cache.begin(sequence.images[0].key, 0)
     builder = StepBuilder(rows, cache)
     batches, expected = [], []
     for num_tokens in (3, 5, 4):

@@ -85,7 +85,7 @@ def test_a_reset_forgets_what_it_names(prefix: bool, media: bool, tiny_qwen3_vl:
     second = engines.drain(subject, msgspec.structs.replace(asked, request_id="second")).answers["second"]
     assert second.token_ids == first.token_ids
     assert (second.num_cached_tokens == 0) == prefix
-    # A picture behind a cached prefix is not looked at again.
+    # An image behind a cached prefix is not looked at again.
     assert subject.load().encoded_items_total == 1 + (prefix and media)
 
 
@@ -98,16 +98,16 @@ def test_a_reset_spares_what_a_request_uses(tiny_qwen3_vl: Path) -> None:
     assert engines.is_idle(subject)
 
 
-def test_other_picture_of_the_same_size_shares_no_block_of_it(shared: Engine, tiny_qwen3_vl: Path) -> None:  # E7
+def test_other_image_of_the_same_size_shares_no_block_of_it(shared: Engine, tiny_qwen3_vl: Path) -> None:  # E7
     a, b = (
         engines.request(tiny_qwen3_vl, [20, (WIDE, seed), 9], str(seed), text_seed=3, max_tokens=2) for seed in (21, 22)
     )
     assert a.token_ids == b.token_ids
     engines.drain(shared, a)
-    assert engines.drain(shared, b).answers["22"].num_cached_tokens == 16  # the picture starts at 20
+    assert engines.drain(shared, b).answers["22"].num_cached_tokens == 16  # the image starts at 20
 
 
-def test_pictures_are_encoded_once_each(tiny_qwen3_vl: Path) -> None:  # D3, [eng] 5
+def test_images_are_encoded_once_each(tiny_qwen3_vl: Path) -> None:  # D3, [eng] 5
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False)
     ab, bc = (
         engines.request(tiny_qwen3_vl, [3, (SMALL, first), 2, (SMALL, first + 1), 4], str(first)) for first in (1, 2)
@@ -118,7 +118,7 @@ def test_pictures_are_encoded_once_each(tiny_qwen3_vl: Path) -> None:  # D3, [en
     assert subject.load().encoder_cache_hits_total == 3
 
 
-def test_picture_across_chunks_is_encoded_once(tiny_qwen3_vl: Path) -> None:  # [eng] 24, 26
+def test_image_across_chunks_is_encoded_once(tiny_qwen3_vl: Path) -> None:  # [eng] 24, 26
     subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=8, encoder_cache_bytes=0)
     asked = [engines.request(tiny_qwen3_vl, [3, (WIDE, seed), 3], str(seed)) for seed in (1, 2)]
     engines.drain(subject, *asked)
@@ -153,7 +153,7 @@ def test_slots_go_back_once_and_only_misses_are_read(
     first = by_slot(inline, pool)
     told = engines.drain(shared, first)
     assert told.released == names(first)
-    # The prefix holds this picture now: its slot is not even opened, so it may be gone.  # [eng] 23
+    # The prefix holds this image now: its slot is not even opened, so it may be gone.  # [eng] 23
     second = by_slot(inline, pool)
     pool.close()
     assert engines.drain(shared, second).released == names(second)
@@ -190,7 +190,7 @@ def test_one_dead_slot_fails_one_request(tiny_qwen3_vl: Path, pool: SlotPool) ->
     pool.close()
     told = engines.drain(subject, twin, inline, other)
     assert told.answers["other"].failure is not None
-    # The dead twin shows the picture that its neighbour brought.
+    # The dead twin shows the image that its neighbour brought.
     assert told.answers["twin"].token_ids == told.answers["inline"].token_ids != []
     assert sorted(told.released) == sorted(names(twin) + names(other))
 
@@ -208,7 +208,7 @@ def test_retracted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5
     }
 
 
-def test_a_picture_from_a_cache_can_be_computed_again_when_the_caches_have_dropped_it(
+def test_an_image_from_a_cache_can_be_computed_again_when_the_caches_have_dropped_it(
     tiny_qwen3_vl: Path, pool: SlotPool
 ) -> None:
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
@@ -291,14 +291,14 @@ def test_failed_step_fails_its_sequences_and_the_engine_goes_on(
     assert len(engines.drain(shared, asked[0]).answers["a"].token_ids) == 8
 
 
-def test_a_picture_that_cannot_be_encoded_fails_its_request_alone(
+def test_an_image_that_cannot_be_encoded_fails_its_request_alone(
     shared: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("secret detail")
 
     # What is drawn for the failed request stands between what is drawn for the others.
-    parts: dict[str, list[Any]] = {"a": [8], "picture": [6, (SMALL, 91), 3], "b": [9]}
+    parts: dict[str, list[Any]] = {"a": [8], "image": [6, (SMALL, 91), 3], "b": [9]}
     asked = [
         engines.request(tiny_qwen3_vl, parts[name], name, text_seed=91, num_logprobs=1, num_prompt_logprobs=0)
         for name in parts
@@ -306,18 +306,18 @@ def test_a_picture_that_cannot_be_encoded_fails_its_request_alone(
     with monkeypatch.context() as patch:
         patch.setattr(engines.module(shared), "encode", broken)
         told = engines.drain(shared, *asked).answers
-    failure = told["picture"].failure
+    failure = told["image"].failure
     assert failure is not None
     assert failure.code == "internal_error"
     assert "secret" not in failure.message
-    assert not told["picture"].token_ids
+    assert not told["image"].token_ids
     expected = engines.drain(shared, *asked).answers
     for name in "ab":
         assert told[name].token_ids == expected[name].token_ids
         given, wanted = ([one.logprob for one in answers[name].logprobs] for answers in (told, expected))
         assert given == pytest.approx(wanted, abs=1e-4)
         assert len(told[name].prompt_logprobs) == len(asked["ab".index(name) * 2].token_ids) - 1
-    assert len(expected["picture"].token_ids) == 8
+    assert len(expected["image"].token_ids) == 8
     assert engines.is_idle(shared)
 
 

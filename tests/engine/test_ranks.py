@@ -1,4 +1,4 @@
-"""An engine over two processes: the answers of one, whatever is asked, when a picture fails and when a rank is late."""
+"""An engine over two processes: the answers of one, whatever is asked, when an image fails and when a rank is late."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def subject(tiny_qwen3_vl: Path) -> Iterator[Engine]:
 
 
 def asked(folder: Path) -> list[EngineRequest]:
-    """Text and pictures, greedy and drawn, with penalties and log probabilities, alone and as three samples."""
+    """Text and images, greedy and drawn, with penalties and log probabilities, alone and as three samples."""
     parts_and_params: list[tuple[list[Any], dict[str, Any]]] = [
         ([37], {}),
         ([5, (WIDE, 1), 9, (SMALL, 2), 4], {"num_logprobs": 2, "num_prompt_logprobs": 1}),
@@ -74,9 +74,9 @@ def test_a_rank_holds_its_part_of_weights_and_caches(subject: Engine, alone: Eng
     assert 2 * keys[0].numel() == keys[1].numel()
 
 
-def test_pictures_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_images_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl: Path) -> None:
     before = subject.load().encoded_items_total
-    pictures = engines.request(tiny_qwen3_vl, [1, (SMALL, 61), 1, (SMALL, 62), 1, (SMALL, 63)])
+    images = engines.request(tiny_qwen3_vl, [1, (SMALL, 61), 1, (SMALL, 62), 1, (SMALL, 63)])
     rank_0 = engines.local(subject).runner
     calls: list[int] = []
     encode = rank_0.network.encode
@@ -87,15 +87,15 @@ def test_pictures_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_0.network, "encode", counting)
-        engines.drain(subject, pictures)
+        engines.drain(subject, images)
     assert subject.load().encoded_items_total - before == 3
     assert sum(calls) < 3 * 24 * 768
 
 
-def test_a_picture_that_fails_on_one_rank_fails_its_request_alone(
+def test_an_image_that_fails_on_one_rank_fails_its_request_alone(
     subject: Engine, alone: Engine, tiny_qwen3_vl: Path
 ) -> None:
-    """Of two pictures in one step, rank 0 encodes the first and rank 1 the second."""
+    """Of two images in one step, rank 0 encodes the first and rank 1 the second."""
     both = [engines.request(tiny_qwen3_vl, [1, (SMALL, seed), 1], str(seed)) for seed in (71, 72)]
     expected = engines.drain(alone, *both).answers
 
@@ -133,7 +133,7 @@ def test_pixels_stay_until_a_rank_that_is_late_has_read_them(
     timer.start()
     subject.submit(0, first)
     subject.step()
-    # The step with the first pictures does not end, and so no other takes their place, before the late rank has read.
+    # The step with the first images does not end, and so no other takes their place, before the late rank has read.
     assert was_resumed.is_set()
     timer.join()
     told = engines.drain(subject, second).answers

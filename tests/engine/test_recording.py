@@ -33,8 +33,8 @@ SMALL, WIDE = (1, 4, 6), (1, 6, 16)
 MIB = 1 << 20
 
 
-def with_pictures(folder: Path, num_requests: int = 5) -> list[EngineRequest]:
-    """Requests whose pictures come while others are being answered."""
+def with_images(folder: Path, num_requests: int = 5) -> list[EngineRequest]:
+    """Requests whose images come while others are being answered."""
     parts: list[Any] = [[6, (WIDE, 1), 9], [9], [(SMALL, 2), 3, (WIDE, 3), 20], [4, (WIDE, 1), 2], [40]]
     return [
         engines.request(folder, parts[index % 5], str(index), index, max_tokens=10, temperature=index % 2, seed=index)
@@ -61,14 +61,14 @@ def records(file: Path) -> list[Record]:
 
 @pytest.fixture
 def recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
-    """A segment with pictures, some of which were encoded beside the steps."""
+    """A segment with images, some of which were encoded beside the steps."""
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
-        one_by_one(subject, with_pictures(tiny_qwen3_vl))
+        one_by_one(subject, with_images(tiny_qwen3_vl))
     [file] = recordings.segments(tmp_path)
     return file
 
 
-def test_a_recorded_run_with_pictures_is_replayed_equal(recorded: Path, tiny_qwen3_vl: Path) -> None:
+def test_a_recorded_run_with_images_is_replayed_equal(recorded: Path, tiny_qwen3_vl: Path) -> None:
     assert any(isinstance(record, JobsTaken) for record in records(recorded))
     outcome = recordings.replayed(recorded)
     assert outcome.first is None
@@ -92,7 +92,7 @@ def test_a_backends_package_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> 
 
 
 def test_recording_changes_no_answer(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    asked = with_pictures(tiny_qwen3_vl)
+    asked = with_images(tiny_qwen3_vl)
     expected = one_by_one(engines.engine(tiny_qwen3_vl), asked)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         assert one_by_one(subject, asked) == expected
@@ -153,11 +153,11 @@ def test_log_probabilities_are_compared_where_the_machine_is_the_same(
         assert "logprob=" in first.expected
 
 
-def test_without_pixels_the_missing_pictures_are_listed(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_without_pixels_the_missing_images_are_listed(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_pixels=False) as subject:
-        one_by_one(subject, with_pictures(tiny_qwen3_vl))
+        one_by_one(subject, with_images(tiny_qwen3_vl))
     [file] = recordings.segments(tmp_path)
-    with pytest.raises(StartupError, match="3 pictures") as refused:
+    with pytest.raises(StartupError, match="3 images") as refused:
         recordings.replayed(file)
     lines = refused.value.message.splitlines()[1:]
     assert len(lines) == 3
@@ -189,7 +189,7 @@ def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_
     assert engines.is_idle(subject)
     outcomes = {file: recordings.replayed(file) for file in files}
     assert all(outcome.first is None for outcome in outcomes.values())
-    # One may be empty: where the pictures of its first step do not fit.
+    # One may be empty: where the images of its first step do not fit.
     full = [file for file, outcome in outcomes.items() if outcome.num_tokens]
     assert len(full) > len(files) // 2
     middle = records(full[len(full) // 2])
@@ -243,7 +243,7 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
 def test_between_segments_nothing_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = [engines.request(tiny_qwen3_vl, [(WIDE, seed)], str(seed), max_tokens=3) for seed in range(4)]
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_steps_bytes=MIB) as subject:
-        one_by_one(subject, asked)  # one segment holds a picture, not two; the next may begin seconds later
+        one_by_one(subject, asked)  # one segment holds an image, not two; the next may begin seconds later
     [file] = recordings.segments(tmp_path)
     assert recordings.replayed(file).first is None
 
@@ -255,7 +255,7 @@ def test_a_sequence_that_cannot_be_computed_again_puts_a_segment_off(tiny_qwen3_
         expected = engines.drain(subject, asked).answers["a"].token_ids
         recordings.recorder(subject).rest_seconds = 0
         recordings.recorder(subject).close()
-        # Until its first token, a segment could begin: its gateway would be asked for the picture.
+        # Until its first token, a segment could begin: its gateway would be asked for the image.
         num_segments = []
         subject.recorder, kept = None, subject.recorder
         subject.submit(0, by_hash)
@@ -275,7 +275,7 @@ def test_a_failed_step_ends_its_segment(tiny_qwen3_vl: Path, tmp_path: Path, mon
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("a fault")
 
-    asked = with_pictures(tiny_qwen3_vl, 3)
+    asked = with_images(tiny_qwen3_vl, 3)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         recordings.recorder(subject).rest_seconds = 0
         engines.drain(subject, asked[0])
@@ -293,7 +293,7 @@ def test_a_failed_step_ends_its_segment(tiny_qwen3_vl: Path, tmp_path: Path, mon
 
 def test_a_slow_disk_ends_the_segment(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path / "one") as subject:
-        asked = with_pictures(tiny_qwen3_vl)
+        asked = with_images(tiny_qwen3_vl)
         header = open_recording(first_segment(subject, asked[1], tmp_path / "one")).header
         config = header.config.__class__(**{**vars(header.config), "record_steps": str(tmp_path / "two")})
         slow = Recorder(
@@ -314,7 +314,7 @@ def test_a_disk_that_refuses_a_segment_costs_no_sequence_its_state(
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    asked = with_pictures(tiny_qwen3_vl)
+    asked = with_images(tiny_qwen3_vl)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         monkeypatch.setattr("saccade.engine.recording.Segment", refuse)
         recordings.recorder(subject).rest_seconds = 0
@@ -332,7 +332,7 @@ def test_a_write_that_fails_ends_the_segment(
         written.set()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    asked = with_pictures(tiny_qwen3_vl)
+    asked = with_images(tiny_qwen3_vl)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         with monkeypatch.context() as patch:
             patch.setattr("saccade.engine.recording.os.write", refuse)

@@ -25,7 +25,7 @@ from saccade.protocol.request import EngineRequest
 BLOCK = 16
 NAMES = ["qwen3_5", "qwen3_5_moe"]
 PARTS: list[Any] = [23, ((96, 128), 1), 30]
-"""A picture of 12 tokens between texts."""
+"""An image of 12 tokens between texts."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -49,7 +49,7 @@ def engine(folder: Path, **settings: Any) -> Engine:
 
 
 def prompt(folder: Path, length: int | None = None, request_id: str = "a", **sampling: Any) -> EngineRequest:
-    """The first *length* tokens of one text, or a text with a picture."""
+    """The first *length* tokens of one text, or a text with an image."""
     whole = engines.request(folder, PARTS if length is None else [120], request_id, **sampling)
     if length is None:
         return whole
@@ -83,7 +83,7 @@ def test_prefixes_resume_from_snapshots(folder: Path, oracle: Oracle, chunk: int
     assert [outcome.answers[one.request_id].num_cached_tokens for one in asked] == [32, 32, 96, 96]
 
 
-def test_a_picture_s_prompt_resumes(folder: Path, oracle: Oracle) -> None:
+def test_an_image_s_prompt_resumes(folder: Path, oracle: Oracle) -> None:
     subject = engine(folder)
     for request_id in ("fresh", "again"):
         outcome = check(oracle, subject, prompt(folder, request_id=request_id))
@@ -143,7 +143,7 @@ def test_a_recorded_run_with_snapshots_is_replayed_equal(folder: Path, tmp_path:
 def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:
     subject = engine(folder, num_state_snapshots=3, num_blocks=16)
     assert subject.description.resumes_at_states
-    subject.feed.watch(1, Caches(blocks=True, pictures=False))
+    subject.feed.watch(1, Caches(blocks=True, images=False))
     blocks: set[bytes] = set()
     states: set[bytes] = set()
 
@@ -174,7 +174,7 @@ def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:
     assert resumed[0] == 0 < max(resumed)
     follow()
     # A new watcher's snapshot is what the increments have led to.
-    subject.feed.watch(2, Caches(blocks=True, pictures=False))
+    subject.feed.watch(2, Caches(blocks=True, images=False))
     (message,) = subject.feed.take()
     events = msgspec.msgpack.decode(message.payload, type=KvEvents).events
     assert {event.key for event in events if isinstance(event, StateStored)} == states

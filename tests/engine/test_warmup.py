@@ -110,7 +110,7 @@ def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) 
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next", "phi3_v", "smolvlm", "kimi_k25"])
-def test_largest_picture_is_that_of_the_models_own_settings(name: str, network_folder: Callable[[str], Path]) -> None:
+def test_largest_image_is_that_of_the_models_own_settings(name: str, network_folder: Callable[[str], Path]) -> None:
     """Gateways send no larger one, unless a request changes the settings; a step's budget may be less."""
     folder = network_folder(name)
     config = EngineConfig(str(folder), "tiny", device="cpu", encode_budget_patches=1)
@@ -121,7 +121,7 @@ def test_largest_picture_is_that_of_the_models_own_settings(name: str, network_f
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "phi3_v", "qwen2_vl"])
-def test_memory_is_measured_with_a_picture_that_a_sequence_can_hold(
+def test_memory_is_measured_with_an_image_that_a_sequence_can_hold(
     name: str, network_folder: Callable[[str], Path]
 ) -> None:
     config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")

@@ -28,7 +28,7 @@ DECAY = 0.9
 
 @dataclass(frozen=True)
 class Facts:
-    """models.facts.ModelFacts of a network without pictures."""
+    """models.facts.ModelFacts of a network without images."""
 
     kv_specs: tuple[KvSpec, ...] = (Paged(K, D, D), Latent(W, R), Recurrent(((D, D), (E,)), ("float32", "float32")))
     vocab_size: int = V

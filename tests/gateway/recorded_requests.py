@@ -128,8 +128,8 @@ BROKEN_CALL = pieces("<tool_call>", '\n{"name": "look_up", "arguments": {"wo', f
 LONG = pieces("The quick brown fox. " * 40)
 JSON = pieces('{"colour": "red", "size": 3}')
 
-IMAGE = chats.data_url(chats.picture(64, 48, 1))
-JPEG = chats.data_url(chats.picture(200, 120, 2), "JPEG")
+IMAGE = chats.data_url(chats.random_image(64, 48, 1))
+JPEG = chats.data_url(chats.random_image(200, 120, 2), "JPEG")
 TOOLS = [
     {
         "type": "function",

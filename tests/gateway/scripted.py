@@ -23,7 +23,7 @@ from chats import openai_client
 from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.pictures.decode_pool.pool import DecodePool
+from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.server.connection import Connections
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 
 from saccade.errors import StartupError
 from saccade.gateway import app
@@ -161,7 +161,10 @@ def test_tokenize_and_back(text: str, gateway: scripted.Gateway) -> None:
 
 
 def test_tokenize_shows_what_the_model_will_see(gateway: scripted.Gateway) -> None:
-    content = [{"type": "image_url", "image_url": {"url": data_url(picture(70, 50, 1))}}, {"type": "text", "text": "?"}]
+    content = [
+        {"type": "image_url", "image_url": {"url": data_url(random_image(70, 50, 1))}},
+        {"type": "text", "text": "?"},
+    ]
     messages = [{"role": "user", "content": content}]
     tokens = gateway.ask("POST", "/tokenize", {"model": "tiny", "messages": messages}).json["tokens"]
     assert gateway.chat(content).status == 200
@@ -171,7 +174,7 @@ def test_tokenize_shows_what_the_model_will_see(gateway: scripted.Gateway) -> No
 
 
 def test_tokenize_takes_what_a_chat_takes(gateway: scripted.Gateway) -> None:
-    content = [{"type": "image_url", "image_url": {"url": data_url(picture(640, 640, 1))}}]
+    content = [{"type": "image_url", "image_url": {"url": data_url(random_image(640, 640, 1))}}]
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "no", "reasoning_content": "Hm"}]
     fields = {"chat_template_kwargs": {"add_vision_id": True}, "mm_processor_kwargs": {"max_pixels": 320 * 320}}
     plain, tokens = (

@@ -16,9 +16,7 @@ def prompt(content_hash: bytes, start: int, length: int, total: int) -> tuple[li
 
 
 @given(st.integers(0, 60), st.integers(1, 60), st.integers(0, 40))
-def test_pictures_share_blocks_only_before_the_first_placeholder(
-    start: int, length: int, rest: int
-) -> None:  # [eng] 11
+def test_images_share_blocks_only_before_the_first_placeholder(start: int, length: int, rest: int) -> None:  # [eng] 11
     total = start + length + rest
     one = block_keys(ROOT, *prompt(b"a" * 32, start, length, total), BLOCK_SIZE)
     other = block_keys(ROOT, *prompt(b"b" * 32, start, length, total), BLOCK_SIZE)
@@ -38,11 +36,11 @@ def test_keys_are_equal_exactly_as_far_as_the_tokens_are(one: list[int], other: 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), max_size=4), st.integers(0, 20))
 def test_keys_of_a_prompt_are_those_of_its_blocks_one_by_one(
-    block_size: int, pictures: list[tuple[int, int]], rest: int
+    block_size: int, images: list[tuple[int, int]], rest: int
 ) -> None:
     token_ids: list[int] = []
     runs = []
-    for number, (gap, length) in enumerate(pictures):
+    for number, (gap, length) in enumerate(images):
         token_ids += [7] * gap
         runs.append(MediaRun(len(token_ids), length, bytes([number]) * 32, offset=number))
         token_ids += [PAD] * length
@@ -55,14 +53,14 @@ def test_keys_of_a_prompt_are_those_of_its_blocks_one_by_one(
 
 
 def test_a_block_knows_where_in_the_item_it_lies() -> None:
-    """The second and third block of a long picture hold the same token ids; their keys differ, whatever came before."""
+    """The second and third block of a long image hold the same token ids; their keys differ, whatever came before."""
     token_ids, runs = prompt(b"a" * 32, 0, 64, 64)
     shifted = [MediaRun(0, 64, b"a" * 32, offset=16)]
     assert len(set(block_keys(ROOT, token_ids, runs, BLOCK_SIZE))) == 4
     assert block_keys(ROOT, token_ids, runs, BLOCK_SIZE)[0] != block_keys(ROOT, token_ids, shifted, BLOCK_SIZE)[0]
 
 
-def test_adjacent_pictures_are_told_apart_by_where_they_meet() -> None:
+def test_adjacent_images_are_told_apart_by_where_they_meet() -> None:
     token_ids = [PAD] * 16
     first = [MediaRun(0, 8, b"a" * 32), MediaRun(8, 8, b"b" * 32)]
     second = [MediaRun(0, 4, b"a" * 32), MediaRun(4, 12, b"b" * 32)]

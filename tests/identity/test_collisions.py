@@ -1,4 +1,4 @@
-"""Nothing that differs shares a key: random prompts changed in one place, the known attacks, a million pictures."""
+"""Nothing that differs shares a key: random prompts changed in one place, the known attacks, a million images."""
 
 import io
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ class Prompt:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> Prompt:
-    """A prompt of texts and pictures, at least one block long."""
+    """A prompt of texts and images, at least one block long."""
     token_ids: list[int] = []
     runs = []
-    for is_picture in draw(st.lists(st.booleans(), min_size=1, max_size=6)):
+    for is_image in draw(st.lists(st.booleans(), min_size=1, max_size=6)):
         length = draw(st.integers(1, 20))
-        if is_picture:
+        if is_image:
             content = draw(st.binary(min_size=32, max_size=32))
             runs.append(MediaRun(len(token_ids), length, content, draw(st.sampled_from([0, 7]))))
             token_ids += [PAD] * length
@@ -62,7 +62,7 @@ def test_one_changed_token_changes_every_key_from_its_block_on(prompt: Prompt, d
 
 
 @given(prompts().filter(lambda prompt: prompt.runs), st.data())
-def test_one_changed_bit_of_a_picture_changes_every_key_from_its_block_on(prompt: Prompt, data: st.DataObject) -> None:
+def test_one_changed_bit_of_an_image_changes_every_key_from_its_block_on(prompt: Prompt, data: st.DataObject) -> None:
     """Every bit of the hash counts, the last of 256 as the first: none is cut off.  # [eng] 11, F3"""
     which = data.draw(st.integers(0, len(prompt.runs) - 1))
     run = prompt.runs[which]
@@ -73,10 +73,10 @@ def test_one_changed_bit_of_a_picture_changes_every_key_from_its_block_on(prompt
 
 
 @given(prompts().filter(lambda prompt: any(run.length > 1 for run in prompt.runs)), st.data())
-def test_a_picture_that_begins_or_ends_elsewhere_has_other_keys(prompt: Prompt, data: st.DataObject) -> None:
+def test_an_image_that_begins_or_ends_elsewhere_has_other_keys(prompt: Prompt, data: st.DataObject) -> None:
     which = data.draw(st.sampled_from([i for i, run in enumerate(prompt.runs) if run.length > 1]))
     run = prompt.runs[which]
-    # The token that is no longer the picture's keeps its id: only the run tells.
+    # The token that is no longer the image's keeps its id: only the run tells.
     later = run._replace(start=run.start + 1, length=run.length - 1, offset=run.offset + 1)
     check_from(prompt, with_run(prompt, which, later), run.start)
     shorter = run._replace(length=run.length - 1)
@@ -100,7 +100,7 @@ def test_equal_keys_only_for_equal_content(one: Prompt, other: Prompt) -> None:
 
 
 def content(prompt: Prompt, end: int) -> object:
-    """What the tokens [0, end) are: id, and picture with the place in it, one by one."""
+    """What the tokens [0, end) are: id, and image with the place in it, one by one."""
     shown: list[tuple[bytes, int] | None] = [None] * len(prompt.token_ids)
     for run in prompt.runs:
         for place in range(run.length):
@@ -121,24 +121,24 @@ def check_from(one: Prompt, other: Prompt, place: int) -> None:
     assert not set(ours[shared:]) & set(theirs[shared:])
 
 
-def png(picture: Image.Image) -> bytes:
-    """The picture as a file."""
+def png(image: Image.Image) -> bytes:
+    """The image as a file."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def painted(palette: list[int]) -> Image.Image:
-    """A picture of colour numbers, whose colours are in the palette alone."""
-    picture = Image.frombytes("P", (4, 4), bytes(range(16)))
-    picture.putpalette(palette)
-    return picture
+    """An image of colour numbers, whose colours are in the palette alone."""
+    image = Image.frombytes("P", (4, 4), bytes(range(16)))
+    image.putpalette(palette)
+    return image
 
 
 PLAIN = processor_fingerprint({"max_pixels": 1024}, b"", "")
 PAIRS: dict[str, tuple[bytes, bytes]] = {
     # CVE-2025-46722: the pixels' bytes alone know neither size nor palette nor mode.
-    "constant picture, turned": (png(Image.new("RGB", (56, 28), "red")), png(Image.new("RGB", (28, 56), "red"))),
+    "constant image, turned": (png(Image.new("RGB", (56, 28), "red")), png(Image.new("RGB", (28, 56), "red"))),
     "30 by 100 and 100 by 30": (png(Image.new("L", (30, 100))), png(Image.new("L", (100, 30)))),
     "another palette": (png(painted([*range(48)])), png(painted([*range(48)][::-1]))),
     "another mode": (png(Image.new("L", (6, 2))), png(Image.new("RGB", (2, 2)))),
@@ -146,7 +146,7 @@ PAIRS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_pictures_of_the_same_raw_bytes_are_told_apart(name: str) -> None:  # [eng] 10
+def test_images_of_the_same_raw_bytes_are_told_apart(name: str) -> None:  # [eng] 10
     one, other = (Image.open(io.BytesIO(encoded)) for encoded in PAIRS[name])
     assert one.tobytes() == other.tobytes()
     assert content_hash(PAIRS[name][0], PLAIN) != content_hash(PAIRS[name][1], PLAIN)
@@ -165,13 +165,13 @@ def test_numbers_that_are_equal_to_python_are_not_equal_settings() -> None:
 
 
 @pytest.mark.conformance
-def test_a_million_random_pictures_share_nothing() -> None:  # F3, [eng] 11
+def test_a_million_random_images_share_nothing() -> None:  # F3, [eng] 11
     number = 1 << 20
     pixels = np.random.default_rng(0).bytes(64 * number)
     root, token_ids = root_key(b"model", b""), [PAD] * 4
     hashes, keys = set(), set()
     for start in range(0, len(pixels), 64):
-        picture = content_hash(pixels[start : start + 64], PLAIN)
-        hashes.add(picture)
-        keys.add(block_key(root, token_ids, 0, [MediaRun(0, 4, picture)]))
+        image = content_hash(pixels[start : start + 64], PLAIN)
+        hashes.add(image)
+        keys.add(block_key(root, token_ids, 0, [MediaRun(0, 4, image)]))
     assert len(hashes) == len(keys) == number

@@ -1,4 +1,4 @@
-"""A picture is known by its bytes and by how they are processed. # F3"""
+"""An image is known by its bytes and by how they are processed. # F3"""
 
 import pytest
 

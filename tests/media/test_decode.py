@@ -2,36 +2,36 @@
 
 import io
 
+import images
 import numpy as np
-import pictures
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, read_header
+from saccade.media.header import ImageLimits, read_header
 from saccade.media.metadata import without_metadata
 
 TURNED = Image.Exif()
-TURNED[pictures.ORIENTATION] = 5
+TURNED[images.ORIENTATION] = 5
 METADATA = {"exif": TURNED, "icc_profile": bytes(3000), "comment": b"a comment", "dpi": (72, 72), "xmp": b"<x/>" * 99}
 NOISY = {
-    f"{kind.lower()} {mode} with metadata": pictures.encode(pictures.picture(70, 50, mode), kind, **METADATA)
+    f"{kind.lower()} {mode} with metadata": images.encode(images.random_image(70, 50, mode), kind, **METADATA)
     for kind, modes in {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("L", "LA", "P", "RGBA"), "AVIF": ("RGB",)}.items()
     for mode in modes
 }
 AVIF = {
-    **{f"avif {mode}": pictures.encode(pictures.picture(75, 51, mode), "AVIF") for mode in ("L", "RGB", "RGBA")},
-    **{f"avif orientation {orientation}": pictures.turned(orientation, "AVIF") for orientation in range(1, 9)},
-    "avif 4:4:4": pictures.encode(pictures.picture(57, 83), "AVIF", subsampling="4:4:4"),
-    "avif animated": pictures.animation("AVIF"),
-    "avif of odd sides": pictures.encode(pictures.picture(31, 1), "AVIF"),
+    **{f"avif {mode}": images.encode(images.random_image(75, 51, mode), "AVIF") for mode in ("L", "RGB", "RGBA")},
+    **{f"avif orientation {orientation}": images.turned(orientation, "AVIF") for orientation in range(1, 9)},
+    "avif 4:4:4": images.encode(images.random_image(57, 83), "AVIF", subsampling="4:4:4"),
+    "avif animated": images.animation("AVIF"),
+    "avif of odd sides": images.encode(images.random_image(31, 1), "AVIF"),
 }
-CORPUS = pictures.corpus() | AVIF | NOISY
-JPEG = pictures.encode(pictures.picture(200, 150), "JPEG")
-PNG = pictures.encode(pictures.picture(200, 150), "PNG")
-WEBP = pictures.encode(pictures.picture(200, 150), "WEBP")
-GIF = pictures.encode(pictures.picture(200, 150, "P"), "GIF")
+CORPUS = images.corpus() | AVIF | NOISY
+JPEG = images.encode(images.random_image(200, 150), "JPEG")
+PNG = images.encode(images.random_image(200, 150), "PNG")
+WEBP = images.encode(images.random_image(200, 150), "WEBP")
+GIF = images.encode(images.random_image(200, 150, "P"), "GIF")
 
 
 @pytest.mark.parametrize("name", CORPUS)
@@ -40,22 +40,22 @@ def test_pixels_equal_the_reference_conversion(name: str) -> None:
 
     with Image.open(io.BytesIO(CORPUS[name])) as image:
         expected = convert_to_rgb(ImageOps.exif_transpose(image), return_numpy=True)
-    decoded = decode(CORPUS[name], PictureLimits())
+    decoded = decode(CORPUS[name], ImageLimits())
     assert decoded.dtype == np.uint8
     assert decoded.shape[1::-1] == read_header(CORPUS[name]).upright
     np.testing.assert_array_equal(decoded, expected)
 
 
 def test_16_bit_grey_keeps_its_upper_byte() -> None:
-    image = pictures.picture(50, 40, "I;16")
-    decoded = decode(pictures.encode(image), PictureLimits())
+    image = images.random_image(50, 40, "I;16")
+    decoded = decode(images.encode(image), ImageLimits())
     np.testing.assert_array_equal(decoded, np.repeat((np.asarray(image) >> 8)[..., None], 3, -1))
 
 
 def test_16_bit_transparency_is_white() -> None:
-    image = pictures.picture(50, 40, "I;16")
+    image = images.random_image(50, 40, "I;16")
     transparent = image.getpixel((7, 7))
-    decoded = decode(pictures.encode(image, transparency=transparent), PictureLimits())
+    decoded = decode(images.encode(image, transparency=transparent), ImageLimits())
     assert decoded[7, 7].tolist() == [255, 255, 255]
 
 
@@ -79,26 +79,26 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_damaged_picture_is_invalid(name: str) -> None:
-    with pytest.raises(InvalidImage, match=r"^The (JPEG|PNG|WebP|GIF|picture)[^0-9]*\.$"):
-        decode(BROKEN[name], PictureLimits())
+def test_a_damaged_image_is_invalid(name: str) -> None:
+    with pytest.raises(InvalidImage, match=r"^The (JPEG|PNG|WebP|GIF|image)[^0-9]*\.$"):
+        decode(BROKEN[name], ImageLimits())
 
 
 @pytest.mark.parametrize(
     "encoded",
-    [pictures.png(20_000, 20_000), pictures.png(9_000, 9_000), pictures.png(1, 65_500), pictures.png(32_769, 200)],
+    [images.png(20_000, 20_000), images.png(9_000, 9_000), images.png(1, 65_500), images.png(32_769, 200)],
 )
-def test_a_large_picture_is_refused_from_its_header(encoded: bytes) -> None:
+def test_a_large_image_is_refused_from_its_header(encoded: bytes) -> None:
     with pytest.raises(ImageTooLarge):
-        decode(encoded, PictureLimits())
+        decode(encoded, ImageLimits())
 
 
 def test_limits_above_the_decoders_own_do_not_crash() -> None:
-    limits = PictureLimits(max_pixels=1 << 40, max_side=1 << 20)
+    limits = ImageLimits(max_pixels=1 << 40, max_side=1 << 20)
     with pytest.raises(ImageTooLarge):
-        decode(pictures.png(20_000, 20_000), limits)
+        decode(images.png(20_000, 20_000), limits)
     with pytest.raises(InvalidImage):  # 100 MP: Pillow warns, and the data is missing
-        decode(pictures.png(10_000, 10_000), limits)
+        decode(images.png(10_000, 10_000), limits)
 
 
 @pytest.mark.parametrize("name", NOISY)
@@ -112,22 +112,22 @@ def test_a_decoder_sees_no_metadata(name: str) -> None:
 
 
 def test_what_follows_a_jpeg_does_not_count_as_scans() -> None:
-    """A phone's moving picture has a film behind it, in which any two bytes occur."""
-    encoded = pictures.encode(pictures.picture(64, 48), "JPEG", progressive=True)
+    """A phone's moving image has a film behind it, in which any two bytes occur."""
+    encoded = images.encode(images.random_image(64, 48), "JPEG", progressive=True)
     np.testing.assert_array_equal(
-        decode(encoded + b"\xff\xda\0\0" * 1000, PictureLimits()), decode(encoded, PictureLimits())
+        decode(encoded + b"\xff\xda\0\0" * 1000, ImageLimits()), decode(encoded, ImageLimits())
     )
 
 
 def test_settings_of_pillow_stay_as_they_are() -> None:
-    decode(JPEG, PictureLimits())
+    decode(JPEG, ImageLimits())
     assert Image.MAX_IMAGE_PIXELS == 1024 * 1024 * 1024 // 4 // 3
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
 def test_only_the_first_of_many_frames_is_decoded() -> None:
-    many = decode(pictures.long_gif(10_000), PictureLimits())
-    np.testing.assert_array_equal(many, decode(pictures.long_gif(1), PictureLimits()))
+    many = decode(images.long_gif(10_000), ImageLimits())
+    np.testing.assert_array_equal(many, decode(images.long_gif(1), ImageLimits()))
 
 
 @pytest.mark.parametrize("name", ["png RGB", "jpeg progressive", "webp lossless alpha", "gif animated", "apng"])
@@ -138,7 +138,7 @@ def test_flipped_bytes_give_pixels_or_a_sentence(name: str) -> None:
         for position in generator.integers(0, len(encoded), 4):
             encoded[position] ^= 1 << generator.integers(0, 8)
         try:
-            decoded = decode(bytes(encoded), PictureLimits())
+            decoded = decode(bytes(encoded), ImageLimits())
         except SaccadeError as error:
             assert "0x" not in error.message  # noqa: PT017
         else:

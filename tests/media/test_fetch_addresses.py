@@ -91,7 +91,7 @@ def test_no_socket_is_made_for_a_refused_address(family: socket.AddressFamily, t
 
 
 def test_process_without_a_socket_left_says_that_it_is_busy() -> None:
-    """It is no fault of the picture's server."""
+    """It is no fault of the image's server."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 
 import pytest
 from test_resolver import asked, naming
-from web import PICTURE, answer, fetching, serving
+from web import IMAGE, answer, fetching, serving
 
 from saccade.media.fetch import Fetcher
 
@@ -45,7 +45,7 @@ async def cancel_under_way(fetcher: Fetcher, url: str, under_way: Awaitable[obje
 
 async def see_that_the_turn_is_free(fetcher: Fetcher) -> None:
     async with serving(answer()) as web:
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == IMAGE
 
 
 async def test_in_a_lookup() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from web import PICTURE, Handler, answer, fetching, serving
+from web import IMAGE, Handler, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull
 from saccade.media.fetch import BUFFER_BYTES, HOLD_STEP_BYTES
@@ -54,7 +54,7 @@ async def test_what_is_held(reply: bytes | Handler, calls: list[int]) -> None:
         assert len(encoded) <= sum(calls)
 
 
-async def test_redirects_hold_once_and_a_picture_that_is_too_large_not_at_all() -> None:
+async def test_redirects_hold_once_and_an_image_that_is_too_large_not_at_all() -> None:
     budget = Budget()
     async with serving() as web, fetching(allowed_networks=HERE, max_bytes=MIB) as fetcher:
         web.reply = {"/": answer(b"", 302, Location="/a"), "/a": answer(b"", length=MIB + 1)}
@@ -101,10 +101,10 @@ async def test_servers_time_goes_on_where_it_stood() -> None:
 
 
 async def test_file_is_held_before_it_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PICTURE)
+    (tmp_path / "a.png").write_bytes(IMAGE)
     budget = Budget()
     async with fetching(local_root=tmp_path) as fetcher:
-        assert (await fetcher.fetch(f"file://{tmp_path}/a.png", hold=budget)).encoded == PICTURE
-        assert budget.calls == [len(PICTURE)]
+        assert (await fetcher.fetch(f"file://{tmp_path}/a.png", hold=budget)).encoded == IMAGE
+        assert budget.calls == [len(IMAGE)]
         with pytest.raises(QueueFull):
-            await fetcher.fetch(f"file://{tmp_path}/a.png", hold=Budget(len(PICTURE) - 1))
+            await fetcher.fetch(f"file://{tmp_path}/a.png", hold=Budget(len(IMAGE) - 1))

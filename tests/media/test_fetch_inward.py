@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from structlog.testing import capture_logs
-from web import PICTURE, Resolver, WebServer, answer, fetching, serving
+from web import IMAGE, Resolver, WebServer, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl, SaccadeError
 from saccade.media import addresses
@@ -134,7 +134,7 @@ def _open_port(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
 
 async def test_allowed_host_is_fetched() -> None:
     async with serving() as web, fetching(allowed_networks=HERE) as fetcher:
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/a")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/a")).encoded == IMAGE
         assert (web.num_connects, web.paths) == (1, ["/a"])
 
 
@@ -161,7 +161,7 @@ async def test_what_is_no_url_of_the_web_is_refused_by_its_looks(url: str, sente
 
 
 async def test_log_names_the_flag_that_refused_and_nothing_that_was_sent() -> None:
-    settings = {"allowed_domains": ("images.test", "inward.test")}
+    settings = {"allowed_domains": ("pictures.test", "inward.test")}
     async with fetching(Resolver(["127.0.0.1"]), **settings) as fetcher:
         with capture_logs() as lines:
             for _ in range(25):
@@ -180,7 +180,7 @@ async def test_other_ports_are_for_allowed_networks(host: str, monkeypatch: pyte
         assert _is_not_fetched(await refusal(fetcher, f"http://{host}:{canary.port}/"))
         assert canary.num_connects == 0
         _open_port(monkeypatch, canary.port)
-        assert (await fetcher.fetch(f"http://{host}:{canary.port}/")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://{host}:{canary.port}/")).encoded == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_name_that_turns_inward_between_two_fetches_is_not_followed() -> N
         fetching(resolver, allowed_networks=ELSEWHERE) as fetcher,
     ):
         url = f"http://rebound.test:{web.port}/"
-        assert (await fetcher.fetch(url)).encoded == PICTURE
+        assert (await fetcher.fetch(url)).encoded == IMAGE
         assert _is_not_fetched(await refusal(fetcher, url))
         assert (web.num_connects, canary.num_connects) == (1, 0)
 
@@ -252,7 +252,7 @@ async def test_redirects_are_followed_to_their_bound() -> None:
         writer.write(answer(b"", 302, Location=f"/{left - 1}") if left else answer())
 
     async with serving(count) as web, fetching(allowed_networks=HERE) as fetcher:
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/3")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/3")).encoded == IMAGE
         assert web.paths == ["/3", "/2", "/1", "/0"]
         error = await refusal(fetcher, f"http://127.0.0.1:{web.port}/30")
         assert (type(error), web.paths[4:]) == (InvalidImageUrl, ["/30", "/29", "/28", "/27"])
@@ -273,43 +273,43 @@ async def test_unreachable_reads_as_forbidden(fault: str) -> None:
 @pytest.mark.parametrize(
     ("host", "is_allowed"),
     [
-        ("images.test", True),
-        ("IMAGES.test.", True),
+        ("pictures.test", True),
+        ("PICTURES.test.", True),
         ("a.cdn.test", True),
         ("b.a.cdn.test", True),
         ("xn--mnchen-3ya.test", True),
         ("münchen.test", True),
         ("cdn.test", False),
         ("badcdn.test", False),
-        ("sub.images.test", False),
-        ("images.test.evil.test", False),
-        ("images.test%2eevil.test", False),
+        ("sub.pictures.test", False),
+        ("pictures.test.evil.test", False),
+        ("pictures.test%2eevil.test", False),
         ("127.0.0.1", False),
     ],
 )
 async def test_only_listed_domains_are_fetched(host: str, is_allowed: bool) -> None:
-    domains = ("images.test", "*.CDN.test", "münchen.test")
+    domains = ("pictures.test", "*.CDN.test", "münchen.test")
     settings = {"allowed_domains": domains, "allowed_networks": HERE}
     async with serving() as canary, fetching(Resolver(["127.0.0.1"]), **settings) as fetcher:
         if is_allowed:
-            assert (await fetcher.fetch(f"http://{host}:{canary.port}/")).encoded == PICTURE
+            assert (await fetcher.fetch(f"http://{host}:{canary.port}/")).encoded == IMAGE
         else:
             assert _is_not_fetched(await refusal(fetcher, f"http://{host}:{canary.port}/"))
         assert canary.num_connects == is_allowed
 
 
 async def test_redirect_leaves_the_listed_domains_no_more_than_a_url() -> None:
-    settings = {"allowed_domains": ("images.test",), "allowed_networks": HERE}
+    settings = {"allowed_domains": ("pictures.test",), "allowed_networks": HERE}
     async with serving() as web, fetching(Resolver(["127.0.0.1"]), **settings) as fetcher:
         web.reply = {"/": answer(b"", 302, Location=f"http://evil.test:{web.port}/evil")}
-        assert _is_not_fetched(await refusal(fetcher, f"http://images.test:{web.port}/"))
+        assert _is_not_fetched(await refusal(fetcher, f"http://pictures.test:{web.port}/"))
         assert web.paths == ["/"]
 
 
 async def test_listed_domain_does_not_lead_inward(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_domains=("images.test",)) as fetcher:
+    async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_domains=("pictures.test",)) as fetcher:
         _open_port(monkeypatch, canary.port)
-        assert _is_not_fetched(await refusal(fetcher, f"http://images.test:{canary.port}/"))
+        assert _is_not_fetched(await refusal(fetcher, f"http://pictures.test:{canary.port}/"))
         assert canary.num_connects == 0
 
 
@@ -338,7 +338,7 @@ async def test_encoded_url_is_sent_as_it_is() -> None:
         assert web.paths == [signed, "/%C3%BC"]
 
 
-CERTIFICATE = Path(__file__).with_name("pictures_test.pem")
+CERTIFICATE = Path(__file__).with_name("images_test.pem")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ async def test_certificate_must_verify_and_name_the_host(host: str, is_trusted: 
     async with serving(tls=tls) as web, fetching(Resolver(["127.0.0.1"]), trusted, allowed_networks=HERE) as fetcher:
         url = f"https://{host}:{web.port}/"
         if is_trusted and host == "pictures.test":
-            assert (await fetcher.fetch(url)).encoded == PICTURE
+            assert (await fetcher.fetch(url)).encoded == IMAGE
             web.reply = answer(b"", 302, Location=f"http://{host}:{web.port}/")
             assert _is_not_fetched(await refusal(fetcher, url))
         else:
@@ -362,7 +362,7 @@ async def test_certificate_must_verify_and_name_the_host(host: str, is_trusted: 
 def test_guard_holds_on_the_event_loop_that_serves() -> None:
     async def attempt() -> None:
         async with serving() as web, fetching(allowed_networks=HERE) as fetcher, fetching() as careful:
-            assert (await fetcher.fetch(f"http://localhost:{web.port}/")).encoded == PICTURE
+            assert (await fetcher.fetch(f"http://localhost:{web.port}/")).encoded == IMAGE
             assert _is_not_fetched(await refusal(careful, f"http://localhost:{web.port}/"))
             assert web.num_connects == 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from web import PICTURE, Handler, Resolver, answer, fetching, serving
+from web import IMAGE, Handler, Resolver, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull, SaccadeError, StartupError
 from saccade.media.fetch import FetchConfig, Fetcher
@@ -95,13 +95,13 @@ async def test_too_slow(reply: Handler) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        answer(PICTURE, length=len(PICTURE) + 1),
-        answer(PICTURE, length=len(PICTURE) - 1),
-        answer(PICTURE, length="-1"),
-        answer(PICTURE, length="12, 13"),
-        answer(PICTURE, X_Huge="x" * 100_000),
-        answer(PICTURE, **{f"X_{index}": "x" for index in range(1000)}),
-        answer(PICTURE, Transfer_Encoding="chunked"),
+        answer(IMAGE, length=len(IMAGE) + 1),
+        answer(IMAGE, length=len(IMAGE) - 1),
+        answer(IMAGE, length="-1"),
+        answer(IMAGE, length="12, 13"),
+        answer(IMAGE, X_Huge="x" * 100_000),
+        answer(IMAGE, **{f"X_{index}": "x" for index in range(1000)}),
+        answer(IMAGE, Transfer_Encoding="chunked"),
         never_end_headers,
         b"\x15\x03\x01\x00\x02\x02\x50",
         b"+PONG\r\n",
@@ -150,8 +150,8 @@ async def test_turns_are_bounded_and_the_wait_for_one_too() -> None:
             await fetcher.fetch(url)
         first.cancel()
         web.reply = answer()
-        assert (await fetcher.fetch(url)).encoded == PICTURE  # the turn was given back
-        assert (fetcher.outcomes, fetcher.num_bytes) == ({"queue_full": 1, "ok": 1}, len(PICTURE))
+        assert (await fetcher.fetch(url)).encoded == IMAGE  # the turn was given back
+        assert (fetcher.outcomes, fetcher.num_bytes) == ({"queue_full": 1, "ok": 1}, len(IMAGE))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "name.test"])
@@ -165,7 +165,7 @@ async def test_no_socket_left_is_no_fault_of_the_client(host: str) -> None:
                 await fetcher.fetch(f"http://{host}:{web.port}/")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == IMAGE
 
 
 async def test_tenant_that_keeps_all_turns_busy_is_not_served_again_before_others() -> None:
@@ -198,7 +198,7 @@ async def test_name_server_that_does_not_answer_holds_up_no_other() -> None:
     async with serving() as web, fetching(resolver, allowed_networks=HERE) as fetcher:
         resolver.is_silent = True
         hung = asyncio.create_task(fetcher.fetch(f"http://silent.test:{web.port}/"))
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == IMAGE
         hung.cancel()
 
 
@@ -207,8 +207,8 @@ async def test_name_server_that_does_not_answer_holds_up_no_other() -> None:
     [
         {"allowed_networks": ("10.0.0.1/8",)},
         {"allowed_networks": ("everything",)},
-        {"allowed_domains": ("https://images.test",)},
-        {"allowed_domains": ("images.test/path",)},
+        {"allowed_domains": ("https://pictures.test",)},
+        {"allowed_domains": ("pictures.test/path",)},
         {"allowed_domains": ("*.*.test",)},
         {"allowed_domains": ("*",)},
         {"allowed_domains": ("",)},
@@ -222,13 +222,13 @@ def test_settings_that_mean_nothing_stop_the_start(settings: dict[str, tuple[str
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a picture, and things beside and in it that must not be read."""
+    """A folder with an image, and things beside and in it that must not be read."""
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "root-beside").mkdir()
     (tmp_path / "root-beside" / "secret").write_bytes(b"secret")
     root = tmp_path / "root"
     (root / "in ner").mkdir(parents=True)
-    (root / "in ner" / "a.png").write_bytes(PICTURE)
+    (root / "in ner" / "a.png").write_bytes(IMAGE)
     (root / "link.png").symlink_to("in ner/a.png")
     (root / "link-out").symlink_to("../secret")
     (root / "folder-out").symlink_to("..")
@@ -241,7 +241,7 @@ def root(tmp_path: Path) -> Path:
 async def test_local_file_is_read(root: Path, path: str, host: str) -> None:
     async with fetching(local_root=root) as fetcher:
         fetched = await fetcher.fetch(f"file://{host}{root}{path}")
-        assert (fetched.encoded, fetched.reuse.is_storable) == (PICTURE, False)
+        assert (fetched.encoded, fetched.reuse.is_storable) == (IMAGE, False)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_file_outside_of_the_folder_is_logged_with_the_flag(root: Path) ->
                 with pytest.raises(InvalidImageUrl):
                     await fetcher.fetch(f"file://{root}{path}")
     (line,) = lines
-    assert (line["event"], line["flag"]) == ("picture not fetched", "--allowed-local-media-path")
+    assert (line["event"], line["flag"]) == ("image not fetched", "--allowed-local-media-path")
     assert str(root) not in str(line)
 
 
@@ -288,6 +288,6 @@ async def test_file_of_another_host_and_any_file_without_a_folder_is_forbidden(
 
 
 async def test_size_of_a_local_file(root: Path) -> None:
-    async with fetching(local_root=root, max_bytes=len(PICTURE) - 1) as fetcher:
+    async with fetching(local_root=root, max_bytes=len(IMAGE) - 1) as fetcher:
         with pytest.raises(ImageTooLarge):
             await fetcher.fetch(f"file://{root}/link.png")

@@ -7,7 +7,7 @@ import pytest
 
 from saccade.media.freshness import Reuse, redirect_fresh_seconds, reuse_of
 
-URL = "http://images.test/a"
+URL = "http://pictures.test/a"
 NOW = 1_800_000_000.0
 
 

@@ -5,48 +5,48 @@ import struct
 from collections.abc import Iterator
 
 import attacks
+import images
 import numpy as np
-import pictures
 import pytest
 
 from saccade.errors import ImageTooLarge, InvalidImage, RequestError, UnsupportedImageFormat
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, read_header
+from saccade.media.header import ImageLimits, read_header
 
 SENTENCES = re.compile(
-    r"The (picture|JPEG|PNG|WebP|GIF|AVIF) ("
+    r"The (image|JPEG|PNG|WebP|GIF|AVIF) ("
     r"has no bytes|ends within its header: it is truncated|does not begin with its header|has no frame"
     r"|is damaged or truncated: its pixels could not be decoded|is damaged: its boxes are inconsistent"
     r"|has too many (scans|chunks|blocks before its first frame|boxes, properties or associations)"
-    r"|has a crop box \(clap\), which is not supported; crop the picture before you send it"
+    r"|has a crop box \(clap\), which is not supported; crop the image before you send it"
     r"|has \d+ x \d+ pixels; (at most|a side may|its long side may be at most) .*|has \d+ bytes; at most \d+ are accepted)\."
     r"|The JPEG's header is (too long|damaged: no image data follows it)\."
-    r"|The picture's header states \d+ x \d+ pixels\."
-    r"|The WebP's first chunk is damaged\.|Decoding the picture takes more memory than a picture may use\."
-    r"|(The picture looks like [\w .]+, which is not supported|The bytes are not a picture in a known format); "
+    r"|The image's header states \d+ x \d+ pixels\."
+    r"|The WebP's first chunk is damaged\.|Decoding the image takes more memory than an image may use\."
+    r"|(The image looks like [\w .]+, which is not supported|The bytes are not an image in a known format); "
     r"send JPEG, PNG, WebP, GIF or AVIF\."
 )
 KINDS = {
-    "jpeg": pictures.encode(pictures.picture(40, 30), "JPEG"),
-    "jpeg progressive turned": pictures.encode(pictures.picture(40, 30), "JPEG", progressive=True, exif=attacks.EXIF),
-    "jpeg CMYK": pictures.encode(pictures.picture(20, 30, "CMYK"), "JPEG"),
-    "png": pictures.encode(pictures.picture(20, 15, "RGBA"), "PNG", exif=attacks.EXIF),
-    "png P tRNS": pictures.transparent_palette(),
-    "png I;16": pictures.encode(pictures.picture(20, 15, "I;16"), "PNG"),
-    "apng": pictures.animation("PNG", size=(15, 10)),
-    "webp": pictures.encode(pictures.picture(40, 30), "WEBP", exif=attacks.EXIF),
-    "webp alpha": pictures.encode(pictures.picture(20, 15, "RGBA"), "WEBP", lossless=True),
-    "webp animated": pictures.animation("WEBP", size=(15, 10)),
-    "gif": pictures.encode(pictures.picture(20, 15, "P"), "GIF", transparency=3),
-    "gif animated": pictures.animation("GIF", size=(15, 10)),
-    "avif": pictures.encode(pictures.picture(40, 30), "AVIF", exif=attacks.EXIF),
-    "avif alpha": pictures.encode(pictures.picture(20, 15, "RGBA"), "AVIF"),
-    "avif animated": pictures.animation("AVIF", size=(16, 10)),
+    "jpeg": images.encode(images.random_image(40, 30), "JPEG"),
+    "jpeg progressive turned": images.encode(images.random_image(40, 30), "JPEG", progressive=True, exif=attacks.EXIF),
+    "jpeg CMYK": images.encode(images.random_image(20, 30, "CMYK"), "JPEG"),
+    "png": images.encode(images.random_image(20, 15, "RGBA"), "PNG", exif=attacks.EXIF),
+    "png P tRNS": images.transparent_palette(),
+    "png I;16": images.encode(images.random_image(20, 15, "I;16"), "PNG"),
+    "apng": images.animation("PNG", size=(15, 10)),
+    "webp": images.encode(images.random_image(40, 30), "WEBP", exif=attacks.EXIF),
+    "webp alpha": images.encode(images.random_image(20, 15, "RGBA"), "WEBP", lossless=True),
+    "webp animated": images.animation("WEBP", size=(15, 10)),
+    "gif": images.encode(images.random_image(20, 15, "P"), "GIF", transparency=3),
+    "gif animated": images.animation("GIF", size=(15, 10)),
+    "avif": images.encode(images.random_image(40, 30), "AVIF", exif=attacks.EXIF),
+    "avif alpha": images.encode(images.random_image(20, 15, "RGBA"), "AVIF"),
+    "avif animated": images.animation("AVIF", size=(16, 10)),
 }
-LIMITS = PictureLimits(max_pixels=4_000_000)
+LIMITS = ImageLimits(max_pixels=4_000_000)
 
 
-def holds(encoded: bytes, limits: PictureLimits = LIMITS) -> bool:
+def holds(encoded: bytes, limits: ImageLimits = LIMITS) -> bool:
     """Decode *encoded*; return whether it is sound, and fail where it is neither that nor refused properly."""
     try:
         decoded = decode(encoded, limits)
@@ -68,12 +68,12 @@ def test_cut_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF"])
 def test_cut_at_every_kilobyte(kind: str) -> None:
-    whole = pictures.encode(pictures.picture(200, 150, "P" if kind == "GIF" else "RGB"), kind)
+    whole = images.encode(images.random_image(200, 150, "P" if kind == "GIF" else "RGB"), kind)
     assert not any(holds(whole[:length]) for length in range(0, len(whole) - 12, 1024))
 
 
 def flipped(name: str, seed: int, number: int) -> Iterator[bytes]:
-    """Yield *number* copies of a picture, each with one to eight bytes changed; half of those near its start."""
+    """Yield *number* copies of an image, each with one to eight bytes changed; half of those near its start."""
     generator = np.random.default_rng((seed, len(name)))
     whole = KINDS[name]
     for index in range(number):
@@ -85,7 +85,7 @@ def flipped(name: str, seed: int, number: int) -> Iterator[bytes]:
 
 
 def spliced(seed: int, number: int) -> Iterator[bytes]:
-    """Yield *number* pictures into which a piece of another one was put, or from which one was taken or doubled."""
+    """Yield *number* images into which a piece of another one was put, or from which one was taken or doubled."""
     generator = np.random.default_rng(seed)
     names = list(KINDS)
     for _ in range(number):
@@ -101,7 +101,7 @@ def test_flipped_bytes(name: str) -> None:
         holds(encoded)
 
 
-def test_spliced_pictures() -> None:
+def test_spliced_images() -> None:
     for encoded in spliced(1, 300):
         holds(encoded)
 
@@ -117,7 +117,7 @@ def test_many_more(seed: int) -> None:
 
 
 def _sized(name: str, width: int, height: int) -> bytes:
-    """Return a picture whose header claims another size than its content has."""
+    """Return an image whose header claims another size than its content has."""
     whole = bytearray(KINDS[name])
     frame = re.search(rb"\xff[\xc0\xc2]\0", whole)
     if frame:
@@ -147,16 +147,16 @@ def test_a_header_that_claims_another_size(name: str, size: tuple[int, int]) -> 
 @pytest.mark.parametrize("name", attacks.CORPUS)
 def test_attacks_cost_a_sentence_or_nothing(name: str) -> None:
     make, sound = attacks.CORPUS[name]
-    assert holds(make(), PictureLimits()) == sound
+    assert holds(make(), ImageLimits()) == sound
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\0" * 32, b"GIF89a", b"<svg/>"], ids=str)
-def test_what_stands_before_a_picture_makes_it_none(wrong: bytes) -> None:
+def test_what_stands_before_an_image_makes_it_none(wrong: bytes) -> None:
     for name in ("jpeg", "png", "webp", "avif"):
         assert holds(wrong + KINDS[name]) == (not wrong)
 
 
 @pytest.mark.parametrize("name", ["jpeg", "png", "webp", "gif"])
-def test_what_stands_after_a_picture_is_no_matter(name: str) -> None:  # a polyglot
-    behind = b"<script>alert(1)</script>PK\3\4" + pictures.encode(pictures.picture(9, 9))
+def test_what_stands_after_an_image_is_no_matter(name: str) -> None:  # a polyglot
+    behind = b"<script>alert(1)</script>PK\3\4" + images.encode(images.random_image(9, 9))
     np.testing.assert_array_equal(decode(KINDS[name] + behind, LIMITS), decode(KINDS[name], LIMITS))

@@ -3,17 +3,17 @@
 import io
 import struct
 
-import pictures
+import images
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from saccade.errors import ImageTooLarge, InvalidImage, RequestError, UnsupportedImageFormat
-from saccade.media.header import MAX_STEPS, PictureHeader, PictureLimits, read_header
+from saccade.media.header import MAX_STEPS, ImageHeader, ImageLimits, read_header
 
-CORPUS = pictures.corpus()
-SAMPLES = {kind: pictures.encode(pictures.picture(40, 30), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF")}
+CORPUS = images.corpus()
+SAMPLES = {kind: images.encode(images.random_image(40, 30), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF")}
 
 
 @pytest.mark.parametrize("name", CORPUS)
@@ -27,25 +27,25 @@ def test_header_agrees_with_pillow(name: str) -> None:
 def _exif(order: str, kind: int, value: int) -> bytes:
     mark = {"<": b"II*\0", ">": b"MM\0*"}[order]
     content = struct.pack(order + {1: "B3x", 3: "H2x", 4: "I"}[kind], value)
-    return b"Exif\0\0" + mark + struct.pack(order + "IHHHI", 8, 1, pictures.ORIENTATION, kind, 1) + content + bytes(4)
+    return b"Exif\0\0" + mark + struct.pack(order + "IHHHI", 8, 1, images.ORIENTATION, kind, 1) + content + bytes(4)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("kind", [1, 3, 4])
 @pytest.mark.parametrize(("value", "expected"), [(6, 6), (8, 8), (0, 1), (9, 1)])
 def test_orientation_in_either_byte_order_and_any_integer(order: str, kind: int, value: int, expected: int) -> None:
-    encoded = pictures.encode(pictures.picture(40, 30), "JPEG", exif=_exif(order, kind, value))
+    encoded = images.encode(images.random_image(40, 30), "JPEG", exif=_exif(order, kind, value))
     assert read_header(encoded).orientation == expected
 
 
 @pytest.mark.parametrize("cut", range(6, len(_exif("<", 3, 6))))
 def test_broken_exif_means_upright(cut: int) -> None:
-    encoded = pictures.encode(pictures.picture(40, 30), "JPEG", exif=_exif("<", 3, 6)[:cut])
+    encoded = images.encode(images.random_image(40, 30), "JPEG", exif=_exif("<", 3, 6)[:cut])
     assert read_header(encoded).orientation in (1, 6)
 
 
 def test_exif_after_the_pixels_of_a_png_counts() -> None:
-    whole = pictures.turned(6, "PNG")
+    whole = images.turned(6, "PNG")
     start = whole.index(b"eXIf") - 4
     length = 12 + int.from_bytes(whole[start : start + 4], "big")
     moved = whole[:start] + whole[start + length : -12] + whole[start : start + length] + whole[-12:]
@@ -67,7 +67,7 @@ def test_a_first_frame_wider_than_its_gif_counts() -> None:
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"), (b"<?xml version='1.0'?>\n<svg/>", "SVG"),
         (b"<!DOCTYPE html><p>not found</p>", "HTML"), (b"\0\0\x01\0\x01\0", "ICO"), (b"\xff\x0a\0\0", "JPEG XL"),
         (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC"),
-        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\0\0\0\x18ftypisom", "MP4"), (b"hello", "not a picture"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"), (b"\0\0\0\x18ftypisom", "MP4"), (b"hello", "not an image"),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_by_name(start: bytes, name: str) -> None:
@@ -90,8 +90,8 @@ def test_a_cut_header_is_invalid(kind: str) -> None:
     "encoded",
     [
         b"",
-        pictures.png(0, 5),
-        pictures.png(5, 0),
+        images.png(0, 5),
+        images.png(5, 0),
         b"\xff\xd8\xff\xd9",
         b"\xff\xd8" + b"\xff\xe0\0\x02" * 10_000_000,
         b"\xff\xd8" + b"\xff" * 10_000_000,
@@ -111,8 +111,8 @@ def test_the_walk_over_chunks_is_bounded() -> None:
     """An orientation that stands behind more chunks than are walked is not found, however many there are."""
     chunks = [(b"zzZz", b"")] * (MAX_STEPS + 1)
     exif = (b"eXIf", _exif("<", 3, 6))
-    assert read_header(pictures.png(4, 3, chunks=[*chunks[:100], exif])).orientation == 6
-    assert read_header(pictures.png(4, 3, chunks=[*chunks, exif])).orientation == 1
+    assert read_header(images.png(4, 3, chunks=[*chunks[:100], exif])).orientation == 6
+    assert read_header(images.png(4, 3, chunks=[*chunks, exif])).orientation == 1
 
 
 @given(kind=st.sampled_from(sorted(SAMPLES)), data=st.data())
@@ -138,24 +138,24 @@ def test_any_bytes_give_a_header_or_a_request_error(kind: str, data: st.DataObje
     ],
 )  # fmt: skip
 def test_limits(width: int, height: int, encoded_bytes: int, fits: bool) -> None:
-    header = PictureHeader("PNG", width, height)
+    header = ImageHeader("PNG", width, height)
     if fits:
-        PictureLimits().check(header, encoded_bytes)
+        ImageLimits().check(header, encoded_bytes)
     else:
         with pytest.raises(ImageTooLarge, match=r"at most"):
-            PictureLimits().check(header, encoded_bytes)
+            ImageLimits().check(header, encoded_bytes)
 
 
 def test_the_limit_of_the_aspect() -> None:
-    PictureLimits(max_aspect=200).check(PictureHeader("PNG", 200, 1), 9)
+    ImageLimits(max_aspect=200).check(ImageHeader("PNG", 200, 1), 9)
     with pytest.raises(ImageTooLarge, match="200 times"):
-        PictureLimits(max_aspect=200).check(PictureHeader("PNG", 1, 201), 9)
+        ImageLimits(max_aspect=200).check(ImageHeader("PNG", 1, 201), 9)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_avif_turns_by_its_own_boxes(orientation: int) -> None:
-    encoded = pictures.turned(orientation, "AVIF")
+    encoded = images.turned(orientation, "AVIF")
     with Image.open(io.BytesIO(encoded)) as image:
         header = read_header(encoded)
         assert header.upright == ImageOps.exif_transpose(image).size
-        assert header.orientation == image.getexif().get(pictures.ORIENTATION, 1) == orientation
+        assert header.orientation == image.getexif().get(images.ORIENTATION, 1) == orientation

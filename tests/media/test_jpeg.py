@@ -3,15 +3,15 @@
 import io
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 from PIL import Image
 
 from saccade.errors import InvalidImage
 from saccade.media import jpeg
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits
+from saccade.media.header import ImageLimits
 
 KINDS: dict[str, dict[str, Any]] = {
     "4:2:0": {"subsampling": 2},
@@ -34,7 +34,7 @@ def _by_pillow(encoded: bytes) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_pixels_are_pillows(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
-        encoded = pictures.encode(pictures.picture(width, height, mode, seed), "JPEG", **KINDS[kind])
+        encoded = images.encode(images.random_image(width, height, mode, seed), "JPEG", **KINDS[kind])
         ours = jpeg.decode(encoded, height, width)
         assert ours is not None
         assert np.array_equal(ours, _by_pillow(encoded)), (width, height)
@@ -45,18 +45,18 @@ def test_pixels_are_pillows_at_every_small_size() -> None:
     for kind in KINDS.values():
         for width in range(1, 41):
             for height in range(1, 41):
-                encoded = pictures.encode(pictures.picture(width, height, seed=width), "JPEG", **kind)
+                encoded = images.encode(images.random_image(width, height, seed=width), "JPEG", **kind)
                 ours = jpeg.decode(encoded, height, width)
                 assert ours is not None
                 assert np.array_equal(ours, _by_pillow(encoded)), (width, height, kind)
 
 
 def test_what_needs_judgement_is_left_to_pillow() -> None:
-    sound = pictures.encode(pictures.picture(64, 48), "JPEG")
+    sound = images.encode(images.random_image(64, 48), "JPEG")
     assert jpeg.decode(sound, 48, 64) is not None
     assert jpeg.decode(sound, 48, 65) is None
     assert jpeg.decode(sound[: len(sound) // 2], 48, 64) is None
-    assert jpeg.decode(pictures.encode(pictures.picture(64, 48, "CMYK"), "JPEG"), 48, 64) is None
+    assert jpeg.decode(images.encode(images.random_image(64, 48, "CMYK"), "JPEG"), 48, 64) is None
     assert jpeg.decode(b"\xff\xd8\xff", 48, 64) is None
     with pytest.raises(InvalidImage):
-        decode(sound[: len(sound) // 2], PictureLimits())
+        decode(sound[: len(sound) // 2], ImageLimits())

@@ -5,18 +5,18 @@ import struct
 import zlib
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 from PIL import Image
 
 from saccade.media import png
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, png_chunks
+from saccade.media.header import ImageLimits, png_chunks
 
 KINDS: dict[str, dict[str, Any]] = {"usual": {}, "optimised": {"optimize": True}, "stored": {"compress_level": 0}}
 SIZES = ((1, 1), (7, 5), (8, 8), (16, 17), (33, 31), (130, 97), (641, 479), (2, 600), (600, 2))
-SOUND = pictures.encode(pictures.picture(64, 48))
+SOUND = images.encode(images.random_image(64, 48))
 
 
 def _by_pillow(encoded: bytes) -> np.ndarray:
@@ -28,21 +28,21 @@ def _filtered(width: int, height: int, channels: int, seed: int) -> bytes:
     """Return a PNG whose rows are filtered in all five ways, whatever they mean."""
     rows = np.random.default_rng(seed).integers(0, 256, (height, 1 + width * channels), dtype=np.uint8)
     rows[:, 0] = np.arange(height) % 5
-    encoded = bytearray(pictures.png(width, height, rows.tobytes()))
+    encoded = bytearray(images.png(width, height, rows.tobytes()))
     encoded[25] = 2 if channels == 3 else 6
     return _with_checksums(bytes(encoded))
 
 
 def _with_checksums(encoded: bytes) -> bytes:
     pieces = [encoded[start : end - 4] for _, start, end in png_chunks(encoded)]
-    return pictures.PNG_SIGNATURE + b"".join(piece + struct.pack(">I", zlib.crc32(piece[4:])) for piece in pieces)
+    return images.PNG_SIGNATURE + b"".join(piece + struct.pack(">I", zlib.crc32(piece[4:])) for piece in pieces)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", png.PLAIN)
 def test_pixels_are_pillows(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
-        encoded = pictures.encode(pictures.picture(width, height, mode, seed), **KINDS[kind])
+        encoded = images.encode(images.random_image(width, height, mode, seed), **KINDS[kind])
         ours = png.decode(encoded, height, width, mode)
         assert ours is not None
         np.testing.assert_array_equal(ours, _by_pillow(encoded))
@@ -60,8 +60,8 @@ def test_every_filter_is_pillows(mode: str) -> None:
 @pytest.mark.parametrize(
     "encoded",
     [
-        *(pictures.encode(pictures.picture(64, 48, mode)) for mode in ("L", "LA", "P", "I;16", "1", "RGBA")),
-        pictures.encode(pictures.picture(64, 48), transparency=(1, 2, 3)),
+        *(images.encode(images.random_image(64, 48, mode)) for mode in ("L", "LA", "P", "I;16", "1", "RGBA")),
+        images.encode(images.random_image(64, 48), transparency=(1, 2, 3)),
         SOUND[:28] + b"\1" + SOUND[29:],
         SOUND[: len(SOUND) // 2],
         SOUND[:-20] + bytes(20),
@@ -93,21 +93,21 @@ def test_another_size_is_not_decoded() -> None:
 
 
 def test_opaque_pixels_stay_and_transparent_ones_lie_on_white() -> None:
-    picture = pictures.picture(70, 200)
-    picture.putalpha(255)
-    opaque = decode(pictures.encode(picture), PictureLimits())
-    np.testing.assert_array_equal(opaque, np.asarray(picture)[..., :3])
-    picture.putpixel((3, 150), (1, 2, 3, 0))
-    changed = decode(pictures.encode(picture), PictureLimits())
+    image = images.random_image(70, 200)
+    image.putalpha(255)
+    opaque = decode(images.encode(image), ImageLimits())
+    np.testing.assert_array_equal(opaque, np.asarray(image)[..., :3])
+    image.putpixel((3, 150), (1, 2, 3, 0))
+    changed = decode(images.encode(image), ImageLimits())
     assert changed[150, 3].tolist() == [255, 255, 255]
     assert (changed != opaque).any(-1).sum() == 1
 
 
 def _damaged(seed: int, number: int) -> list[tuple[str, bytes]]:
-    """Return *number* small pictures with one to four bytes changed, checksums of chunks made to fit in most."""
+    """Return *number* small images with one to four bytes changed, checksums of chunks made to fit in most."""
     generator = np.random.default_rng(seed)
     sound = [
-        (mode, pictures.encode(pictures.picture(20, 15, mode, seed), **kind))
+        (mode, images.encode(images.random_image(20, 15, mode, seed), **kind))
         for mode in png.PLAIN
         for kind in KINDS.values()
     ]

@@ -1,7 +1,7 @@
 """Pillow resampling, pass by pass. A2"""
 
+import images
 import numpy as np
-import pictures
 import pytest
 from PIL import Image
 
@@ -11,9 +11,9 @@ from saccade.media.resample import resample
 KERNELS = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
 
 
-def _rows_alone(picture: np.ndarray, width: int, kernel: Image.Resampling) -> np.ndarray:
-    """Each row resized as a picture of its own, for which there is no other pass."""
-    return np.concatenate([np.asarray(Image.fromarray(row[None]).resize((width, 1), kernel)) for row in picture])
+def _rows_alone(image: np.ndarray, width: int, kernel: Image.Resampling) -> np.ndarray:
+    """Each row resized as an image of its own, for which there is no other pass."""
+    return np.concatenate([np.asarray(Image.fromarray(row[None]).resize((width, 1), kernel)) for row in image])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -24,14 +24,14 @@ def _rows_alone(picture: np.ndarray, width: int, kernel: Image.Resampling) -> np
 def test_passes_are_horizontal_then_vertical(
     width: int, height: int, new_width: int, new_height: int, kernel: Image.Resampling
 ) -> None:
-    drawn = pictures.draw(width, height)
+    drawn = images.draw(width, height)
     narrow = _rows_alone(drawn, new_width, kernel)
     expected = _rows_alone(narrow.transpose(1, 0, 2).copy(), new_height, kernel).transpose(1, 0, 2)
     np.testing.assert_array_equal(resample(drawn, new_height, new_width, kernel), expected)
 
 
 def test_a_view_of_any_memory_is_resampled_alike() -> None:
-    drawn = pictures.draw(64, 48)
+    drawn = images.draw(64, 48)
     memory = rgbx.empty(48, 64)
     memory[...] = 77
     memory[..., :3] = drawn
@@ -42,5 +42,5 @@ def test_a_view_of_any_memory_is_resampled_alike() -> None:
 
 
 def test_the_same_size_is_not_copied() -> None:
-    drawn = pictures.draw(64, 32)
+    drawn = images.draw(64, 32)
     assert resample(drawn, 32, 64, Image.Resampling.BICUBIC) is drawn

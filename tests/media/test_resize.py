@@ -2,8 +2,8 @@
 
 from typing import Any, get_args
 
+import images
 import numpy as np
-import pictures
 import pytest
 import torch
 
@@ -22,7 +22,7 @@ def test_resize_is_bit_equal_to_torchvision(
 ) -> None:
     from torchvision.transforms.v2 import InterpolationMode, functional
 
-    drawn = pictures.draw(width, height)
+    drawn = images.draw(width, height)
     planes = torch.from_numpy(np.ascontiguousarray(drawn.transpose(2, 0, 1)))
     expected = functional.resize(planes, [new_height, new_width], InterpolationMode(mode), antialias=True)
     np.testing.assert_array_equal(resize(drawn, new_height, new_width, mode), expected.numpy())
@@ -30,12 +30,12 @@ def test_resize_is_bit_equal_to_torchvision(
 
 def test_memory_of_four_bytes_a_pixel_resizes_alike() -> None:
     memory = rgbx.empty(51, 75)
-    memory[..., :3] = pictures.draw(75, 51)
-    np.testing.assert_array_equal(resize(memory[..., :3], 64, 96), resize(pictures.draw(75, 51), 64, 96))
+    memory[..., :3] = images.draw(75, 51)
+    np.testing.assert_array_equal(resize(memory[..., :3], 64, 96), resize(images.draw(75, 51), 64, 96))
 
 
 def test_the_same_size_is_a_view() -> None:
-    drawn = pictures.draw(64, 32)
+    drawn = images.draw(64, 32)
     planes = resize(drawn, 32, 64)
     assert planes.shape == (3, 32, 64)
     assert np.shares_memory(planes, drawn)
@@ -44,4 +44,4 @@ def test_the_same_size_is_a_view() -> None:
 def test_a_torch_without_the_filter_is_named() -> None:
     unknown: Any = "sinc"  # what Lanczos is before torch 2.12
     with pytest.raises(InternalError, match=r"torch 2\.12"):
-        resize(pictures.draw(64, 32), 32, 32, unknown)
+        resize(images.draw(64, 32), 32, 32, unknown)

@@ -7,7 +7,7 @@ import socket
 import pytest
 import uvloop
 from name_server import AAAA, A, NameServer, naming
-from web import PICTURE, fetching, serving
+from web import IMAGE, fetching, serving
 
 from saccade.errors import InvalidImageUrl, QueueFull
 from saccade.media.image_url import NOT_FETCHED
@@ -35,7 +35,7 @@ async def test_innocent_is_fetched_while_lookups_hang() -> None:
             for index in range(24)
         ]
         await asked(server, 24)
-        assert (await fetcher.fetch(f"http://healthy.test:{web.port}/", client=b"innocent")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://healthy.test:{web.port}/", client=b"innocent")).encoded == IMAGE
         for task in hung:
             task.cancel()
         await asyncio.wait(hung)
@@ -49,7 +49,7 @@ async def test_turns_that_hanging_lookups_held_are_free_again_when_their_fetches
             for index in range(8)
         ]
         await asked(server, 4)
-        assert (await fetcher.fetch(f"http://healthy.test:{web.port}/", client=b"innocent")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://healthy.test:{web.port}/", client=b"innocent")).encoded == IMAGE
         ends = await asyncio.gather(*hung, return_exceptions=True)
         assert {(type(end), str(end)) for end in ends} == {(InvalidImageUrl, NOT_FETCHED)}
 

@@ -1,10 +1,10 @@
-"""What a server sends around a picture is bounded, so that no server keeps the event loop busy."""  # F6
+"""What a server sends around an image is bounded, so that no server keeps the event loop busy."""  # F6
 
 import asyncio
 import contextlib
 
 import pytest
-from web import PICTURE, answer, fetching, serving
+from web import IMAGE, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl
 from saccade.media.response_limits import MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_INTERIM_ANSWERS
@@ -58,7 +58,7 @@ async def test_flood_ends_early(head: bytes, more: bytes) -> None:
         assert flood.num_bytes < 32 * MAX_FRAMING_BYTES  # what the sockets between them hold is in it
 
 
-@pytest.mark.parametrize("first", [answer(), answer(PICTURE * 1000), b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+@pytest.mark.parametrize("first", [answer(), answer(IMAGE * 1000), b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
 async def test_what_comes_after_an_answer_is_not_read(first: bytes) -> None:
     flood = Flood(first, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 1000)
     async with serving(flood) as web, fetching(allowed_networks=HERE) as fetcher:
@@ -68,16 +68,16 @@ async def test_what_comes_after_an_answer_is_not_read(first: bytes) -> None:
 
 
 async def test_few_interim_answers_and_a_long_head_are_no_flood() -> None:
-    head = answer(PICTURE, **{f"X_{index}": "x" * 500 for index in range(100)})
+    head = answer(IMAGE, **{f"X_{index}": "x" * 500 for index in range(100)})
     assert 40_000 < len(head) < MAX_HEAD_BYTES
     reply = INTERIM * (MAX_INTERIM_ANSWERS - 1) + HINTS + head
     async with serving(reply) as web, fetching(allowed_networks=HERE) as fetcher:
-        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == PICTURE
+        assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == IMAGE
 
 
-async def test_picture_in_small_chunks_is_no_flood() -> None:
-    picture = bytes(range(256)) * 8192
-    chunks = b"".join(b"10\r\n" + picture[start : start + 16] + b"\r\n" for start in range(0, len(picture), 16))
+async def test_image_in_small_chunks_is_no_flood() -> None:
+    image = bytes(range(256)) * 8192
+    chunks = b"".join(b"10\r\n" + image[start : start + 16] + b"\r\n" for start in range(0, len(image), 16))
     async with serving(CHUNKED + chunks + b"0\r\n\r\n") as web, fetching(allowed_networks=HERE) as fetcher:
         for _ in range(2):  # the second time on the connection of the first, if that was kept
-            assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == picture
+            assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == image

@@ -42,7 +42,7 @@ def test_a_value_that_no_level_makes_is_refused(wrong: float, dtype: str) -> Non
         Denormaliser(*HALVES).levels(values if dtype == "float32" else bfloat16(values))
 
 
-def test_pictures_larger_than_a_band() -> None:
+def test_images_larger_than_a_band() -> None:
     levels = np.random.default_rng(0).integers(0, 256, (5000, 3, 196), np.uint8)
     values = np.stack([table[levels[:, channel]] for channel, table in enumerate(tables(*HALVES, "bfloat16"))], 1)
     assert (Denormaliser(*HALVES).levels(values) == levels).all()

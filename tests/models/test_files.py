@@ -68,7 +68,7 @@ def test_family_without_network_is_refused_with_what_serves_it(name: str, monkey
         ({"processor_config.json": b'{"image_processor": {"a": 2}}'}, {"a": 2}),
     ],
 )
-def test_settings_of_pictures_in_either_file(given: dict[str, bytes], expected: dict[str, int]) -> None:  # A3
+def test_settings_of_images_in_either_file(given: dict[str, bytes], expected: dict[str, int]) -> None:  # A3
     assert image_processor(ModelFiles(files=given), FAMILY) == expected
 
 
@@ -76,11 +76,11 @@ def test_settings_of_pictures_in_either_file(given: dict[str, bytes], expected: 
     "given",
     [
         {},
-        {"processor_config.json": b'{"patch_size": 14}'},  # older releases: settings of the text around pictures only
+        {"processor_config.json": b'{"patch_size": 14}'},  # older releases: settings of the text around images only
         {"video_preprocessor_config.json": b'{"patch_size": 14}'},
     ],
 )
-def test_lost_settings_of_pictures_stop_the_start(given: dict[str, bytes]) -> None:
+def test_lost_settings_of_images_stop_the_start(given: dict[str, bytes]) -> None:
     files = ModelFiles(files=given)
     with pytest.raises(StartupError, match=r"has no preprocessor_config\.json"):
         image_processor(files, FAMILY)

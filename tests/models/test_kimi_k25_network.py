@@ -86,7 +86,7 @@ def test_clips_equal_the_reference(network: Any, oracle: KimiOracle) -> None:  #
 
 
 @torch.inference_mode()
-def test_a_video_of_one_frame_is_a_picture(network: Any) -> None:
+def test_a_video_of_one_frame_is_an_image(network: Any) -> None:
     grid, backend = (1, 6, 10), VisionAttentionBackend()
     features = []
     for grids in ([grid], [grid, (2, 4, 4)]):
@@ -97,7 +97,7 @@ def test_a_video_of_one_frame_is_a_picture(network: Any) -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_pictures_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) -> None:
+def test_images_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) -> None:
     alone, together = ([MediaShape(one) for one in grids] for grids in ([grid], [(1, 4, 4), grid]))
     with torch.inference_mode():
         first = network.encode(pixels([grid]), network.prepare(alone, VisionAttentionBackend())[0])
@@ -110,9 +110,9 @@ def test_pictures_do_not_see_each_other(network: Any, grid: tuple[int, int, int]
 def test_positions_are_resampled_as_by_interpolation(size: int) -> None:
     table = torch.randn(8, generator=torch.Generator().manual_seed(0))
     entries, weights = bicubic_taps(np.arange(size), size, 8)
-    # Along one axis: bicubic interpolation takes pictures only, and of one row every row is the same.
-    picture = table.view(1, 1, 1, 8)
-    expected = functional.interpolate(picture, size=(1, size), mode="bicubic").flatten()
+    # Along one axis: bicubic interpolation takes images only, and of one row every row is the same.
+    image = table.view(1, 1, 1, 8)
+    expected = functional.interpolate(image, size=(1, size), mode="bicubic").flatten()
     made = (table[torch.from_numpy(entries)] * torch.from_numpy(weights)).sum(1)
     torch.testing.assert_close(made, expected, atol=5e-6, rtol=0)
     if size == 8:

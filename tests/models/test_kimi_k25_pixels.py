@@ -1,20 +1,20 @@
 """Layout and patches of Kimi-K2.5. A1-A3, F4
 
-The reference here is the one in transformers, which resizes with torch, not Pillow: where a picture is resized it is
+The reference here is the one in transformers, which resizes with torch, not Pillow: where an image is resized it is
 right up to two levels only. The release's own algorithm is in the conformance suite.
 """
 
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from saccade.errors import InternalError, InvalidValue, StartupError
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.kimi_k25.layout import Layout
 from saccade.models.kimi_k25.pixels import Pixels
@@ -32,11 +32,11 @@ def processor() -> Any:
     return Kimi_K25ImageProcessor()
 
 
-def _written(picture: np.ndarray, layout: Layout, settings: Any, dtype: str = "uint8") -> np.ndarray:
-    height, width, _ = picture.shape
-    counted = layout.external(layout.picture(width, height, settings), dtype)
+def _written(image: np.ndarray, layout: Layout, settings: Any, dtype: str = "uint8") -> np.ndarray:
+    height, width, _ = image.shape
+    counted = layout.external(layout.image(width, height, settings), dtype)
     out = np.full(counted.pixel_shape, 7, {"bfloat16": "uint16"}.get(dtype, dtype))
-    Pixels(settings).write(picture, counted, out)
+    Pixels(settings).write(image, counted, out)
     return out
 
 
@@ -47,7 +47,7 @@ def _written(picture: np.ndarray, layout: Layout, settings: Any, dtype: str = "u
 def test_sizes_equal_the_reference(width: int, height: int, limit: int) -> None:
     from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
 
-    counted = LAYOUT.picture(width, height, {**RELEASE, "in_patch_limit": limit})
+    counted = LAYOUT.image(width, height, {**RELEASE, "in_patch_limit": limit})
     _, padded = navit_resize(height, width, 14, 2, limit, 512)
     assert (counted.resized_height, counted.resized_width) == padded
     assert counted.grid == (1, padded[0] // 14, padded[1] // 14)
@@ -57,7 +57,7 @@ def test_sizes_equal_the_reference(width: int, height: int, limit: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_patches_equal_the_reference_where_nothing_is_resized(width: int, height: int, processor: Any) -> None:
-    drawn = pictures.draw(width, height)
+    drawn = images.draw(width, height)
     expected = processor(images=[drawn], input_data_format="channels_last", return_tensors="np")["pixel_values"]
     written = _written(drawn, LAYOUT, LAYOUT.settings)
     np.testing.assert_array_equal(written, np.round(expected * 127.5 + 127.5).astype(np.uint8))
@@ -66,7 +66,7 @@ def test_patches_equal_the_reference_where_nothing_is_resized(width: int, height
 
 @pytest.mark.parametrize(("width", "height"), [(150, 100), (90, 230), (777, 5), (640, 481)])
 def test_resized_patches_are_near_the_reference(width: int, height: int, processor: Any) -> None:
-    drawn = pictures.draw(width, height)
+    drawn = images.draw(width, height)
     settings = {**RELEASE, "in_patch_limit": 16}
     expected = processor(images=[drawn], max_patches=16, input_data_format="channels_last", return_tensors="np")
     levels = np.round(expected["pixel_values"] * 127.5 + 127.5)
@@ -75,7 +75,7 @@ def test_resized_patches_are_near_the_reference(width: int, height: int, process
 
 def test_foreign_patches_follow_the_releases_arithmetic() -> None:
     settings = {**RELEASE, "image_mean": [0.48, 0.5, 0.41], "image_std": [0.27, 0.5, 0.3]}
-    drawn = pictures.draw(60, 45)
+    drawn = images.draw(60, 45)
     patches = _written(drawn, LAYOUT, settings)
     values = (patches / 255.0).astype(np.float32)
     values -= np.array(settings["image_mean"]).reshape(3, 1, 1)
@@ -85,9 +85,9 @@ def test_foreign_patches_follow_the_releases_arithmetic() -> None:
     np.testing.assert_allclose(halves, values, rtol=2**-8)
 
 
-def test_a_picture_in_wider_memory_gives_the_same_patches() -> None:
+def test_an_image_in_wider_memory_gives_the_same_patches() -> None:
     memory = np.full((45, 60, 4), 9, np.uint8)
-    memory[..., :3] = pictures.draw(60, 45)
+    memory[..., :3] = images.draw(60, 45)
     view = memory[..., :3]
     np.testing.assert_array_equal(
         _written(view, LAYOUT, LAYOUT.settings), _written(view.copy(), LAYOUT, LAYOUT.settings)
@@ -140,28 +140,28 @@ def test_settings_that_are_no_object_stop_the_start() -> None:
 @pytest.mark.parametrize(
     ("options", "limit"),
     [
-        (PictureOptions(), 16_384),
-        (PictureOptions(detail="low"), 512 * 512 // 196),
-        (PictureOptions(max_pixels=196 * 50), 50),
-        (PictureOptions(detail="low", max_pixels=10**8), 512 * 512 // 196),
-        (PictureOptions(max_pixels=10**8), 16_384),
+        (ImageOptions(), 16_384),
+        (ImageOptions(detail="low"), 512 * 512 // 196),
+        (ImageOptions(max_pixels=196 * 50), 50),
+        (ImageOptions(detail="low", max_pixels=10**8), 512 * 512 // 196),
+        (ImageOptions(max_pixels=10**8), 16_384),
     ],
 )
-def test_options_lower_the_limit(options: PictureOptions, limit: int) -> None:
+def test_options_lower_the_limit(options: ImageOptions, limit: int) -> None:
     assert LAYOUT.settings_for(options)["in_patch_limit"] == limit
 
 
-@pytest.mark.parametrize("options", [PictureOptions(min_pixels=9), PictureOptions(max_pixels=195)])
-def test_options_that_cannot_be_honoured_are_refused(options: PictureOptions) -> None:
+@pytest.mark.parametrize("options", [ImageOptions(min_pixels=9), ImageOptions(max_pixels=195)])
+def test_options_that_cannot_be_honoured_are_refused(options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as refusal:
         LAYOUT.settings_for(options)
     assert refusal.value.param == "mm_processor_kwargs"
 
 
 def test_a_layout_of_another_size_is_refused() -> None:
-    other = LAYOUT.picture(100, 200, RELEASE)
+    other = LAYOUT.image(100, 200, RELEASE)
     with pytest.raises(InternalError):
-        Pixels(RELEASE).write(pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(RELEASE).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 @pytest.mark.parametrize(

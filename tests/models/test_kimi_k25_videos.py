@@ -18,7 +18,7 @@ from saccade.media.video_header import VideoLimits
 from saccade.models.family import VideoOptions
 from saccade.models.kimi_k25.pixels import VideoPixels
 from saccade.models.kimi_k25.video import VideoLayout
-from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 
 PREPROCESSOR = {"media_proc_cfg": MEDIA_PROC_CFG}
 SERVED = clips.served()
@@ -31,13 +31,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> KimiK25:
     return KimiK25(write(tmp_path_factory.mktemp("kimi")))
 
 
-def patches(frames: np.ndarray, layout: PictureLayout, subject: VideoLayout) -> np.ndarray:
+def patches(frames: np.ndarray, layout: ImageLayout, subject: VideoLayout) -> np.ndarray:
     out = np.full(layout.pixel_shape, 7, np.uint8)
     VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, out)
     return out
 
 
-def written(layout: PictureLayout) -> str:
+def written(layout: ImageLayout) -> str:
     return "".join(piece if isinstance(piece, str) else PLACEHOLDER * piece for piece in layout.prompt)
 
 
@@ -112,7 +112,7 @@ def test_transformers_settings_are_read() -> None:
     }  # fmt: skip
 
 
-def test_frames_without_a_limit_have_that_of_pictures() -> None:
+def test_frames_without_a_limit_have_that_of_images() -> None:
     given = {"media_proc_cfg": {**MEDIA_PROC_CFG, "in_patch_limit_each_frame": None, "in_patch_limit": 500}}
     assert VideoLayout({}, given, {}).settings["in_patch_limit"] == 500
 
@@ -151,7 +151,7 @@ def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
         VideoLayout(config, {"media_proc_cfg": {**MEDIA_PROC_CFG, **wrong}}, {})
 
 
-def test_patches_are_those_of_pictures() -> None:
+def test_patches_are_those_of_images() -> None:
     with pytest.raises(StartupError, match="image_mean"):
         VideoLayout({}, PREPROCESSOR, {"image_mean": [0.1, 0.1, 0.1]})
 

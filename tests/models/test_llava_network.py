@@ -57,7 +57,7 @@ def test_features_equal_the_reference(name: str, network_folder: Callable[[str],
     oracle, items = LlavaOracle(folder), items_of(folder)
     metadata, counts = network.prepare(shapes_of(items), VisionAttentionBackend())
     features = network.encode(pixels(items), metadata)
-    expected = oracle.model.get_image_features(**oracle.pictures(items)).pooler_output
+    expected = oracle.model.get_image_features(**oracle.images(items)).pooler_output
     assert counts == [len(one) for one in expected] == [item.spans[0].length for item in items]
     torch.testing.assert_close(features, torch.cat(tuple(expected)), atol=1e-5, rtol=1e-5)
 
@@ -67,7 +67,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
     from transformers import LlavaNextConfig, LlavaNextModel
 
     folder = network_folder("llava_next")
-    shape = layout_of(folder).picture(*size, layout_of(folder).settings)
+    shape = layout_of(folder).image(*size, layout_of(folder).settings)
     facts = Facts.read(config_of(folder))
     kept = facts.kept(shape.grid, shape.original_size)
     order = tiles.feature_order(*shape.grid[1:], kept, facts.vision.side)
@@ -84,7 +84,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
     layout, facts = layout_of(network_folder(name)), Facts.read(config_of(network_folder(name)))
-    shape = layout.picture(*size, layout.settings)
+    shape = layout.image(*size, layout.settings)
     assert facts.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
     assert facts.encoding_values(shape.grid, shape.original_size) == shape.num_tokens * 96
     assert facts.pixel_shape(shape.grid) == shape.pixel_shape

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 import torch
 from hypothesis import example, given
@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from saccade.errors import InternalError, InvalidValue, StartupError, UnsupportedParameter
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.pixels import Pixels
 from saccade.models.llava.settings import DEFAULT_PINPOINTS, DEFAULTS
@@ -27,11 +27,11 @@ SIZES = [
 ]  # fmt: skip
 
 
-def _written(picture: np.ndarray, layout: Layout) -> np.ndarray:
-    height, width, _ = picture.shape
-    counted = layout.picture(width, height, layout.settings)
+def _written(image: np.ndarray, layout: Layout) -> np.ndarray:
+    height, width, _ = image.shape
+    counted = layout.image(width, height, layout.settings)
     out = np.full(counted.pixel_shape, 7, np.uint8)
-    Pixels(layout.settings).write(picture, counted, out)
+    Pixels(layout.settings).write(image, counted, out)
     return out
 
 
@@ -47,7 +47,7 @@ def test_the_square_view_equals_the_reference(width: int, height: int, edge: int
     from transformers import CLIPImageProcessor
 
     preprocessor = {**PREPROCESSOR, "size": {"shortest_edge": edge}}
-    drawn, layout = pictures.draw(width, height), Layout(CONFIG, preprocessor)
+    drawn, layout = images.draw(width, height), Layout(CONFIG, preprocessor)
     expected = CLIPImageProcessor(**preprocessor)(drawn, input_data_format="channels_last", return_tensors="pt")
     assert torch.equal(_normalised(_written(drawn, layout), layout.settings), expected["pixel_values"][0])
 
@@ -56,11 +56,11 @@ def test_the_square_view_equals_the_reference(width: int, height: int, edge: int
 def test_views_of_tiles_equal_the_reference(width: int, height: int) -> None:
     from transformers import LlavaNextImageProcessor
 
-    drawn, layout = pictures.draw(width, height), Layout(NEXT, NEXT_PREPROCESSOR)
+    drawn, layout = images.draw(width, height), Layout(NEXT, NEXT_PREPROCESSOR)
     processor = LlavaNextImageProcessor(**NEXT_PREPROCESSOR)
     expected = processor(drawn, input_data_format="channels_last", return_tensors="pt")
     assert torch.equal(_normalised(_written(drawn, layout), layout.settings), expected["pixel_values"][0])
-    counted = layout.picture(width, height, layout.settings)
+    counted = layout.image(width, height, layout.settings)
     assert counted.original_size == tuple(expected["image_sizes"][0].tolist())
     assert (counted.resized_height * counted.resized_width) == (counted.pixel_shape[0] - 1) * 56 * 56
 
@@ -83,13 +83,13 @@ def test_counts_equal_the_reference(width: int, height: int) -> None:
     reference.patch_size, reference.num_additional_image_tokens = 14, 1
     # The features and the class token, which "default" drops.
     expected = reference._get_number_of_features(height, width, 336, 336) - 1
-    assert layout.picture(width, height, layout.settings).num_tokens == expected
+    assert layout.image(width, height, layout.settings).num_tokens == expected
 
 
 @pytest.mark.parametrize(("strategy", "num_tokens"), [("default", 576), ("full", 577)])
 def test_the_square_view_has_a_fixed_count(strategy: str, num_tokens: int) -> None:
     layout = _release({**CONFIG, "vision_feature_select_strategy": strategy})
-    counted = layout.picture(1280, 960, layout.settings)
+    counted = layout.image(1280, 960, layout.settings)
     assert (counted.num_tokens, counted.grid, counted.pixel_shape) == (num_tokens, (1, 24, 24), (3, 336, 336))
 
 
@@ -139,17 +139,17 @@ def test_wrong_files_stop_the_start(config: Any, preprocessor: Any, named: str) 
 
 
 def test_low_detail_leaves_the_smallest_pinpoints() -> None:
-    low = PictureOptions(detail="low")
+    low = ImageOptions(detail="low")
     layout = Layout(NEXT, NEXT_PREPROCESSOR)
     assert layout.settings_for(low)["pinpoints"] == [[56, 112], [112, 56]]
-    assert layout.picture(640, 480, layout.settings_for(low)).pixel_shape[0] == 3
+    assert layout.image(640, 480, layout.settings_for(low)).pixel_shape[0] == 3
     square = Layout(CONFIG, PREPROCESSOR)
     assert square.settings_for(low) == square.settings
 
 
-@pytest.mark.parametrize("options", [PictureOptions(min_pixels=9), PictureOptions(max_pixels=9)])
+@pytest.mark.parametrize("options", [ImageOptions(min_pixels=9), ImageOptions(max_pixels=9)])
 @pytest.mark.parametrize("layout", [Layout(CONFIG, PREPROCESSOR), Layout(NEXT, NEXT_PREPROCESSOR)])
-def test_options_that_cannot_be_honoured_are_refused(layout: Layout, options: PictureOptions) -> None:
+def test_options_that_cannot_be_honoured_are_refused(layout: Layout, options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as refusal:
         layout.settings_for(options)
     assert refusal.value.param == "mm_processor_kwargs"
@@ -158,14 +158,14 @@ def test_options_that_cannot_be_honoured_are_refused(layout: Layout, options: Pi
 def test_other_wires_are_refused() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
     with pytest.raises(UnsupportedParameter):
-        layout.external(layout.picture(9, 9, layout.settings), "bfloat16")
+        layout.external(layout.image(9, 9, layout.settings), "bfloat16")
 
 
 @pytest.mark.parametrize("layout", [Layout(NEXT, NEXT_PREPROCESSOR)])
 def test_a_layout_of_another_size_is_refused(layout: Layout) -> None:
-    other = layout.picture(100, 200, layout.settings)
+    other = layout.image(100, 200, layout.settings)
     with pytest.raises(InternalError):
-        Pixels(layout.settings).write(pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(layout.settings).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 def test_defaults_are_the_reference_processors() -> None:

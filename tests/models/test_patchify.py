@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 
 from saccade.media import rgbx
@@ -23,7 +23,7 @@ def test_equals_the_plain_form(
 ) -> None:
     side = patch * merge
     settings = {"patch_size": patch, "merge_size": merge, "temporal_patch_size": frames, **statistics}
-    drawn = pictures.draw(5 * side, 3 * side)
+    drawn = images.draw(5 * side, 3 * side)
     planes = np.ascontiguousarray(drawn.transpose(2, 0, 1))
     expected = patchify.plain(planes, settings, dtype)
     memory = rgbx.empty(3 * side, 5 * side)
@@ -39,7 +39,7 @@ def test_equals_the_plain_form(
 
 def test_memory_of_any_alignment_is_written() -> None:
     settings = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, **ALIKE}
-    planes = np.ascontiguousarray(pictures.draw(64, 32).transpose(2, 0, 1))
+    planes = np.ascontiguousarray(images.draw(64, 32).transpose(2, 0, 1))
     for dtype, size in (("uint8", 1), ("bfloat16", 2)):
         expected = patchify.plain(planes, settings, dtype)
         out = np.frombuffer(bytearray(expected.nbytes + size), expected.dtype, offset=size).reshape(expected.shape)

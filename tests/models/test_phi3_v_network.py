@@ -58,7 +58,7 @@ def test_features_equal_the_reference(folder: Path, network: Any, oracle: Phi3VO
 
 
 def test_many_crops_equal_the_reference(network: Any, oracle: Phi3VOracle) -> None:
-    """A picture of 2 x 3 crops, as releases with more crops make it."""
+    """An image of 2 x 3 crops, as releases with more crops make it."""
     grid = (1, 48, 72)
     pixels = torch.randint(256, (3, 672, 1008), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
@@ -69,7 +69,7 @@ def test_many_crops_equal_the_reference(network: Any, oracle: Phi3VOracle) -> No
 
 
 def test_order_of_features() -> None:
-    """Two pictures: 2 x 1 crops, then one crop. Views have 144 features each; newline is 0, separator 1."""
+    """Two images: 2 x 1 crops, then one crop. Views have 144 features each; newline is 0, separator 1."""
     order = feature_order([(2, 1), (1, 1)])
     whole = [np.append(row, 0) for row in np.arange(2, 2 + 5 * 144).reshape(60, 12)]
     overviews, details = (whole[0:12], whole[36:48]), (whole[12:36], whole[48:60])
@@ -97,7 +97,7 @@ def test_facts_agree_with_the_layout(folder: Path) -> None:
     facts = Facts.read(config_of(folder))
     layout = Layout({}, {"num_crops": 16})
     for size in [(1, 1), (1280, 960), (90, 1000), (1600, 100)]:
-        counted = layout.picture(*size, layout.settings)
+        counted = layout.image(*size, layout.settings)
         assert facts.item_tokens(counted.grid) == counted.num_tokens
         assert facts.pixel_shape(counted.grid) == counted.pixel_shape
         assert facts.encoding_values(counted.grid) == counted.num_tokens * 96

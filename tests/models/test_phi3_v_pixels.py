@@ -1,4 +1,4 @@
-"""Layout and padded picture of Phi-3-vision. F4
+"""Layout and padded image of Phi-3-vision. F4
 
 The release's own algorithm is in the conformance suite; here is what it promises.
 """
@@ -6,8 +6,8 @@ The release's own algorithm is in the conformance suite; here is what it promise
 import math
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
@@ -16,7 +16,7 @@ from PIL import Image
 
 from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError, UnsupportedParameter
 from saccade.media.resample import resample
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.phi3_v import FAMILY
 from saccade.models.phi3_v.layout import Layout
 from saccade.models.phi3_v.pixels import Pixels
@@ -25,11 +25,11 @@ PREPROCESSOR = {"num_crops": 4, "num_img_tokens": 144}
 LAYOUT = Layout({}, PREPROCESSOR)
 
 
-def _written(picture: np.ndarray, num_crops: int = 4) -> np.ndarray:
+def _written(image: np.ndarray, num_crops: int = 4) -> np.ndarray:
     settings = {**LAYOUT.settings, "num_crops": num_crops}
-    counted = LAYOUT.picture(picture.shape[1], picture.shape[0], settings)
+    counted = LAYOUT.image(image.shape[1], image.shape[0], settings)
     out = np.full(counted.pixel_shape, 7, np.uint8)
-    Pixels(settings).write(picture, counted, out)
+    Pixels(settings).write(image, counted, out)
     return out
 
 
@@ -46,7 +46,7 @@ def _written(picture: np.ndarray, num_crops: int = 4) -> np.ndarray:
     ],
 )
 def test_size_and_count(width: int, height: int, num_crops: int, padded: tuple[int, int], num_tokens: int) -> None:
-    counted = LAYOUT.picture(width, height, {**LAYOUT.settings, "num_crops": num_crops})
+    counted = LAYOUT.image(width, height, {**LAYOUT.settings, "num_crops": num_crops})
     assert (counted.resized_height, counted.resized_width) == padded
     assert counted.pixel_shape == (3, *padded)
     rows, columns = padded[0] // 336, padded[1] // 336
@@ -66,16 +66,16 @@ def test_columns_are_as_many_as_fit(width: int, height: int, num_crops: int) -> 
     settings = {**LAYOUT.settings, "num_crops": num_crops}
     if int(max(fit) * 336 / (long / short)) == 0:
         with pytest.raises(ImageTooLarge):
-            LAYOUT.picture(width, height, settings)
+            LAYOUT.image(width, height, settings)
     else:
-        counted = LAYOUT.picture(width, height, settings)
+        counted = LAYOUT.image(width, height, settings)
         assert max(counted.resized_height, counted.resized_width) == 336 * max(fit)
         assert counted.num_pixel_bytes <= num_crops * 3 * 336 * 336
 
 
 @pytest.mark.parametrize(("width", "height"), [(150, 100), (300, 90), (100, 100), (1345, 40)])
-def test_the_picture_lies_on_white(width: int, height: int) -> None:
-    drawn = pictures.draw(width, height)
+def test_the_image_lies_on_white(width: int, height: int) -> None:
+    drawn = images.draw(width, height)
     written = _written(drawn)
     content = resample(drawn, int(written.shape[2] / (width / height)), written.shape[2], Image.Resampling.BILINEAR)
     top = (written.shape[1] - len(content)) // 2
@@ -85,19 +85,19 @@ def test_the_picture_lies_on_white(width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(150, 100), (301, 90)])
-def test_a_tall_picture_is_the_wide_one_turned(width: int, height: int) -> None:
-    drawn = pictures.draw(width, height)
+def test_a_tall_image_is_the_wide_one_turned(width: int, height: int) -> None:
+    drawn = images.draw(width, height)
     np.testing.assert_array_equal(_written(drawn.transpose(1, 0, 2)), _written(drawn).transpose(0, 2, 1))
 
 
 def test_low_detail_leaves_one_crop() -> None:
-    settings = LAYOUT.settings_for(PictureOptions(detail="low"))
-    assert LAYOUT.picture(1280, 960, settings).pixel_shape == (3, 336, 336)
-    assert LAYOUT.settings_for(PictureOptions()) == LAYOUT.settings
+    settings = LAYOUT.settings_for(ImageOptions(detail="low"))
+    assert LAYOUT.image(1280, 960, settings).pixel_shape == (3, 336, 336)
+    assert LAYOUT.settings_for(ImageOptions()) == LAYOUT.settings
 
 
-@pytest.mark.parametrize("options", [PictureOptions(min_pixels=9), PictureOptions(max_pixels=9)])
-def test_options_that_cannot_be_honoured_are_refused(options: PictureOptions) -> None:
+@pytest.mark.parametrize("options", [ImageOptions(min_pixels=9), ImageOptions(max_pixels=9)])
+def test_options_that_cannot_be_honoured_are_refused(options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as refusal:
         LAYOUT.settings_for(options)
     assert refusal.value.param == "mm_processor_kwargs"
@@ -120,16 +120,16 @@ def test_wrong_files_stop_the_start(config: dict[str, Any], changed: dict[str, A
 
 def test_other_wires_are_refused() -> None:
     with pytest.raises(UnsupportedParameter):
-        LAYOUT.external(LAYOUT.picture(9, 9, LAYOUT.settings), "bfloat16")
+        LAYOUT.external(LAYOUT.image(9, 9, LAYOUT.settings), "bfloat16")
 
 
 def test_a_layout_of_another_size_is_refused() -> None:
-    other = LAYOUT.picture(100, 200, LAYOUT.settings)
+    other = LAYOUT.image(100, 200, LAYOUT.settings)
     with pytest.raises(InternalError):
-        Pixels(LAYOUT.settings).write(pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(LAYOUT.settings).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 def test_the_placeholder_is_the_tokenizers() -> None:
     assert FAMILY.placeholder_token_id({"image_token_id": 5}) is None
-    assert FAMILY.picture_tag is not None
-    assert FAMILY.picture_tag.format(number=2) == "<|image_2|>\n"
+    assert FAMILY.image_tag is not None
+    assert FAMILY.image_tag.format(number=2) == "<|image_2|>\n"

@@ -36,7 +36,7 @@ def oracle(tiny_qwen3_vl: Path) -> QwenOracle:
 
 
 def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
-    inline = (engines.picture(grid, seed).inline or b"" for seed, grid in enumerate(grids))
+    inline = (engines.image(grid, seed).inline or b"" for seed, grid in enumerate(grids))
     return torch.frombuffer(bytearray(b"".join(inline)), dtype=torch.uint8)
 
 
@@ -44,7 +44,7 @@ def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
 def test_vision_tower_equals_the_reference(network: Any, oracle: QwenOracle) -> None:  # A10
     metadata, counts = network.prepare(ITEMS, VisionAttentionBackend())
     features = network.encode(pixels(GRIDS), metadata)
-    doubled = torch.cat([oracle.pixel_values(engines.picture(grid, seed)) for seed, grid in enumerate(GRIDS)])
+    doubled = torch.cat([oracle.pixel_values(engines.image(grid, seed)) for seed, grid in enumerate(GRIDS)])
     expected = oracle.model.model.get_image_features(doubled, torch.tensor(GRIDS), return_dict=True)
     parts = [
         torch.cat(tuple(expected.pooler_output)),
@@ -69,7 +69,7 @@ def test_positions_equal_the_reference(network: Any, oracle: QwenOracle) -> None
         for _ in range(draw.integers(1, 4)):
             ids += [0] * draw.integers(1, 6)
             grid = (1, 2 * int(draw.integers(1, 7)), 2 * int(draw.integers(1, 7)))
-            media.append(engines.picture(grid, 0, start=len(ids)))
+            media.append(engines.image(grid, 0, start=len(ids)))
             grids.append(grid)
             ids += [oracle.placeholder] * (grid[1] * grid[2] // 4)
         ids += [0] * draw.integers(0, 4)

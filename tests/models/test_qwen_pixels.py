@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import images
 import numpy as np
-import pictures
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -14,11 +14,11 @@ from PIL import Image, ImageOps
 from saccade import models
 from saccade.errors import InternalError, StartupError
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits, read_header
+from saccade.media.header import ImageLimits, read_header
 from saccade.models.family import Layout
-from saccade.protocol.media import NUMPY_DTYPE, PictureLayout
+from saccade.protocol.media import NUMPY_DTYPE, ImageLayout
 
-CORPUS = pictures.corpus()
+CORPUS = images.corpus()
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -68,9 +68,9 @@ def processor(family: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _reference(tmp_path_factory.mktemp(family), FAMILIES[family])
 
 
-def _written(family: str, encoded: bytes, layout: Layout, picture: PictureLayout) -> np.ndarray:
-    out = np.full(picture.pixel_shape, 7, NUMPY_DTYPE[picture.pixel_dtype])
-    models.load_pixels(family)(layout.settings).write(decode(encoded, PictureLimits()), picture, out)
+def _written(family: str, encoded: bytes, layout: Layout, image: ImageLayout) -> np.ndarray:
+    out = np.full(image.pixel_shape, 7, NUMPY_DTYPE[image.pixel_dtype])
+    models.load_pixels(family)(layout.settings).write(decode(encoded, ImageLimits()), image, out)
     return out
 
 
@@ -87,7 +87,7 @@ def test_patches_equal_the_reference(name: str, family: str, layout: Layout, pro
     encoded = CORPUS[name]
     with Image.open(io.BytesIO(encoded)) as image:
         expected = processor(images=[ImageOps.exif_transpose(image)], return_tensors="pt")
-    counted = layout.picture(*read_header(encoded).upright, layout.settings)
+    counted = layout.image(*read_header(encoded).upright, layout.settings)
     assert list(counted.grid) == expected["image_grid_thw"][0].tolist()
     assert counted.num_tokens == int(expected["image_grid_thw"].prod()) // 4
     patches = _written(family, encoded, layout, counted)
@@ -100,14 +100,14 @@ def test_patches_equal_the_reference(name: str, family: str, layout: Layout, pro
     assert torch.equal(torch.from_numpy(half).view(torch.bfloat16), expected["pixel_values"].to(torch.bfloat16))
 
 
-def test_there_are_pictures_enough() -> None:
+def test_there_are_images_enough() -> None:
     assert len(CORPUS) >= 60
 
 
 def test_16_bit_grey_is_seen_as_its_upper_byte(family: str, layout: Layout, processor: Any) -> None:
-    image = pictures.picture(75, 51, "I;16")
+    image = images.random_image(75, 51, "I;16")
     expected = processor(images=[Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))], return_tensors="pt")
-    patches = _written(family, pictures.encode(image), layout, layout.picture(75, 51, layout.settings))
+    patches = _written(family, images.encode(image), layout, layout.image(75, 51, layout.settings))
     assert torch.equal(_normalised(patches, layout.settings), expected["pixel_values"])
 
 
@@ -168,8 +168,8 @@ def test_placeholder_that_is_no_id_stops_the_start(family: str, given_id: object
 
 
 def test_a_layout_of_another_size_is_refused(family: str, layout: Layout) -> None:
-    other = layout.picture(100, 200, layout.settings)
+    other = layout.image(100, 200, layout.settings)
     with pytest.raises(InternalError):
         models.load_pixels(family)(layout.settings).write(
-            pictures.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8)
+            images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8)
         )

@@ -18,7 +18,7 @@ from saccade.errors import InternalError, InvalidValue, StartupError, VideoTooLa
 from saccade.media.video import read_frames, read_header
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import VideoLayout, VideoOptions
-from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -34,7 +34,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VLVideoProcessor", {**SIZES, "patch_size": 16, **HALVES}, TOGETHER),
     "qwen3_5": ("Qwen3VLVideoProcessor", {**SIZES, "patch_size": 16, **HALVES}, TOGETHER),
 }
-"""The reference's class, the picture processor's settings that hold for videos too, and the videos' own."""
+"""The reference's class, the image processor's settings that hold for videos too, and the videos' own."""
 
 TIMED = ("qwen3_vl", "qwen3_5")
 """Families that write times between a video's groups of frames."""
@@ -75,7 +75,7 @@ def expected(family: str, frames: np.ndarray, fps: float, **changed: Any) -> Any
     )
 
 
-def patches(family: str, frames: np.ndarray, layout: PictureLayout, settings: Mapping[str, Any]) -> np.ndarray:
+def patches(family: str, frames: np.ndarray, layout: ImageLayout, settings: Mapping[str, Any]) -> np.ndarray:
     out = np.full(layout.pixel_shape, 7, np.uint8)
     models.load_video_pixels(family)(settings).write((frames[index] for index in layout.frames), layout, out)
     return out
@@ -99,7 +99,7 @@ def check(family: str, frames: np.ndarray, header: VideoHeader, **changed: Any) 
         assert written(layout, subject) == reference_text(made)
 
 
-def written(layout: PictureLayout, subject: VideoLayout) -> str:
+def written(layout: ImageLayout, subject: VideoLayout) -> str:
     pad = subject.template_tokens[1]
     return "".join(piece if isinstance(piece, str) else pad * piece for piece in layout.prompt)
 

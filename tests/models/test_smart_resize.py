@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from saccade.errors import ImageTooLarge, InvalidValue, StartupError
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.preprocessing import smart_resize
 
 DEFAULTS: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_limits_are_the_reference_processors(tmp_path: Path, spelling: dict[str,
     assert limits == (reference.size["shortest_edge"], reference.size["longest_edge"])
 
 
-def test_limits_under_size_in_the_older_spelling() -> None:  # the reference processor stops at the first picture
+def test_limits_under_size_in_the_older_spelling() -> None:  # the reference processor stops at the first image
     settings = smart_resize.resolve({"size": {"min_pixels": 4000, "max_pixels": 90_000}}, DEFAULTS)
     assert (settings["min_pixels"], settings["max_pixels"]) == (4000, 90_000)
 
@@ -93,44 +93,44 @@ def test_wrong_files_stop_the_start(preprocessor: dict[str, Any], named: str) ->
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        (PictureOptions(), (65_536, 16_777_216)),
-        (PictureOptions(detail="high"), (65_536, 16_777_216)),
-        (PictureOptions(detail="low"), (65_536, 262_144)),
-        (PictureOptions(min_pixels=1), (1, 16_777_216)),
-        (PictureOptions(max_pixels=100_000), (65_536, 100_000)),
-        (PictureOptions("low", max_pixels=100_000), (65_536, 100_000)),
-        (PictureOptions("low", min_pixels=100_000, max_pixels=1_000_000), (100_000, 262_144)),
+        (ImageOptions(), (65_536, 16_777_216)),
+        (ImageOptions(detail="high"), (65_536, 16_777_216)),
+        (ImageOptions(detail="low"), (65_536, 262_144)),
+        (ImageOptions(min_pixels=1), (1, 16_777_216)),
+        (ImageOptions(max_pixels=100_000), (65_536, 100_000)),
+        (ImageOptions("low", max_pixels=100_000), (65_536, 100_000)),
+        (ImageOptions("low", min_pixels=100_000, max_pixels=1_000_000), (100_000, 262_144)),
     ],
 )
-def test_a_request_moves_the_limits(options: PictureOptions, limits: tuple[int, int]) -> None:
+def test_a_request_moves_the_limits(options: ImageOptions, limits: tuple[int, int]) -> None:
     adjusted = smart_resize.adjusted(SETTINGS, options)
     assert (adjusted["min_pixels"], adjusted["max_pixels"]) == limits
     assert json.loads(json.dumps(adjusted)) == adjusted
     assert (adjusted is SETTINGS) == (limits == (65_536, 16_777_216))
-    rows, columns = smart_resize.picture_layout(1280, 960, adjusted).grid[1:]
+    rows, columns = smart_resize.image_layout(1280, 960, adjusted).grid[1:]
     assert rows * columns * 256 <= limits[1]
 
 
 def test_low_detail_lowers_the_models_own_least() -> None:
-    adjusted = smart_resize.adjusted({**SETTINGS, "min_pixels": 500_000}, PictureOptions("low"))
+    adjusted = smart_resize.adjusted({**SETTINGS, "min_pixels": 500_000}, ImageOptions("low"))
     assert (adjusted["min_pixels"], adjusted["max_pixels"]) == (262_144, 262_144)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        PictureOptions(min_pixels=0),
-        PictureOptions(max_pixels=-1),
-        PictureOptions(min_pixels=16_777_217),
-        PictureOptions(max_pixels=10**30),
-        PictureOptions(max_pixels=True),
-        PictureOptions(max_pixels=1e6),  # type: ignore[arg-type]
-        PictureOptions(max_pixels=60_000),  # below the model's own least
-        PictureOptions(min_pixels=90_000, max_pixels=80_000),
-        PictureOptions("low", min_pixels=300_000),
+        ImageOptions(min_pixels=0),
+        ImageOptions(max_pixels=-1),
+        ImageOptions(min_pixels=16_777_217),
+        ImageOptions(max_pixels=10**30),
+        ImageOptions(max_pixels=True),
+        ImageOptions(max_pixels=1e6),  # type: ignore[arg-type]
+        ImageOptions(max_pixels=60_000),  # below the model's own least
+        ImageOptions(min_pixels=90_000, max_pixels=80_000),
+        ImageOptions("low", min_pixels=300_000),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(options: PictureOptions) -> None:
+def test_limits_that_make_no_sense_are_refused(options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as caught:
         smart_resize.adjusted(SETTINGS, options)
     assert (caught.value.param or "").startswith("mm_processor_kwargs")
@@ -139,15 +139,13 @@ def test_limits_that_make_no_sense_are_refused(options: PictureOptions) -> None:
 def test_crossed_limits_are_refused_with_what_to_send() -> None:
     """`detail` is named only to those who sent it."""
     cases = {
-        PictureOptions(
-            max_pixels=50_000
-        ): "this model's `min_pixels` (65536); send a `min_pixels` of at most 50000 too.",
-        PictureOptions("high", max_pixels=50_000): "send a `min_pixels` of at most 50000 too.",
-        PictureOptions(min_pixels=90_000, max_pixels=80_000): "`min_pixels` (90000) is more than `max_pixels` (80000).",
-        PictureOptions(
+        ImageOptions(max_pixels=50_000): "this model's `min_pixels` (65536); send a `min_pixels` of at most 50000 too.",
+        ImageOptions("high", max_pixels=50_000): "send a `min_pixels` of at most 50000 too.",
+        ImageOptions(min_pixels=90_000, max_pixels=80_000): "`min_pixels` (90000) is more than `max_pixels` (80000).",
+        ImageOptions(
             "low", min_pixels=300_000
         ): "than `detail: low` allows (262144); send less, or leave out `detail`.",
-        PictureOptions("low", min_pixels=90_000, max_pixels=80_000): "more than `max_pixels` (80000).",
+        ImageOptions("low", min_pixels=90_000, max_pixels=80_000): "more than `max_pixels` (80000).",
     }
     for options, words in cases.items():
         with pytest.raises(InvalidValue) as caught:
@@ -156,15 +154,15 @@ def test_crossed_limits_are_refused_with_what_to_send() -> None:
         assert ("detail" in caught.value.message) is ("detail" in words), options
     small = {**SETTINGS, "max_pixels": 80_000}
     with pytest.raises(InvalidValue, match="send a `max_pixels` of at least 90000 too"):
-        smart_resize.adjusted(small, PictureOptions(min_pixels=90_000))
+        smart_resize.adjusted(small, ImageOptions(min_pixels=90_000))
 
 
 def test_a_models_own_limit_may_be_asked_for() -> None:
     large = {**SETTINGS, "max_pixels": 10**8}
-    assert smart_resize.adjusted(large, PictureOptions(min_pixels=10**8))["min_pixels"] == 10**8
+    assert smart_resize.adjusted(large, ImageOptions(min_pixels=10**8))["min_pixels"] == 10**8
 
 
 def test_the_most_that_a_request_can_get_is_bounded() -> None:
-    settings = smart_resize.adjusted(SETTINGS, PictureOptions(min_pixels=smart_resize.MOST_PIXELS))
+    settings = smart_resize.adjusted(SETTINGS, ImageOptions(min_pixels=smart_resize.MOST_PIXELS))
     for size in ((1, 1), (1, 200), (200, 1), (333, 2)):
         assert math.prod(smart_resize.resized(*size, settings)) <= 1.2 * smart_resize.MOST_PIXELS

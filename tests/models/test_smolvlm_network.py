@@ -45,7 +45,7 @@ def test_features_equal_the_reference(name: str, network_folder: Folder) -> None
     oracle, items = TilesOracle(folder), [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
     metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    expected = oracle.model.get_image_features(**oracle.pictures(items)).pooler_output
+    expected = oracle.model.get_image_features(**oracle.images(items)).pooler_output
     assert counts == [item.spans[0].length for item in items]
     torch.testing.assert_close(
         network.encode(pixels, metadata), torch.cat(tuple(expected)).flatten(0, -2), atol=1e-5, rtol=1e-5
@@ -68,7 +68,7 @@ def test_position_ids_equal_the_reference(side: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Folder) -> None:
     layout, facts = layout_of(network_folder("smolvlm")), Facts.read(config_of(network_folder("smolvlm")))
-    shape = layout.picture(*size, layout.settings)
+    shape = layout.image(*size, layout.settings)
     assert facts.item_tokens(shape.grid) == shape.num_tokens
     assert facts.encoding_values(shape.grid) == shape.num_tokens * 96
     assert facts.pixel_shape(shape.grid) == shape.pixel_shape
@@ -88,7 +88,7 @@ def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder
 
 
 def split(asked: EngineRequest, *, text: int) -> EngineRequest:
-    """Put the token *text* before every fourth placeholder of the one picture."""
+    """Put the token *text* before every fourth placeholder of the one image."""
     (item,) = asked.media
     start, length = item.spans[0].start, item.spans[0].length
     views = length // 4
@@ -100,7 +100,7 @@ def split(asked: EngineRequest, *, text: int) -> EngineRequest:
 
 
 @pytest.mark.parametrize("chunk", [7, 16, 2048])
-def test_text_between_the_views_of_a_picture(chunk: int, network_folder: Folder) -> None:
+def test_text_between_the_views_of_an_image(chunk: int, network_folder: Folder) -> None:
     folder = network_folder("smolvlm")
     oracle = TilesOracle(folder)
     subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))

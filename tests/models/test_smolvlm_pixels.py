@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from saccade.errors import InternalError, InvalidValue, StartupError
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.smolvlm.layout import Layout, fitted, tiles
 from saccade.models.smolvlm.pixels import Pixels
 from saccade.models.smolvlm.settings import SILENT
@@ -33,8 +33,8 @@ def test_tiles_equal_the_reference(width: int, height: int, edges: tuple[int, in
     from transformers.models.idefics3.image_processing_idefics3 import get_resize_output_image_size
 
     longest_edge, side = edges
-    picture: Any = SimpleNamespace(shape=(3, height, width))
-    first = get_resize_output_image_size(picture, longest_edge)
+    image: Any = SimpleNamespace(shape=(3, height, width))
+    first = get_resize_output_image_size(image, longest_edge)
     assert fitted(height, width, longest_edge) == first
     owner: Any = SimpleNamespace(resize=lambda image, size, resample: size)
     resized: Any = SimpleNamespace(size=lambda: (3, *first))
@@ -55,7 +55,7 @@ def test_what_files_leave_out_is_as_in_the_reference() -> None:
 
 def test_text_of_tiles() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
-    wide = layout.picture(400, 100, layout.settings)
+    wide = layout.image(400, 100, layout.settings)
     assert wide.prompt == (
         "<fake_token_around_image>", "<row_1_col_1>", 4, "<fake_token_around_image>", "<row_1_col_2>", 4, "\n",
         "\n", "<fake_token_around_image>", "<global-img>", 4, "<fake_token_around_image>",
@@ -66,20 +66,20 @@ def test_text_of_tiles() -> None:
 @pytest.mark.parametrize("preprocessor", [{"do_image_splitting": False}, {"size": {"longest_edge": 64}}])
 def test_one_view(preprocessor: dict[str, Any]) -> None:
     layout = Layout(CONFIG, PREPROCESSOR | preprocessor)
-    shape = layout.picture(400, 100, layout.settings)
+    shape = layout.image(400, 100, layout.settings)
     assert shape.prompt == ("<fake_token_around_image>", "<global-img>", 4, "<fake_token_around_image>")
     assert (shape.grid, shape.pixel_shape) == ((1, 4, 4), (1, 3, 64, 64))
 
 
 def test_low_detail_is_one_view() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
-    low = layout.settings_for(PictureOptions(detail="low"))
-    assert layout.picture(400, 100, low) == Layout(CONFIG, PREPROCESSOR | {"do_image_splitting": False}).picture(
+    low = layout.settings_for(ImageOptions(detail="low"))
+    assert layout.image(400, 100, low) == Layout(CONFIG, PREPROCESSOR | {"do_image_splitting": False}).image(
         400, 100, low
     )
-    assert layout.settings_for(PictureOptions()) is layout.settings
+    assert layout.settings_for(ImageOptions()) is layout.settings
     with pytest.raises(InvalidValue, match="max_pixels"):
-        layout.settings_for(PictureOptions(max_pixels=5))
+        layout.settings_for(ImageOptions(max_pixels=5))
 
 
 @pytest.mark.parametrize("splits", [True, False])
@@ -89,7 +89,7 @@ def test_bicubic_checkpoints_equal_the_reference(splits: bool) -> None:
 
     preprocessor = PREPROCESSOR | {"resample": 3, "do_image_splitting": splits}
     layout, drawn = Layout(CONFIG, preprocessor), np.random.default_rng(0).integers(0, 256, (75, 51, 3), np.uint8)
-    shape = layout.picture(51, 75, layout.settings)
+    shape = layout.image(51, 75, layout.settings)
     out = np.zeros(shape.pixel_shape, np.uint8)
     Pixels(layout.settings).write(drawn, shape, out)
     expected = Idefics3ImageProcessor(**preprocessor)(drawn, input_data_format="channels_last", return_tensors="pt")
@@ -97,9 +97,9 @@ def test_bicubic_checkpoints_equal_the_reference(splits: bool) -> None:
     assert Pixels(layout.settings).shown(out, shape).shape == (64, 64 * len(out), 3)
 
 
-def test_a_picture_of_another_size_is_an_error() -> None:
+def test_an_image_of_another_size_is_an_error() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
-    shape = layout.picture(400, 100, layout.settings)
+    shape = layout.image(400, 100, layout.settings)
     with pytest.raises(InternalError):
         Pixels(layout.settings).write(np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8))
 

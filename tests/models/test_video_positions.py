@@ -16,7 +16,7 @@ from networks import config_of
 from saccade import models
 from saccade.protocol.media import MediaItem, Span
 
-TEXT, PICTURE, VIDEO = 0, 1, 2
+TEXT, IMAGE, VIDEO = 0, 1, 2
 
 
 def reference(name: str, folder: Path) -> Any:
@@ -36,7 +36,7 @@ def divided(one: MediaItem) -> MediaItem:
 
 
 def item(modality: str, grid: tuple[int, int, int], start: int, seconds: float | None = None) -> MediaItem:
-    drawn = engines.picture((1, *grid[1:]), 0, start)
+    drawn = engines.image((1, *grid[1:]), 0, start)
     spans = (Span(start, prod(grid) // 4),)
     return msgspec.structs.replace(drawn, modality=modality, grid=grid, spans=spans, seconds_per_group=seconds)
 
@@ -53,11 +53,11 @@ def expected(model: Any, kinds: list[int], media: list[MediaItem], **times: Any)
 
 @pytest.mark.parametrize("seed", range(40))
 def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Path]) -> None:
-    """Qwen2.5-VL's, with two videos and a picture, as long as each lasts no longer than its side."""
+    """Qwen2.5-VL's, with two videos and an image, as long as each lasts no longer than its side."""
     folder, draw = network_folder("qwen2_5_vl"), np.random.default_rng(seed)
     facts = models.load_facts("qwen2_5_vl", config_of(folder))
     kinds, media = [TEXT], []
-    for kind in (VIDEO, PICTURE, VIDEO):
+    for kind in (VIDEO, IMAGE, VIDEO):
         groups = int(draw.integers(1, 6)) if kind == VIDEO else 1
         side = 2 * int(draw.integers(5, 9))
         seconds = float(draw.uniform(0.01, 0.5)) if kind == VIDEO else None
@@ -88,11 +88,11 @@ def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
 @pytest.mark.parametrize("seed", range(20))
 def test_groups_between_times(name: str, seed: int, network_folder: Callable[[str], Path]) -> None:
-    """Each group has the positions of a picture, however many there are; the text between them goes on behind it."""
+    """Each group has the positions of an image, however many there are; the text between them goes on behind it."""
     folder, draw = network_folder(name), np.random.default_rng(seed)
     facts = models.load_facts(models.family_of(config_of(folder)), config_of(folder))
     kinds, media = [TEXT], []
-    for kind in (VIDEO, PICTURE, VIDEO):
+    for kind in (VIDEO, IMAGE, VIDEO):
         groups = int(draw.integers(1, 12)) if kind == VIDEO else 1
         grid = (groups, 2 * int(draw.integers(1, 9)), 2 * int(draw.integers(1, 9)))
         kinds += [TEXT] * int(draw.integers(0, 5))

@@ -36,7 +36,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *lengths: int, n
 
 @pytest.fixture(autouse=True)
 def worth_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small pictures are shared, too."""
+    """Small images are shared, too."""
     monkeypatch.setattr(backend, "PART_SCORES", 1)
 
 

@@ -13,7 +13,7 @@ from saccade.nn.ops import rotary_pairs
 from saccade.nn.rope import chunked_axes, cos_sin, cos_sin_pairs, interleaved_axes
 
 
-def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
+def test_positions_of_an_image_between_texts() -> None:  # [eng] 1
     positions = MultimodalPositions([GridSpan(2, (1, 3, 4))]).slice(0, 16)
     assert positions[:, :2].tolist() == [[0, 1]] * 3
     assert positions[0, 2:14].tolist() == [2] * 12
@@ -22,7 +22,7 @@ def test_positions_of_a_picture_between_texts() -> None:  # [eng] 1
     assert positions[:, 14:].tolist() == [[6, 7]] * 3
 
 
-def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in a picture
+def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in an image
     positions = MultimodalPositions([GridSpan(2, (1, 3, 4))])
     assert positions.slice(14, 17).tolist() == [[6, 7, 8]] * 3
     assert positions.delta == 6 - 14
@@ -56,7 +56,7 @@ def test_chunked_axes() -> None:
     assert "".join("THW"[axis] for axis in chunked_axes((4, 1, 2))) == "TTTTHWW"
 
 
-def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more frames than a picture has
+def test_video_advances_in_time() -> None:  # B5, [eng] 4: the type knows more frames than an image has
     positions = MultimodalPositions([GridSpan(1, (3, 1, 2)), GridSpan(9, (2, 2, 1))])
     assert positions.slice(0, 14).tolist() == [
         [0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8],

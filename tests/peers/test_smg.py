@@ -1,6 +1,6 @@
 """A real SMG gateway in front of our worker: its answers are those of our own gateway where SMG's steps allow it.
 
-SMG puts a message's pictures before its text and resizes with filters of its own, so the chats have one picture, before
+SMG puts a message's images before its text and resizes with filters of its own, so the chats have one image, before
 the text, of a size that is not resized, and it is a PNG: JPEG needs a libturbojpeg that SMG finds.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import openai
 import pytest
-from chats import Part, openai_client, openai_messages, picture
+from chats import Part, openai_client, openai_messages, random_image
 from server import Server, free_port, program
 
 from saccade.transport.shared_memory import FOLDER
@@ -26,14 +26,14 @@ from saccade.transport.shared_memory import FOLDER
 pytestmark = pytest.mark.peers
 
 NUM_TOKENS = 8
-QUESTION = "What is in this picture?"
+QUESTION = "What is in this image?"
 BRANCHES = "smg_cache_aware_policy_branch_total"
 NO_SWITCHES: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Release:
-    """A tiny checkpoint, the (width, height) of a picture that no step resizes or pads, switches of its template."""
+    """A tiny checkpoint, the (width, height) of an image that no step resizes or pads, switches of its template."""
 
     name: str
     size: tuple[int, int]
@@ -134,8 +134,8 @@ class Gateways:
     def ask_smg(self, *parts: Part, **options: Any) -> Any:
         return ask(self.smg.client, self.own.name, *parts, switches=self.release.switches, **options)
 
-    def picture(self, seed: int) -> Any:
-        return picture(*self.release.size, seed)
+    def random_image(self, seed: int) -> Any:
+        return random_image(*self.release.size, seed)
 
 
 @pytest.fixture(scope="module", params=RELEASES, ids=lambda release: release.name)
@@ -207,14 +207,14 @@ def test_text(gateways: Gateways) -> None:  # B9
     assert own.usage.completion_tokens == NUM_TOKENS
 
 
-def test_a_picture_before_the_text(gateways: Gateways) -> None:  # B9
-    own, foreign = gateways.both(gateways.picture(1), QUESTION)
+def test_an_image_before_the_text(gateways: Gateways) -> None:  # B9
+    own, foreign = gateways.both(gateways.image(1), QUESTION)
     check_equal(own, foreign)
     assert own.usage.prompt_tokens > 64
 
 
 def test_streamed_answer(gateways: Gateways) -> None:
-    shown = gateways.picture(2)
+    shown = gateways.image(2)
     whole = gateways.ask_smg(shown, QUESTION)
     chunks = gateways.ask_smg(shown, QUESTION, stream=True, stream_options={"include_usage": True})
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -235,8 +235,8 @@ def test_several_answers(gateways: Gateways) -> None:
     check_equal(*gateways.both("Tell me a story.", n=3, temperature=0.8, seed=11))
 
 
-async def test_pictures_of_one_batch_are_not_shared(gateways: Gateways) -> None:  # B9
-    shown = [gateways.picture(seed) for seed in range(20, 26)]
+async def test_images_of_one_batch_are_not_shared(gateways: Gateways) -> None:  # B9
+    shown = [gateways.image(seed) for seed in range(20, 26)]
     alone = [gateways.ask_own(image, QUESTION) for image in shown]
     together = await asyncio.gather(*(asyncio.to_thread(gateways.ask_smg, image, QUESTION) for image in shown))
     for own, foreign in zip(alone, together, strict=True):
@@ -246,7 +246,7 @@ async def test_pictures_of_one_batch_are_not_shared(gateways: Gateways) -> None:
 
 def test_pixels_came_through_shared_memory_and_none_is_left(gateways: Gateways) -> None:
     before = gateways.smg.metric("smg_mm_tensors_total", path="shm")
-    gateways.ask_smg(gateways.picture(30), QUESTION)
+    gateways.ask_smg(gateways.image(30), QUESTION)
     assert gateways.smg.metric("smg_mm_tensors_total", path="shm") == before + 1
     assert list(FOLDER.glob(f"smg-tokenspeed-{gateways.smg.process.pid}-*")) == []
 

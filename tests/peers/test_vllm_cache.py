@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import picture
+from chats import random_image
 from checkpoints import qwen_networks, write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
@@ -55,14 +55,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def worker(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """A vLLM whose cache holds 63 blocks, about ten pictures with their questions."""
+    """A vLLM whose cache holds 63 blocks, about ten images with their questions."""
     with vllm(folder, tmp_path_factory.mktemp("vllm"), num_blocks=64) as server:
         yield server
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A prompt as the gateway makes it, and *features*, what vLLM gets for its pictures."""
+    """A prompt as the gateway makes it, and *features*, what vLLM gets for its images."""
 
     token_ids: list[int]
     runs: tuple[MediaRun, ...]
@@ -89,11 +89,11 @@ class Gateway:
         self._messages = 0
 
     async def prompt(self, *seeds: int, question: str, salt: bytes = b"") -> Prompt:
-        """Return the prompt of pictures, by their seeds, and a question."""
+        """Return the prompt of images, by their seeds, and a question."""
         encoded = [_png(seed) for seed in seeds]
-        pictures, draft = await draft_of(self.served, encoded, question)
+        images, draft = await draft_of(self.served, encoded, question)
         spans = [span for (span,) in draft.spans]
-        hashes = [one.content_hash for one in pictures]
+        hashes = [one.content_hash for one in images]
         runs = tuple(MediaRun(span.start, span.length, one) for span, one in zip(spans, hashes, strict=True))
         features = await self._features(encoded, question, draft.token_ids) if seeds else None
         if features is not None:
@@ -102,7 +102,7 @@ class Gateway:
         return Prompt(draft.token_ids, runs, features, salt)
 
     async def _features(self, encoded: list[bytes], question: str, token_ids: list[int]) -> dict[str, Any]:
-        """Return vLLM's own tensors of the pictures; its token ids of the chat must be ours."""
+        """Return vLLM's own tensors of the images; its token ids of the chat must be ours."""
         urls = [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in encoded]
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
@@ -163,7 +163,7 @@ def _cached_tokens(usage: dict[str, Any]) -> int:
 
 def _png(seed: int) -> bytes:
     buffer = io.BytesIO()
-    picture(320, 288, seed).save(buffer, "PNG")
+    random_image(320, 288, seed).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -190,22 +190,22 @@ async def listening(worker: VllmServer, folder: Path) -> AsyncGenerator[Gateway,
 
 async def test_what_is_known_equals_what_vllm_finds(worker: VllmServer, folder: Path) -> None:  # E1 E5 E7 E8
     async with listening(worker, folder) as gateway:
-        cat = await gateway.prompt(1, question="What is in this picture? Please tell me in a few words.")
+        cat = await gateway.prompt(1, question="What is in this image? Please tell me in a few words.")
         _, fresh = await gateway.check(cat)
         _, repeated = await gateway.check(cat)
         assert fresh == 0
         assert repeated == BLOCK_SIZE * ((len(cat.token_ids) - 1) // BLOCK_SIZE) > 0
         _, other_question = await gateway.check(await gateway.prompt(1, question="Why?"))
         assert other_question > 0
-        # A picture of the same size gives the same token ids, so only its identity tells it apart.
-        dog = await gateway.prompt(2, question="What is in this picture? Please tell me in a few words.")
+        # An image of the same size gives the same token ids, so only its identity tells it apart.
+        dog = await gateway.prompt(2, question="What is in this image? Please tell me in a few words.")
         assert dog.token_ids == cat.token_ids
         _, cached = await gateway.check(dog)
         assert cached <= BLOCK_SIZE * (cat.runs[0].start // BLOCK_SIZE)
         both = await gateway.prompt(1, 2, question="Compare them.")
         _, cached = await gateway.check(both)
         assert cached > 0
-        tenant = await gateway.prompt(1, question="What is in this picture?", salt=b"tenant")
+        tenant = await gateway.prompt(1, question="What is in this image?", salt=b"tenant")
         assert (await gateway.check(tenant))[1] == 0
         assert (await gateway.check(tenant))[1] > 0
         assert gateway.coverage.exactness.level == "EXACT"

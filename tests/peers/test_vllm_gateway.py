@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import Part, openai_messages, picture
+from chats import Part, openai_messages, random_image
 from checkpoints import qwen_networks, write_qwen3_vl
 from server import Server, free_port, program
 from test_vllm_cache import CHANGES
@@ -16,10 +16,10 @@ from vllm_server import BLOCK_SIZE, VllmServer, vllm
 pytestmark = pytest.mark.peers
 
 SECONDS = 60.0
-CAT, DOG = picture(320, 288, 1), picture(320, 288, 2)
+CAT, DOG = random_image(320, 288, 1), random_image(320, 288, 2)
 CHATS: tuple[tuple[Part, ...], ...] = (
     ("What is the capital of France?",),
-    (CAT, "What is in this picture?"),
+    (CAT, "What is in this image?"),
     ("First:", CAT, "then", DOG, "which is larger?"),
 )
 
@@ -96,33 +96,33 @@ def settled(front: Server) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("parts", CHATS, ids=["text", "picture", "pictures"])
+@pytest.mark.parametrize("parts", CHATS, ids=["text", "image", "images"])
 def test_answers_equal_those_of_vllm_alone(front: Server, worker: VllmServer, parts: tuple[Part, ...]) -> None:  # A10
     assert token_ids(ask(front, *parts)) == own_answer(worker, *parts)
 
 
-def test_the_picture_decides(front: Server) -> None:
-    answers = {tuple(token_ids(ask(front, picture(320, 288, seed), "What is it?"))) for seed in range(3, 9)}
+def test_the_image_decides(front: Server) -> None:
+    answers = {tuple(token_ids(ask(front, random_image(320, 288, seed), "What is it?"))) for seed in range(3, 9)}
     assert len(answers) > 1
 
 
 def test_what_is_known_equals_what_vllm_finds(front: Server) -> None:  # E6 E7 E8
-    question = "Describe the picture to me in a few words, and then tell me what else you see in it."
-    asked = [picture(320, 288, 20), picture(320, 288, 21)]
+    question = "Describe the image to me in a few words, and then tell me what else you see in it."
+    asked = [random_image(320, 288, 20), random_image(320, 288, 21)]
     for image in asked:
         expected, found = known_and_found(front, image, question)
-        # The second picture has the size of the first: the same token ids.
+        # The second image has the size of the first: the same token ids.
         assert (expected, found < BLOCK_SIZE * 2) == (found, True)
     for image in asked:
         expected, found = known_and_found(front, image, question)
         assert expected == found > BLOCK_SIZE * 2
 
 
-def test_pictures_go_by_their_hash_once_they_were_sent(front: Server) -> None:  # F5
+def test_images_go_by_their_hash_once_they_were_sent(front: Server) -> None:  # F5
     before = front.metric("saccade_pictures_by_hash_total")
-    answers = {tuple(token_ids(ask(front, picture(320, 288, 30), "What is it?"))) for _ in range(3)}
+    answers = {tuple(token_ids(ask(front, random_image(320, 288, 30), "What is it?"))) for _ in range(3)}
     assert len(answers) == 1
-    # Each of the two ways to the worker sends the picture at most once.
+    # Each of the two ways to the worker sends the image at most once.
     assert front.metric("saccade_pictures_by_hash_total") - before >= 1
 
 

@@ -1,4 +1,4 @@
-"""Second implementations: what the releases' own code makes of pictures and prompts, for Saccade to be equal to.
+"""Second implementations: what the releases' own code makes of images and prompts, for Saccade to be equal to.
 
 native      whatever transformers serves by itself
 kimi_k25    the release's processor and tokenizer, written again
@@ -19,11 +19,11 @@ Chat = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reference makes of one picture.
+    """What a reference makes of one image.
 
     *pixel_values* is float32, normalised, without a batch axis; *pixels* is uint8, before that. A reference has at
     least one of them. *grid* is (frames, rows, columns) in patches, where it names one. *text* is what stands for the
-    picture in the prompt, where that is more than placeholders.
+    image in the prompt, where that is more than placeholders.
     """
 
     num_tokens: int
@@ -37,13 +37,13 @@ class Reference(Protocol):
     """One release's own preprocessing, made from a checkpoint's folder."""
 
     def see(self, image: Image.Image) -> Seen:
-        """Return what becomes of a picture. Raises ValueError for one that the release cannot process."""
+        """Return what becomes of an image. Raises ValueError for one that the release cannot process."""
 
     def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
         """Return the prompt as the chat template writes it."""
 
     def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
-        """Return the ids of a rendered prompt whose i-th picture is seen[i]."""
+        """Return the ids of a rendered prompt whose i-th image is seen[i]."""
 
 
 def render_template(template: str, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:

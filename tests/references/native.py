@@ -84,7 +84,7 @@ class Crops(_Text):
 class Tiles(_Text):
     """Idefics3 and SmolVLM: tiles with text between them. Content is a list of parts.
 
-    The prompt is that of Idefics3's processor for both; SmolVLM's, which writes the same for pictures, needs a package
+    The prompt is that of Idefics3's processor for both; SmolVLM's, which writes the same for images, needs a package
     for videos.
     """
 

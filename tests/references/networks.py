@@ -121,7 +121,7 @@ class KimiOracle:
         return embedded
 
     def features(self, item: MediaItem) -> torch.Tensor:
-        """Return the features of a picture or video, clip after clip.
+        """Return the features of an image or video, clip after clip.
 
         transformers 5.23 encodes no two clips at once of which one has more frames, and counts the tokens of each frame.
         """
@@ -140,7 +140,7 @@ class KimiOracle:
 
 
 class LlavaOracle:
-    """LLaVA-1.5 and LLaVA-NeXT: square views, for NeXT with the pictures' original sizes."""
+    """LLaVA-1.5 and LLaVA-NeXT: square views, for NeXT with the images' original sizes."""
 
     atol = 1e-4
 
@@ -153,11 +153,11 @@ class LlavaOracle:
     def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([asked.token_ids + token_ids[:-1]])}
         if asked.media:
-            inputs |= self.pictures(asked.media)
+            inputs |= self.images(asked.media)
         return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
 
-    def pictures(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
-        """Return normalised views [V, 3, S, S], or [pictures, most views, 3, S, S] and original sizes [pictures, 2]."""
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised views [V, 3, S, S], or [images, most views, 3, S, S] and original sizes [images, 2]."""
         views = [self._normalised(item) for item in items]
         if items[0].original_size is None:
             return {"pixel_values": torch.stack(views)}
@@ -173,7 +173,7 @@ class LlavaOracle:
 class TilesOracle(LlavaOracle):
     """Idefics3 and SmolVLM: square views, all of one prompt in one tensor."""
 
-    def pictures(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
         """Return normalised views [1, V, 3, S, S]."""
         return {"pixel_values": torch.cat([self._normalised(item) for item in items]).unsqueeze(0)}
 

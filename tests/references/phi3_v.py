@@ -20,13 +20,13 @@ TAG = re.compile(r"<\|image_(\d+)\|>")
 
 
 class Phi3V:
-    """The reference for one checkpoint's folder. Pictures end where the release would normalise and cut them."""
+    """The reference for one checkpoint's folder. Images end where the release would normalise and cut them."""
 
     def __init__(self, folder: Path) -> None:
         self.settings = json.loads((folder / "preprocessor_config.json").read_text())
         self.tokenizer = load(folder, "AutoTokenizer")
         self.template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
-        # The release marks the k-th picture by the id -k; this is the token that stands for all of them elsewhere.
+        # The release marks the k-th image by the id -k; this is the token that stands for all of them elsewhere.
         self.placeholder_token_id: int = self.tokenizer.convert_tokens_to_ids("<|image|>")
 
     def see(self, image: Image.Image) -> Seen:
@@ -51,7 +51,7 @@ class Phi3V:
 
 
 def _on_white(image: Image.Image, num_crops: int) -> Image.Image:
-    """Scale to whole crops in width (of the picture laid on its long side), fill the height up with white."""
+    """Scale to whole crops in width (of the image laid on its long side), fill the height up with white."""
     upright = image.width < image.height
     lying = image.transpose(Image.Transpose.TRANSPOSE) if upright else image
     ratio = lying.width / lying.height
@@ -65,7 +65,7 @@ def _on_white(image: Image.Image, num_crops: int) -> Image.Image:
 
 
 def _as_string(content: Any, numbers: Any) -> str:
-    """The template reads strings only: pictures are tags, numbered through the whole chat, each on a line of its own."""
+    """The template reads strings only: images are tags, numbered through the whole chat, each on a line of its own."""
     if isinstance(content, str):
         return content
     return "".join(f"<|image_{next(numbers)}|>\n" if part["type"] == "image" else part["text"] for part in content)

@@ -68,10 +68,10 @@ class Phi3V(nn.Module):
         assert not tensors
 
     def features(self, padded: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-        """Return the vectors that replace the tokens of a padded uint8 picture [3, height, width]."""
-        picture = (padded.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-        overview = nn.functional.interpolate(picture[None], (SIDE, SIDE), mode="bicubic", antialias=False)[0]
-        lines = [self._line(torch.stack(row.split(SIDE, 2))) for row in picture.split(SIDE, 1)]
+        """Return the vectors that replace the tokens of a padded uint8 image [3, height, width]."""
+        image = (padded.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+        overview = nn.functional.interpolate(image[None], (SIDE, SIDE), mode="bicubic", antialias=False)[0]
+        lines = [self._line(torch.stack(row.split(SIDE, 2))) for row in image.split(SIDE, 1)]
         return self.projection(
             torch.cat([self._rows(torch.cat(lines)), self.separator[0], self._rows(self._line(overview[None]))])
         )
@@ -115,6 +115,6 @@ class Phi3VOracle:
 
     @torch.inference_mode()
     def features(self, item: MediaItem) -> torch.Tensor:
-        """Return the vectors that replace the placeholders of a picture."""
+        """Return the vectors that replace the placeholders of an image."""
         pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.pixel_shape)
         return self.model.features(pixels, self.mean, self.std)

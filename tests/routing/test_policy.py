@@ -41,7 +41,7 @@ def test_ties_are_broken_at_random(policy: Policy) -> None:
     ("a", "b", "cheaper"),
     [
         (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=200), "a"),
-        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=2, picture_tokens=7), "a"),
+        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=2, image_tokens=7), "a"),
         # The holder has prompts to compute that outweigh what it holds.
         (Candidate("a", WorkInFlight(1, 300, prefill_tokens=300), 8), Candidate("b", prompt_tokens=200), "b"),
         # Requests in decode weigh a token for each block: the holder keeps its repeats.

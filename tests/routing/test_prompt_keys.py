@@ -12,22 +12,22 @@ SEGMENT = 2 * SEGMENT_BLOCKS
 
 @given(
     length=st.integers(0, 3 * SEGMENT),
-    pictures=st.lists(st.tuples(st.integers(0, SEGMENT), st.integers(1, 2 * SEGMENT)), max_size=3),
+    images=st.lists(st.tuples(st.integers(0, SEGMENT), st.integers(1, 2 * SEGMENT)), max_size=3),
     changed=st.integers(0, 3 * SEGMENT),
 )
-def test_keys_by_segments_are_the_keys(length: int, pictures: list[tuple[int, int]], changed: int) -> None:  # F3
+def test_keys_by_segments_are_the_keys(length: int, images: list[tuple[int, int]], changed: int) -> None:  # F3
     keys = PromptKeys()
     token_ids = [number % 7 for number in range(length)]
     runs, start = [], 0
-    for number, (gap, size) in enumerate(pictures):
+    for number, (gap, size) in enumerate(images):
         runs.append(MediaRun(start + gap, size, bytes([number]) * 32, offset=number))
         start += gap + size
     other_runs = [run._replace(content_hash=b"x" * 32) for run in runs]
     for ids in (token_ids, [*token_ids[:changed], 9, *token_ids[changed + 1 :]]):
-        for pictured in (runs, other_runs, []):
+        for imaged in (runs, other_runs, []):
             for block_size in (2, 3):
                 for _ in range(2):
-                    assert keys.of(ROOT, ids, pictured, block_size) == block_keys(ROOT, ids, pictured, block_size)
+                    assert keys.of(ROOT, ids, imaged, block_size) == block_keys(ROOT, ids, imaged, block_size)
 
 
 def test_what_was_seen_is_remembered_up_to_a_limit() -> None:

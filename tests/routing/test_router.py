@@ -14,7 +14,7 @@ from saccade.routing.router import (
     PREDICTED_SECONDS,
     Booking,
     Option,
-    RoutedPicture,
+    RoutedImage,
     RoutedPrompt,
     Router,
 )
@@ -96,18 +96,18 @@ def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None
     assert not router.predictions.held(booking.worker, now=0)
 
 
-def test_a_picture_goes_where_its_encoding_is() -> None:
-    picture = RoutedPicture(b"p", stop=150, num_tokens=100)
-    prompt = RoutedPrompt(161, {HERE: KEYS}, [picture])
+def test_an_image_goes_where_its_encoding_is() -> None:
+    image = RoutedImage(b"p", stop=150, num_tokens=100)
+    prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
     holder = Option("b", HERE, encodes=lambda key: key != b"p")
     for _ in range(20):
         assert book(router_of("cost"), [A, holder], prompt, now=0).worker == "b"
-        # A prefix that covers the picture needs no encoding.
+        # A prefix that covers the image needs no encoding.
         assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
     router = router_of("cost")
     sent = book(router, [A, B], prompt, now=0)
     sent.first_token(16)
-    other_text = RoutedPrompt(161, {HERE: [b"other"]}, [picture])
+    other_text = RoutedPrompt(161, {HERE: [b"other"]}, [image])
     assert book(router, [A, B], other_text, now=1).worker == sent.worker
 
 
@@ -140,8 +140,8 @@ def test_workers_with_other_block_sizes_have_keys_of_their_own() -> None:
 
 
 def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() -> None:
-    picture = RoutedPicture(b"p", stop=150, num_tokens=100)
-    prompt = PROMPT._replace(pictures=[picture])
+    image = RoutedImage(b"p", stop=150, num_tokens=100)
+    prompt = PROMPT._replace(images=[image])
     router = router_of("cost", a=blocks(3))
     book(router, [A], PROMPT, now=0).first_token(16)
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)

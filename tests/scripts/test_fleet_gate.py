@@ -46,7 +46,7 @@ def test_each_of_its_parts_can_fail(change: dict[str, object], said: str) -> Non
 
 
 def test_controls_must_not_pass_the_gate() -> None:  # E6
-    plan = Plan(num_pictures=40, num_asks=5)
+    plan = Plan(num_images=40, num_asks=5)
     simulated = plan.round_robin_rate(2, hit=0.95, miss=0.07)
     assert gate.round_robin_failures(dataclasses.replace(PASSING, rate=simulated + 0.04), plan) == []
     for rate in (simulated - 0.06, simulated + 0.06):
@@ -57,9 +57,9 @@ def test_controls_must_not_pass_the_gate() -> None:  # E6
 
 
 def test_turns_are_simulated() -> None:
-    # The turns of worker 0 are 0, 2, 4: it sees the pictures 0, 0 and 1, and worker 1 sees 1 and 1.
+    # The turns of worker 0 are 0, 2, 4: it sees the images 0, 0 and 1, and worker 1 sees 1 and 1.
     assert repeats_found([0, 1, 0, 1, 1], 2, 2) == [True, True, False]
-    plan = Plan(num_pictures=100, num_asks=2)
+    plan = Plan(num_images=100, num_asks=2)
     assert plan.round_robin_rate(1, hit=0.9, miss=0.0) == pytest.approx(0.9)
     assert plan.round_robin_rate(4, hit=1.0, miss=0.0) == pytest.approx(0.25, abs=0.02)
     assert sorted(plan.repeats) == sorted(plan.first) == list(range(100))

@@ -31,7 +31,7 @@ def config(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig
     monkeypatch.setattr(checks, "ROWS", 2)
     monkeypatch.setattr(timings, "WARM", 0)
     monkeypatch.setattr(timings, "REPEATS", 1)
-    monkeypatch.setattr("saccade.engine.executor.encoder_graphs.MAX_PICTURES", 4)
+    monkeypatch.setattr("saccade.engine.executor.encoder_graphs.MAX_IMAGES", 4)
     monkeypatch.setattr(subject.load, "__defaults__", (Again(),))
     return EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", dtype="float32")
 
@@ -50,17 +50,17 @@ def test_every_check_and_time_is_on_the_page(config: EngineConfig) -> None:
         "decoder, torch_sdpa, CUDA graphs": "not run",
         "decoder, triton": "passed",
         "decoder, triton, CUDA graphs": "passed",
-        "vision encoder, torch_sdpa, 1 pictures, CUDA graphs": "not run",
+        "vision encoder, torch_sdpa, 1 images, CUDA graphs": "not run",
         "vision encoder, torch_sdpa: the host does not wait": "not run",
-        "vision encoder, triton, 1 pictures": "passed",
-        "vision encoder, triton, 1 pictures, CUDA graphs": "passed",
+        "vision encoder, triton, 1 images": "passed",
+        "vision encoder, triton, 1 images, CUDA graphs": "passed",
         "vision encoder, triton: the host does not wait": "not run",
     }
     assert not checks.has_failed(found)
     assert len(times) == 3 + 3
     page = program.report("a machine", "folder/tiny", found, times)
     assert "| decoder, triton, CUDA graphs | passed | differs by" in page
-    assert "| encoding 1 pictures, triton, CUDA graphs |" in page
+    assert "| encoding 1 images, triton, CUDA graphs |" in page
 
 
 def test_a_wrong_backend_fails(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +73,5 @@ def test_a_wrong_backend_fails(config: EngineConfig, monkeypatch: pytest.MonkeyP
     with torch.inference_mode():
         found = list(checks.vision_backends(subject.load(config, [16])))
     failed = [check.name for check in found if check.result == checks.FAILED]
-    assert failed == ["vision encoder, triton, 1 pictures", "vision encoder, triton, 1 pictures, CUDA graphs"]
+    assert failed == ["vision encoder, triton, 1 images", "vision encoder, triton, 1 images, CUDA graphs"]
     assert checks.has_failed(found)

@@ -1,4 +1,4 @@
-"""The recipe of the bundled model: fair pictures, and a run that goes on where it stopped. # F8"""
+"""The recipe of the bundled model: fair images, and a run that goes on where it stopped. # F8"""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ def test_training_never_draws_a_text_of_the_evaluation(pictures: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "colour", "shape", "shape_colour"])
-def test_a_seed_is_a_picture(pictures: Any, kind: str) -> None:
+def test_a_seed_is_an_image(pictures: Any, kind: str) -> None:
     one, again, other = (pictures.draw(kind, seed) for seed in (1, 1, 2))
     assert one.image.tobytes() == again.image.tobytes() != other.image.tobytes()
     assert (one.question, one.answer) == (again.question, again.answer)

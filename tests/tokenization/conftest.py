@@ -37,7 +37,7 @@ def template_of(checkpoint: Callable[[str], Path], tokenizer_of: Callable[[str],
         files = read(checkpoint(name))
         source = find_source(files.get("chat_template.jinja"), files.get("chat_template.json"), settings_of(files))
         variables = special_variables(settings_of(files))
-        return ChatTemplate(source, tokenizer_of(name).special_tokens, variables, NEEDS[name].picture_tag)
+        return ChatTemplate(source, tokenizer_of(name).special_tokens, variables, NEEDS[name].image_tag)
 
     return made
 

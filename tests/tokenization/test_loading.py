@@ -9,15 +9,15 @@ import structlog
 from tokenizer_needs import NEEDS, read, settings_of
 
 from saccade.errors import StartupError
+from saccade.tokenization.imagewise import ImagewiseTokenizer
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
-from saccade.tokenization.picturewise import PicturewiseTokenizer
 from saccade.tokenization.tiktoken_model import TiktokenTokenizer
 from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("kimi_k25", TiktokenTokenizer), ("phi3_v", PicturewiseTokenizer), ("llava", JsonTokenizer)],
+    [("kimi_k25", TiktokenTokenizer), ("phi3_v", ImagewiseTokenizer), ("llava", JsonTokenizer)],
 )
 def test_each_file_has_its_tokenizer(name: str, kind: type, checkpoint: Callable[[str], Path]) -> None:
     files = read(checkpoint(name))
@@ -51,7 +51,7 @@ def test_no_tokenizer_config_is_fine(checkpoint: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("declared", ["id", None])
-def test_what_stands_for_pictures_is_special_whatever_the_files_say(
+def test_what_stands_for_images_is_special_whatever_the_files_say(
     declared: str | None, checkpoint: Callable[[str], Path]
 ) -> None:  # A9 F2
     parsed = json.loads(read(checkpoint("llava"))["tokenizer.json"])

@@ -42,7 +42,7 @@ def test_special_tokens_of_the_template_are_single_ids(kind: str, tokenizer_of: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_roles_and_pictures_cannot_be_forged(
+def test_roles_and_images_cannot_be_forged(
     kind: str, tokenizer_of: TokenizerOf, template_of: Callable[[str], ChatTemplate]
 ) -> None:  # F1 F2
     tokenizer, template = tokenizer_of(kind), template_of(kind)

@@ -7,17 +7,17 @@ from typing import Any
 
 from checkpoints.kimi_k25 import PATTERN
 
+from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.loading import TokenizerNeeds
-from saccade.tokenization.picture_tag import PictureTag
 
-PHI3_TAG = PictureTag("<|image_{number}|>\n")
+PHI3_TAG = ImageTag("<|image_{number}|>\n")
 NEEDS = {
     "qwen2_vl": TokenizerNeeds("<|image_pad|>"),
     "qwen3_5": TokenizerNeeds("<|image_pad|>"),
     "kimi_k25": TokenizerNeeds("<|media_pad|>", tiktoken_pattern=PATTERN),
     "llava": TokenizerNeeds("<image>"),
     "llava_next": TokenizerNeeds("<image>"),
-    "phi3_v": TokenizerNeeds("<|image|>", picture_tag=PHI3_TAG, split_at_pictures=True),
+    "phi3_v": TokenizerNeeds("<|image|>", image_tag=PHI3_TAG, split_at_images=True),
 }
 
 

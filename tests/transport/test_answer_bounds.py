@@ -24,7 +24,7 @@ def delta(*token_ids: int, index: int = 0, logprobs: int = 0, num_top: int = 0, 
 
 def test_an_answer_is_no_more_than_was_asked_for() -> None:
     """A request for two samples of four tokens, with log probabilities of two others each; the prompt has three tokens
-    and two pictures.
+    and two images.
     """
     request = ask("r", [1, 2, 3], "a", "b")
     sampling = msgspec.structs.replace(request.sampling, max_tokens=4, num_logprobs=2)
@@ -51,10 +51,10 @@ def test_an_answer_is_no_more_than_was_asked_for() -> None:
         "nothing, for ever": ([delta()] * (MAX_EMPTY_DELTAS + 1), False),
         "questions for ever": ([first] * (MAX_QUESTIONS + 1), False),
         "a question about nothing": ([PixelsWanted("r", [])], False),
-        "a question about one picture 50,000 times": ([PixelsWanted("r", [0] * 50_000)], False),
-        "a picture twice": ([PixelsWanted("r", [1, 1])], False),
-        "a picture after the last": ([PixelsWanted("r", [0, 2])], False),
-        "a picture before the first": ([PixelsWanted("r", [-1])], False),
+        "a question about one image 50,000 times": ([PixelsWanted("r", [0] * 50_000)], False),
+        "an image twice": ([PixelsWanted("r", [1, 1])], False),
+        "an image after the last": ([PixelsWanted("r", [0, 2])], False),
+        "an image before the first": ([PixelsWanted("r", [-1])], False),
         "a log probability that is NaN": ([nan], False),
         "a log probability that is infinite": ([infinite], False),
         "NaN of another token": ([nan_beside], False),

@@ -13,7 +13,7 @@ from fronts import Front, talking
 from nested import NESTED_EVENTS
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.protocol.kv_events import BlockRemoved, KvEvent, KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
@@ -21,7 +21,7 @@ from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
 
-A, B = (PictureStored(b"salt", name) for name in (b"a", b"b"))
+A, B = (ImageStored(b"salt", name) for name in (b"a", b"b"))
 
 
 class Curious(Front):
@@ -51,7 +51,7 @@ class Curious(Front):
 
 
 def by_hash(name: str) -> EngineRequest:
-    """A request with one picture, whose pixels it does not bring."""
+    """A request with one image, whose pixels it does not bring."""
     request = ask(name, [1], "slot")
     media = tuple(msgspec.structs.replace(item, slot=None) for item in request.media)
     return msgspec.structs.replace(request, media=media)
@@ -68,18 +68,18 @@ async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
         await until(lambda: client.holds(b"salt", b"b"))
         assert client.holds(b"salt", b"a")
         assert not client.holds(b"other", b"a")  # tenants share nothing
-        front.say(6, PictureRemoved(b"salt", b"a"))
+        front.say(6, ImageRemoved(b"salt", b"a"))
         await until(lambda: not client.holds(b"salt", b"a"))
-        front.say(7, A, PictureRemoved(b"salt", b"a"), PictureRemoved(b"salt", b"b"))
+        front.say(7, A, ImageRemoved(b"salt", b"a"), ImageRemoved(b"salt", b"b"))
         await until(lambda: not client.holds(b"salt", b"b"))
         assert not client.holds(b"salt", b"a")
 
 
-def test_pictures_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_feed, "MAX_HELD_PICTURES", 3)
-    held = kv_feed.HeldPictures()
+def test_images_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_feed, "MAX_HELD_IMAGES", 3)
+    held = kv_feed.HeldImages()
     names = [bytes([number]) for number in range(5)]
-    held.take(KvEvents(1, [PictureStored(b"salt", name) for name in names]))
+    held.take(KvEvents(1, [ImageStored(b"salt", name) for name in names]))
     assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
 
 
@@ -97,7 +97,7 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
         elif fault == "nested":
             front.watchers[-1].send(NESTED_EVENTS)
         elif fault == "long name":
-            front.say(2, PictureStored(b"salt", bytes(65)))
+            front.say(2, ImageStored(b"salt", bytes(65)))
         elif fault == "end":
             front.watchers[-1].end()
         elif fault == "refusal":
@@ -115,7 +115,7 @@ async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, faul
 async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
-        async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
+        async with aclosing(client.kv_events(blocks=True, images=False)) as feed:
             first = asyncio.ensure_future(anext(feed))
             await until(lambda: len(front.watchers) == 2)
             front.say(0, snapshot=True)
@@ -124,7 +124,7 @@ async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
             assert (await anext(feed)).events == [BlockRemoved(b"key")]
             assert front.watched[-1] == (True, False)
         await until(lambda: front.watchers[1] in front.left)
-        async with aclosing(client.kv_events(blocks=True, pictures=False)) as feed:
+        async with aclosing(client.kv_events(blocks=True, images=False)) as feed:
             lost = asyncio.ensure_future(anext(feed))
             await until(lambda: len(front.watchers) == 3)
             front.watchers[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))

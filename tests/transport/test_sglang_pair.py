@@ -78,7 +78,7 @@ async def test_both_legs(legs: Legs, servicer_of: Any, slots: Slots) -> None:  #
         await answer(client)
     first, second = legs.prefill.requests
     decoded = legs.decode.requests[0]
-    # Pictures are on the prefill leg only; both have the prompt's ids.
+    # Images are on the prefill leg only; both have the prompt's ids.
     assert first.mm_inputs.mm_items[0].feature.numpy().tobytes() == PIXELS
     assert decoded.mm_inputs is None
     assert decoded.input_ids == first.input_ids

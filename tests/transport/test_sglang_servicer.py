@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from echo_worker import until
 from sglang_servicer import STOPPED, Engine, arguments, listening, registered, servicer_class
-from tokenspeed_worker import FILES, PLACEHOLDER, Slots, picture, surroundings
+from tokenspeed_worker import FILES, PLACEHOLDER, Slots, image, surroundings
 
 from saccade.errors import (
     ImageTooLarge,
@@ -53,8 +53,8 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def floats(**fields: Any) -> Any:
-    """A picture of 2 x 4 patches of six float32 and two tokens."""
-    return picture(**({"pixel_dtype": "float32"} | fields))
+    """An image of 2 x 4 patches of six float32 and two tokens."""
+    return image(**({"pixel_dtype": "float32"} | fields))
 
 
 def ask(*media: Any, salt: bytes = b"", **sampling: Any) -> EngineRequest:
@@ -112,7 +112,7 @@ async def test_pixels_and_answer(servicer_of: Any, engine: Engine, slots: Slots)
     sampling = request.sampling_params
     assert (sampling.temperature, sampling.top_k, sampling.max_new_tokens) == (0.5, 3, 10)
     assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.no_stop_trim) == ([7], False, True)
-    # One item holds the pictures of a request, one after the other.
+    # One item holds the images of a request, one after the other.
     (item,) = request.mm_inputs.mm_items
     assert (item.feature.shape, str(item.feature.dtype)) == ((16, 6), "torch.float32")
     assert item.feature.numpy().tobytes() == PIXELS + PIXELS[::-1]
@@ -199,7 +199,7 @@ async def test_a_seed_has_no_meaning_for_a_greedy_answer(servicer_of: Any, engin
     assert await outcome(engine.servicer(servicer_of), slots, ask(seed=1, temperature=0.0)) == [[1, 2], [3, 7]]
 
 
-async def test_pictures_of_models_whose_positions_follow_from_them(
+async def test_images_of_models_whose_positions_follow_from_them(
     servicer_of: Any, engine: Engine, slots: Slots
 ) -> None:  # A8
     traits = {"traits": lambda _: Traits("image_grid_thw", plain_positions=False)}
@@ -231,7 +231,7 @@ async def test_what_it_refuses_is_known_before_it_is_sent(servicer_of: Any, engi
 
 async def test_pixels_in_a_form_that_the_worker_does_not_take(servicer_of: Any, engine: Engine, slots: Slots) -> None:
     servicer = engine.servicer(servicer_of)
-    assert isinstance(await outcome(servicer, slots, ask(picture(inline=PIXELS))), InternalError)
+    assert isinstance(await outcome(servicer, slots, ask(image(inline=PIXELS))), InternalError)
     different = floats(inline=PIXELS, pixel_shape=(12, 4), start=3)
     assert isinstance(await outcome(servicer, slots, ask(floats(inline=PIXELS), different)), InternalError)
 

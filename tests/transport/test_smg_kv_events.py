@@ -14,11 +14,11 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.connectors import published_pages, sent_pictures
+from saccade.transport.connectors import published_pages, sent_images
 from saccade.transport.connectors.event_publisher import EventSource
 from saccade.transport.connectors.pages import EXTRA_KEYS, LATE_TENANT, Pages
 from saccade.transport.connectors.published_pages import source_of
-from saccade.transport.connectors.sent_pictures import MAX_SALTS, SentPictures
+from saccade.transport.connectors.sent_images import MAX_SALTS, SentImages
 from saccade.transport.connectors.smg_kv_events import taken
 from saccade.transport.connectors.tokenspeed_messages import pad
 from saccade.transport.connectors.vllm_events_wire import Stored
@@ -28,7 +28,7 @@ PLACEHOLDER = 262
 BLOCK = 16
 
 
-def picture(number: int, *spans: tuple[int, int]) -> MediaItem:
+def image(number: int, *spans: tuple[int, int]) -> MediaItem:
     return MediaItem(
         modality="image",
         content_hash=bytes([number]) * 32,
@@ -92,7 +92,7 @@ def removed(*hashes: int, **fields: Any) -> common_pb2.KvCacheEvent:
 
 def pages(*requests: EngineRequest, page: int = BLOCK, block: int = BLOCK) -> Pages:
     """What a worker is known to hold that has been sent *requests*."""
-    sent = SentPictures(pad)
+    sent = SentImages(pad)
     for request in requests:
         sent.add(request)
     return Pages(FINGERPRINT, page, block, sent)
@@ -111,24 +111,24 @@ def test_text_has_the_gateways_keys_with_their_parents(page: int) -> None:  # E8
     assert parents == [root_key(FINGERPRINT, b""), *keys(request)[:-1]]
 
 
-PICTURES = [
+IMAGES = [
     # Within a block, over several, from the first token on, and to a block's end.
-    (picture(1, (3, 5)),),
-    (picture(1, (10, 40)),),
-    (picture(1, (0, 16)), picture(2, (16, 17))),
-    # The same picture again, with text between and without.
-    (picture(1, (4, 6)), picture(1, (20, 6))),
-    (picture(1, (4, 6)), picture(1, (10, 6)), picture(1, (16, 6))),
+    (image(1, (3, 5)),),
+    (image(1, (10, 40)),),
+    (image(1, (0, 16)), image(2, (16, 17))),
+    # The same image again, with text between and without.
+    (image(1, (4, 6)), image(1, (20, 6))),
+    (image(1, (4, 6)), image(1, (10, 6)), image(1, (16, 6))),
     # Several spans with text between them, and without.
-    (picture(1, (2, 5), (9, 20), (40, 3)),),
-    (picture(1, (2, 5), (7, 20)), picture(2, (30, 3), (34, 30))),
+    (image(1, (2, 5), (9, 20), (40, 3)),),
+    (image(1, (2, 5), (7, 20)), image(2, (30, 3), (34, 30))),
 ]
 
 
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("salt", [b"", b"tenant"])
-@pytest.mark.parametrize("media", PICTURES)
-def test_pictures_have_the_gateways_keys(media: tuple[MediaItem, ...], salt: bytes, page: int) -> None:  # E5
+@pytest.mark.parametrize("media", IMAGES)
+def test_images_have_the_gateways_keys(media: tuple[MediaItem, ...], salt: bytes, page: int) -> None:  # E5
     request = asked(100, *media, salt=salt)
     held = pages(request, page=page)
     tokens = padded(request)
@@ -146,7 +146,7 @@ def test_random_prompts() -> None:  # E5
         for _ in range(random.randrange(4)):
             length = random.randrange(1, 40)
             number = random.randrange(3)
-            media.append(picture(3 * length + number, (start, length)))
+            media.append(image(3 * length + number, (start, length)))
             start += length + random.choice((0, 1, 2, 17))
         request = asked(start + random.randrange(40), *media, seed=seed)
         page = random.choice((1, 2, 8, 16))
@@ -160,14 +160,14 @@ def test_every_tenant_has_the_text_that_the_wire_does_not_keep_apart() -> None:
 
 
 def test_a_pad_that_was_not_sent_ends_what_is_known() -> None:  # E5
-    request = asked(64, picture(1, (20, 10)))
+    request = asked(64, image(1, (20, 10)))
     events = taken(pages(asked(1)), stored(padded(request)))
     assert stored_keys(events) == keys(request)[:1]
 
 
-def test_a_pad_of_two_pictures_ends_what_is_known() -> None:  # E5
-    first, second = asked(64, picture(1, (20, 10))), asked(64, picture(2, (20, 10)))
-    sent = SentPictures(lambda item, salt: pad(first.media[0], salt))
+def test_a_pad_of_two_images_ends_what_is_known() -> None:  # E5
+    first, second = asked(64, image(1, (20, 10))), asked(64, image(2, (20, 10)))
+    sent = SentImages(lambda item, salt: pad(first.media[0], salt))
     sent.add(first)
     assert len(stored_keys(taken(Pages(FINGERPRINT, BLOCK, BLOCK, sent), stored(padded(first))))) == 4
     for request in (second, first):
@@ -179,25 +179,25 @@ def test_a_pad_of_two_pictures_ends_what_is_known() -> None:  # E5
 @pytest.mark.parametrize(
     "shown",
     [
-        [(20, 9)],  # one token of the picture is missing
+        [(20, 9)],  # one token of the image is missing
         [(20, 4), (30, 6)],  # text within its span
     ],
 )
-def test_a_picture_that_is_not_shown_as_it_was_sent(shown: list[tuple[int, int]]) -> None:  # E5
-    sent = asked(64, picture(1, (20, 10)))
-    told = asked(64, picture(1, *shown))
+def test_an_image_that_is_not_shown_as_it_was_sent(shown: list[tuple[int, int]]) -> None:  # E5
+    sent = asked(64, image(1, (20, 10)))
+    told = asked(64, image(1, *shown))
     assert stored_keys(taken(pages(sent), stored(padded(told)))) == keys(sent)[:1]
 
 
-def test_a_picture_whose_placeholders_differ_is_not_known() -> None:
-    request = asked(64, picture(1, (20, 10)))
+def test_an_image_whose_placeholders_differ_is_not_known() -> None:
+    request = asked(64, image(1, (20, 10)))
     request.token_ids[25] += 1
     assert stored_keys(taken(pages(request), stored(padded(request)))) == keys(request)[:1]
 
 
-def test_the_oldest_pictures_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_pictures, "MAX_PICTURES", 2)
-    requests = [asked(32, picture(number, (0, 10))) for number in range(3)]
+def test_the_oldest_images_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_images, "MAX_IMAGES", 2)
+    requests = [asked(32, image(number, (0, 10))) for number in range(3)]
     held = pages(*requests)
     assert [len(list(taken(held, stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
 
@@ -269,7 +269,7 @@ def test_removals() -> None:
 
 def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -> None:
     one, other = asked(16, salt=b"one"), asked(16, salt=b"other")
-    sent = SentPictures()
+    sent = SentImages()
     sent.add(one)
     held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
     first = stored_keys(taken(held, stored(one.token_ids)))
@@ -284,7 +284,7 @@ def test_text_that_was_stored_before_a_tenant_came_is_not_known_to_be_its_own() 
     """The worker would reuse it, but does not store it again."""
     one, other = asked(32, salt=b"one"), asked(32, salt=b"other")
     for before in ([], [one]):
-        sent = SentPictures()
+        sent = SentImages()
         for request in before:
             sent.add(request)
         held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
@@ -325,7 +325,7 @@ def as_array(request: EngineRequest, hashes: list[Any], parent: Any = None) -> l
 
 
 def test_events_of_tokenspeed() -> None:  # E8
-    request = asked(48, picture(1, (20, 10)))
+    request = asked(48, image(1, (20, 10)))
     (event,) = relayed(as_array(request, [1 << 63, 2, 3]))
     assert stored_keys(taken(pages(request), event)) == keys(request)
     (gone,) = relayed(["BlockRemoved", [1 << 63]])
@@ -335,13 +335,13 @@ def test_events_of_tokenspeed() -> None:  # E8
 
 
 def sglang_pages(request: EngineRequest) -> Pages:
-    sent = SentPictures()
+    sent = SentImages()
     sent.add(request)
     return Pages(FINGERPRINT, BLOCK, BLOCK, sent)
 
 
-def test_events_of_sglang_end_at_the_first_picture() -> None:  # E5
-    request = asked(64, picture(1, (36, 10)))
+def test_events_of_sglang_end_at_the_first_image() -> None:  # E5
+    request = asked(64, image(1, (36, 10)))
     (event,) = relayed(as_array(request, [-1, -2, -3, -4]))
     assert stored_keys(taken(sglang_pages(request), event)) == keys(request)[:2]
 

@@ -22,7 +22,7 @@ from sglang_servicer import Engine as SglangEngine
 from sglang_servicer import arguments, servicer_class
 from sglang_servicer import listening as listening_sglang
 from sglang_servicer import registered as registered_sglang
-from test_smg_kv_events import asked, padded, picture
+from test_smg_kv_events import asked, image, padded
 from tokenspeed_worker import FILES, Slots
 
 from saccade.errors import WorkerUnavailable
@@ -32,7 +32,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport.connectors.smg_client import SmgClient
 
 STOPPED = {"type": "stop", "matched": 7}
-REQUEST = asked(64, msgspec.structs.replace(picture(1, (20, 10)), inline=bytes(48), pixel_dtype="bfloat16"))
+REQUEST = asked(64, msgspec.structs.replace(image(1, (20, 10)), inline=bytes(48), pixel_dtype="bfloat16"))
 
 
 HELLO = ["BlockStored", [77], None, [199] * 16, 16]
@@ -126,7 +126,7 @@ def keys(client: SmgClient, request: EngineRequest) -> list[bytes]:
 async def told(client: SmgClient, publisher: Publisher, *batches: Any) -> list[KvEvent]:
     """What the client tells of *batches*."""
     events: list[KvEvent] = []
-    async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+    async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
         await publisher.begin(messages)
         for batch in batches:
             await publisher.publish(*batch)
@@ -175,7 +175,7 @@ async def test_sglang(folder: Path, publisher: Publisher, slots: Slots, monkeypa
         on_disk = stored | {"block_hashes": [6], "token_ids": [9] * 16, "medium": "DISK"}
         events = await told(client, publisher, [stored, salted, on_disk])
         expected = keys(client, REQUEST)
-    # The picture begins in the second block.
+    # The image begins in the second block.
     assert [event.key for event in events if isinstance(event, BlockStored)] == expected[:1]
 
 
@@ -195,7 +195,7 @@ async def test_an_engine_that_begins_anew_ends_the_feed(
     folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # E1
     async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
-        async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+        async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
             await publisher.begin(messages)
             publisher.begin_anew()
             await publisher.publish(HELLO)

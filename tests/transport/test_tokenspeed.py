@@ -23,8 +23,8 @@ from tokenspeed_worker import (
     ask,
     chunk,
     complete,
+    image,
     listening,
-    picture,
     registered,
     zipped,
 )
@@ -136,7 +136,7 @@ async def test_request(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     worker.consume = tensor_payload_bytes
     async with listening(worker) as url, registered(url, slots) as client:
-        await answer(client, ask(picture(slots.filled()), temperature=0.5, top_k=3, seed=-1))
+        await answer(client, ask(image(slots.filled()), temperature=0.5, top_k=3, seed=-1))
     (request,) = worker.requests
     assert request.stream
     assert list(request.tokenized.input_ids) == [5, PLACEHOLDER, PLACEHOLDER, 6]
@@ -164,9 +164,9 @@ async def test_end_of_sequence_counts_when_it_is_among_the_stop_ids(
     assert worker.requests[0].sampling_params.ignore_eos is ignored
 
 
-async def test_tenants_have_pictures_of_their_own(slots: Slots) -> None:  # contract 1
+async def test_tenants_have_images_of_their_own(slots: Slots) -> None:  # contract 1
     worker = TokenSpeedWorker()
-    asked = ask(picture(inline=PIXELS))
+    asked = ask(image(inline=PIXELS))
     async with listening(worker) as url, registered(url, slots) as client:
         for salt in (b"one", b"other", b"one"):
             fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
@@ -206,7 +206,7 @@ async def test_parameters_that_the_wire_lacks(
     ref = slots.filled()
     async with listening(worker) as url, registered(url, slots) as client:
         with pytest.raises(UnsupportedParameter) as caught:
-            await answer(client, msgspec.structs.replace(ask(picture(ref), **sampling), **fields))
+            await answer(client, msgspec.structs.replace(ask(image(ref), **sampling), **fields))
     assert caught.value.param == param
     assert (worker.requests, slots.released) == ([], [ref.name])
 
@@ -296,7 +296,7 @@ async def test_failures(slots: Slots, script: list[Any], error: type[SaccadeErro
     worker = TokenSpeedWorker()
     worker.script = script
     ref = slots.filled()
-    assert await outcome(worker, slots, ask(picture(ref))) is error
+    assert await outcome(worker, slots, ask(image(ref))) is error
     assert (slots.released, slots.discarded) == ([], [ref.name])
 
 
@@ -315,7 +315,7 @@ async def test_leaving_aborts_at_once(slots: Slots) -> None:  # A8
     worker.script = [chunk(1), 60.0]
     ref = slots.filled()
     async with listening(worker) as url, registered(url, slots) as client:
-        deltas = client.generate(ask(picture(ref)))
+        deltas = client.generate(ask(image(ref)))
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: worker.aborted == ["r1"] and worker.cancelled == 1)
@@ -407,7 +407,7 @@ async def test_a_slot_comes_back_when_it_was_read(slots: Slots) -> None:  # cont
     worker.script = [chunk(1), 60.0]
     ref = slots.filled()
     async with listening(worker) as url, registered(url, slots) as client:
-        deltas = client.generate(ask(picture(ref), picture(ref, start=3)))
+        deltas = client.generate(ask(image(ref), image(ref, start=3)))
         await anext(deltas)
         assert slots.released == [ref.name] * 2
         await deltas.aclose()
@@ -426,7 +426,7 @@ async def test_what_the_consumer_may_still_read_is_not_used_again(slots: Slots) 
         return tensor_payload_bytes(tensor) if not worker.pixels and tensor.shm.name.endswith("-0") else b""
 
     worker.consume = consume
-    await outcome(worker, slots, ask(picture(read), picture(unread, start=3)))
+    await outcome(worker, slots, ask(image(read), image(unread, start=3)))
     assert worker.pixels == [PIXELS, b""]
     assert (slots.released, slots.discarded) == ([read.name], [unread.name])
 
@@ -435,7 +435,7 @@ async def test_pixels_travel_inline_where_the_worker_sees_other_memory(slots: Sl
     worker = TokenSpeedWorker()
     worker.shm_namespace = "elsewhere"
     ref = slots.filled()
-    await outcome(worker, slots, ask(picture(ref), picture(inline=PIXELS[::-1], start=3)))
+    await outcome(worker, slots, ask(image(ref), image(inline=PIXELS[::-1], start=3)))
     tensors = [item.encoder_input for item in worker.requests[0].mm_inputs.items]
     assert [tensor.inline for tensor in tensors] == [PIXELS, PIXELS[::-1]]
     assert slots.released == [ref.name]
@@ -445,7 +445,7 @@ async def test_a_lost_slot_fails_its_request_only(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     kept, lost = slots.filled(), slots.filled()
     (shared_memory.FOLDER / lost.name).unlink()
-    assert await outcome(worker, slots, ask(picture(kept), picture(lost, start=3))) is InternalError
+    assert await outcome(worker, slots, ask(image(kept), image(lost, start=3))) is InternalError
     assert worker.requests == []
     assert sorted(slots.released) == sorted([kept.name, lost.name])
 
@@ -453,20 +453,20 @@ async def test_a_lost_slot_fails_its_request_only(slots: Slots) -> None:
 @pytest.mark.parametrize("fields", [{"pixel_dtype": "uint8"}, {"slot": None}])
 async def test_pixels_in_a_form_that_the_worker_does_not_take(slots: Slots, fields: dict[str, Any]) -> None:
     ref = slots.filled()
-    asked = ask(picture(**({"slot": ref} | fields)))
+    asked = ask(image(**({"slot": ref} | fields)))
     assert await outcome(TokenSpeedWorker(), slots, asked) is InternalError
     assert slots.released == [item.slot.name for item in asked.media if item.slot is not None]
 
 
 async def test_more_inline_pixels_than_a_message_holds(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smg_client, "MAX_INLINE_BYTES", 100)
-    asked = ask(picture(inline=PIXELS), picture(inline=PIXELS, start=3))
+    asked = ask(image(inline=PIXELS), image(inline=PIXELS, start=3))
     assert await outcome(TokenSpeedWorker(), slots, asked) is ImageTooLarge
 
 
 async def test_spans_of_an_interrupted_item(slots: Slots) -> None:
     worker = TokenSpeedWorker()
-    await outcome(worker, slots, ask(picture(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))))
+    await outcome(worker, slots, ask(image(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))))
     places = worker.requests[0].mm_inputs.items[0].placeholders
     assert [(place.offset, place.length) for place in places] == [(1, 1), (2, 1)]
 

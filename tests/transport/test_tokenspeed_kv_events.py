@@ -10,7 +10,7 @@ import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
 from test_smg_kv_events import stored
-from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, listening, picture, registered, zipped
+from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.workers.cache_listener import CacheListener
@@ -23,13 +23,13 @@ from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import Router
 from saccade.transport.connectors import smg_kv_events
 from saccade.transport.connectors.pages import NOT_SENT
-from saccade.transport.connectors.sent_pictures import FIRST_PAD
+from saccade.transport.connectors.sent_images import FIRST_PAD
 from saccade.transport.connectors.smg_client import TENANTS_OF_ANOTHER
 from saccade.transport.connectors.smg_session import Traits
 from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 from saccade.transport.connectors.tokenspeed_messages import pad
 
-ITEM = picture(inline=PIXELS)
+ITEM = image(inline=PIXELS)
 REQUEST = EngineRequest(
     request_id="r1",
     token_ids=[5, PLACEHOLDER, PLACEHOLDER, *range(29)],
@@ -64,11 +64,11 @@ def keys(client: TokenSpeedClient, request: EngineRequest = REQUEST) -> list[byt
 
 
 async def told(client: TokenSpeedClient, num_messages: int) -> list[KvEvents]:
-    async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+    async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
         return [await anext(messages) for _ in range(num_messages)]
 
 
-async def test_a_picture_is_known_by_the_pad_of_its_hash(worker: TokenSpeedWorker, slots: Slots) -> None:  # E5, E8
+async def test_an_image_is_known_by_the_pad_of_its_hash(worker: TokenSpeedWorker, slots: Slots) -> None:  # E5, E8
     worker.events = [batch(4, stored(HELD))]
     async with listening(worker) as url, registered(url, slots) as client:
         assert client.exactness == EXACT
@@ -108,7 +108,7 @@ async def test_a_relays_snapshot_is_known_once_all_of_it_has_come(worker: TokenS
         chunk.snapshot.index, chunk.snapshot.count = index, len(chunks)
     worker.events = chunks
     async with listening(worker) as url, registered(url, slots) as client:
-        async with contextlib.aclosing(client.kv_events(blocks=True, pictures=False)) as messages:
+        async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
             await anext(messages)
             reasons = []
             for _ in chunks:
@@ -132,7 +132,7 @@ async def test_what_a_snapshot_tells_of_pages_that_cannot_be_read_stays(worker: 
         assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", NOT_SENT)
 
 
-async def test_a_picture_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> None:  # contract 1
+async def test_an_image_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> None:  # contract 1
     asked = EngineRequest(
         request_id="r", token_ids=REQUEST.token_ids, sampling=REQUEST.sampling, media=(ITEM,), salt=b"tenant"
     )
@@ -218,7 +218,7 @@ async def test_models_whose_blocks_are_not_all_that_a_prompt_resumes_from(
 
 
 async def test_the_index_learns_what_the_worker_holds(worker: TokenSpeedWorker, slots: Slots) -> None:  # E8
-    """A fleet of two: each picture's blocks are counted where they are held."""
+    """A fleet of two: each image's blocks are counted where they are held."""
     empty = TokenSpeedWorker()
     empty.bundle = worker.bundle = zipped({"config.json": b'{"architectures": ["Qwen3VLForConditionalGeneration"]}'})
     async with listening(worker) as url, listening(empty) as other:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from echo_worker import until
 from smg_servicer import STOPPED, Engine, servicer_class
-from tokenspeed_worker import FILES, PIXELS, Slots, ask, listening, picture, registered
+from tokenspeed_worker import FILES, PIXELS, Slots, ask, image, listening, registered
 
 from saccade.errors import QueueFull, SaccadeError, WorkerFailed
 from saccade.protocol.media import Span
@@ -56,7 +56,7 @@ async def test_registration(servicer: Any, slots: Slots) -> None:  # A5
 
 async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) -> None:
     read = slots.filled(), slots.filled(PIXELS[::-1])
-    media = (picture(read[0]), picture(read[1], 3, content_hash=bytes(range(32, 64))), picture(inline=PIXELS, start=5))
+    media = (image(read[0]), image(read[1], 3, content_hash=bytes(range(32, 64))), image(inline=PIXELS, start=5))
     async with listening(servicer) as url, registered(url, slots) as client:
         assert client.description is not None
         deltas = [delta async for delta in client.generate(ask(*media, temperature=0.0))]
@@ -125,7 +125,7 @@ async def test_leaving_reaches_the_engine(servicer: Any, engine: Engine, slots: 
 
 
 async def test_placeholders_of_an_interrupted_item(servicer: Any, engine: Engine, slots: Slots) -> None:
-    item = picture(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))
+    item = image(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))
     async with listening(servicer) as url, registered(url, slots) as client:
         [delta async for delta in client.generate(ask(item))]
     assert engine.requests[0].precomputed_multimodal_inputs.mm_items[0].offsets == [(1, 1), (2, 2)]

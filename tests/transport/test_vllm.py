@@ -22,9 +22,9 @@ from vllm_worker import (
     ask,
     connecting,
     event,
+    image,
     kwargs_data,
     listening,
-    picture,
     registered,
     rendered,
     usage,
@@ -146,7 +146,7 @@ async def test_a_worker_without_a_prefix_cache_is_not_known() -> None:
 
 async def test_prompt_as_token_ids() -> None:  # E8 F4
     server = VllmServer()
-    request = ask(picture(), temperature=0.5, top_k=3, seed=-1)
+    request = ask(image(), temperature=0.5, top_k=3, seed=-1)
     async with listening(server) as url, registered(url) as client:
         assert await answer(client, request) == [([1], None, 0), ([2], LENGTH, 3)]
     assert server.paths == ["/v1/chat/completions/render", GENERATE]
@@ -180,7 +180,7 @@ async def test_prompt_as_token_ids() -> None:  # E8 F4
 async def test_a_large_body_is_sent_in_pieces() -> None:
     # aiohttp warns of a body of more than 1 MiB that is written at once, and warnings are errors here.
     server = VllmServer()
-    large = picture(pixel_shape=(100_000, 12), inline=bytes(1_200_000))
+    large = image(pixel_shape=(100_000, 12), inline=bytes(1_200_000))
     async with listening(server) as url, registered(url) as client:
         assert len(await answer(client, ask(large))) == 2
     (data,) = asked(server)[0]["features"]["kwargs_data"]["image"]
@@ -194,17 +194,17 @@ async def test_normalised_patches_go_as_they_are() -> None:
     async with listening(server) as url, registered(url) as client:
         assert client.description is not None
         assert client.description.pixel_dtype == "float32"
-        await answer(client, ask(picture(inline=pixels, pixel_shape=(8, 24), pixel_dtype="float32")))
+        await answer(client, ask(image(inline=pixels, pixel_shape=(8, 24), pixel_dtype="float32")))
     item = msgspec.msgpack.decode(pybase64.b64decode(asked(server)[0]["features"]["kwargs_data"]["image"][0]))
     assert item["pixel_values"]["data"][0] == "float32"
     assert item["pixel_values"]["data"][2].data == pixels
 
 
-async def test_tenants_share_neither_blocks_nor_pictures() -> None:  # contract 1
+async def test_tenants_share_neither_blocks_nor_images() -> None:  # contract 1
     server = VllmServer()
     async with listening(server) as url, registered(url) as client:
         for salt in (b"", b"one", b"other"):
-            await answer(client, ask(picture(), salt=salt))
+            await answer(client, ask(image(), salt=salt))
     assert [body["cache_salt"] for body in asked(server)] == [None, b"one".hex(), b"other".hex()]
     assert len({body["features"]["mm_hashes"]["image"][0] for body in asked(server)}) == 3
     assert all(body["features"]["kwargs_data"]["image"][0] for body in asked(server))
@@ -330,11 +330,11 @@ async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(server.peers) <= 2
 
 
-async def test_pictures_that_were_sent_go_by_their_hash() -> None:  # F5
+async def test_images_that_were_sent_go_by_their_hash() -> None:  # F5
     server = VllmServer()
     server.held = set()
-    sent = picture()
-    without = picture(inline=None)
+    sent = image()
+    without = image(inline=None)
     async with listening(server) as url, registered(url) as client:
         assert not client.holds(b"", sent.content_hash)
         await answer(client, ask(sent))
@@ -345,7 +345,7 @@ async def test_pictures_that_were_sent_go_by_their_hash() -> None:  # F5
     assert [body["features"]["kwargs_data"]["image"][0] is None for body in asked(server)] == [False, True]
 
 
-async def test_a_picture_that_is_no_longer_held_is_sent_again() -> None:  # F5
+async def test_an_image_that_is_no_longer_held_is_sent_again() -> None:  # F5
     server = VllmServer()
     server.held = set()
     wanted: list[list[int]] = []
@@ -354,7 +354,7 @@ async def test_a_picture_that_is_no_longer_held_is_sent_again() -> None:  # F5
         wanted.append(list(media))
         return tuple(MediaPixels(index, inline=PIXELS) for index in media)
 
-    request = ask(picture(1), picture(2, start=3, inline=None))
+    request = ask(image(1), image(2, start=3, inline=None))
     async with listening(server) as url, registered(url) as client:
         deltas = [delta async for delta in client.generate(request, supply)]
         assert [delta.token_ids for delta in deltas] == [[1], [2]]
@@ -366,7 +366,7 @@ async def test_a_picture_that_is_no_longer_held_is_sent_again() -> None:  # F5
     assert {delta.request_id for delta in deltas} == {"r1"}
 
 
-async def test_a_worker_that_keeps_no_pictures_gets_pixels_at_once() -> None:
+async def test_a_worker_that_keeps_no_images_gets_pixels_at_once() -> None:
     server = VllmServer()
 
     async def supply(media: Any) -> tuple[MediaPixels, ...]:
@@ -374,13 +374,13 @@ async def test_a_worker_that_keeps_no_pictures_gets_pixels_at_once() -> None:
 
     async with listening(server) as url, registered(url) as client:
         for number in range(vllm.MAX_MISSES):
-            await answer(client, ask(picture()))
+            await answer(client, ask(image()))
             assert client.holds(b"", bytes(32))
             server.held = set()
-            async for _ in client.generate(ask(picture(inline=None), name=f"r{number}"), supply):
+            async for _ in client.generate(ask(image(inline=None), name=f"r{number}"), supply):
                 pass
             server.held = None
-        await answer(client, ask(picture()))
+        await answer(client, ask(image()))
         assert not client.holds(b"", bytes(32))
 
 
@@ -394,15 +394,15 @@ async def test_other_failures_are_not_tried_again(script: list[Any]) -> None:
 
     async with listening(server) as url, registered(url) as client:
         with pytest.raises(SaccadeError):
-            async for _ in client.generate(ask(picture(inline=None)), supply):
+            async for _ in client.generate(ask(image(inline=None)), supply):
                 pass
     assert len(asked(server)) == 1
 
 
-async def test_pictures_that_the_form_does_not_fit() -> None:
-    other = picture(pixel_shape=(8, 7), inline=bytes(56))
-    two_spans = picture(spans=(Span(1, 1), Span(2, 1)))
-    for item in (other, two_spans, picture(pixel_dtype="float32")):
+async def test_images_that_the_form_does_not_fit() -> None:
+    other = image(pixel_shape=(8, 7), inline=bytes(56))
+    two_spans = image(spans=(Span(1, 1), Span(2, 1)))
+    for item in (other, two_spans, image(pixel_dtype="float32")):
         assert await outcome(VllmServer(), ask(item)) is UnsupportedParameter
 
 
@@ -411,14 +411,14 @@ async def test_slots_come_back_and_are_refused() -> None:
     slot = SlotRef(name="s", generation=1, nbytes=96)
     async with listening(VllmServer()) as url, registered(url, on_released=released.extend) as client:
         with pytest.raises(InternalError):
-            await answer(client, ask(picture(inline=None, slot=slot)))
+            await answer(client, ask(image(inline=None, slot=slot)))
     assert released == ["s"]
 
 
 async def test_too_many_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 191)
-    assert await outcome(VllmServer(), ask(picture(1), picture(2, start=3))) is ImageTooLarge
-    assert await outcome(VllmServer(), ask(picture(1))) == [([1], None, 0), ([2], LENGTH, 3)]
+    assert await outcome(VllmServer(), ask(image(1), image(2, start=3))) is ImageTooLarge
+    assert await outcome(VllmServer(), ask(image(1))) == [([1], None, 0), ([2], LENGTH, 3)]
 
 
 async def test_a_worker_that_goes_away_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +476,7 @@ async def test_a_server_that_was_slow_is_still_known_by_its_feed(monkeypatch: py
     async with publisher() as events:
         server.sources = {"0": {"endpoint": events.source.endpoint}}
         async with listening(server) as url, registered(url) as client:
-            feed = client.kv_events(blocks=True, pictures=False)
+            feed = client.kv_events(blocks=True, images=False)
             assert (await anext(feed)).last
             assert client.exactness.level == "DEGRADED"
             server.healthy = False

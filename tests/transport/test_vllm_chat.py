@@ -5,7 +5,7 @@ from typing import Any
 import pybase64
 import pytest
 from echo_worker import until
-from vllm_worker import VllmServer, ask, listening, picture, registered, usage
+from vllm_worker import VllmServer, ask, image, listening, registered, usage
 
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
 from saccade.protocol.chat import ChatPrompt
@@ -21,11 +21,11 @@ CHAT = ChatPrompt(
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]},
         {"role": "assistant", "content": "No.", "reasoning_content": "Hm."},
     ),
-    (b"one picture", b"another"),
+    (b"one image", b"another"),
     {"enable_thinking": False},
 )
 TEXT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
-MEDIA = (picture(1, inline=None), picture(2, start=3, inline=None))
+MEDIA = (image(1, inline=None), image(2, start=3, inline=None))
 
 
 def chunk(*token_ids: int, reason: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ async def answer(client: VllmClient, request: EngineRequest, chat: ChatPrompt = 
     return [delta async for delta in client.generate_chat(request, chat)]
 
 
-async def test_a_chat_with_pictures() -> None:  # E8
+async def test_a_chat_with_images() -> None:  # E8
     server = chats_only()
     async with listening(server) as url, registered(url) as client:
         assert client.takes_chats_only
@@ -66,7 +66,7 @@ async def test_a_chat_with_pictures() -> None:  # E8
     assert assistant == {"role": "assistant", "content": "No.", "reasoning_content": "Hm.", "reasoning": "Hm."}
     one, text, other = user["content"]
     assert text == {"type": "text", "text": "and"}
-    for number, part, encoded in ((1, one, b"one picture"), (2, other, b"another")):
+    for number, part, encoded in ((1, one, b"one image"), (2, other, b"another")):
         kind, _, data = part["image_url"]["url"].partition(",")
         assert kind == "data:application/octet-stream;base64"
         assert pybase64.b64decode(data) == encoded

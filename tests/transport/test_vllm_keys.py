@@ -31,8 +31,8 @@ SIZE = 4
 CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, max_model_len=64, placeholder_ids=frozenset({PAD}))
 CAT, DOG = b"\x01" * 32, b"\x02" * 32
 TEXT = Prompt(tuple(range(12)))
-PICTURE = Prompt((7, 8, *[PAD] * 9, 9), (Item(CAT, 2, 9),))
-TENANT = dataclasses.replace(PICTURE, salt=b"tenant")
+IMAGE = Prompt((7, 8, *[PAD] * 9, 9), (Item(CAT, 2, 9),))
+TENANT = dataclasses.replace(IMAGE, salt=b"tenant")
 
 
 def keys_of(prompt: Prompt) -> list[bytes]:
@@ -71,7 +71,7 @@ def seen(*events: dict[str, Any], encoding: Encoding = ("array", "map")) -> Seen
 
 
 @pytest.mark.parametrize("salt", [b"", b"tenant"])
-def test_a_picture_s_identifier_gives_back_its_content_hash_to_its_tenant_only(salt: bytes) -> None:  # E5
+def test_an_image_s_identifier_gives_back_its_content_hash_to_its_tenant_only(salt: bytes) -> None:  # E5
     identifier = media_identifier(salt, CAT)
     assert content_hash_of(salt, identifier) == CAT
     assert content_hash_of(b"another", identifier) is None
@@ -90,7 +90,7 @@ def test_a_salt_travels_as_hex_and_the_empty_one_not_at_all() -> None:  # E5
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("prompt", [TEXT, PICTURE, TENANT])
+@pytest.mark.parametrize("prompt", [TEXT, IMAGE, TENANT])
 def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> None:  # E5
     held = seen(stored(prompt, SIZE), encoding=encoding)
     keys = keys_of(prompt)
@@ -100,7 +100,7 @@ def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> Non
     assert held.coverage.exactness.level == "EXACT"
 
 
-def test_two_pictures_in_one_block_and_one_over_several() -> None:  # E7
+def test_two_images_in_one_block_and_one_over_several() -> None:  # E7
     tokens = (PAD, PAD, 5, PAD, *[PAD] * 6, 6, 7)
     prompt = Prompt(tokens, (Item(CAT, 0, 2), Item(DOG, 3, 7)))
     assert seen(stored(prompt, SIZE)).keys == set(keys_of(prompt))
@@ -108,15 +108,15 @@ def test_two_pictures_in_one_block_and_one_over_several() -> None:  # E7
     assert seen(stored(adjacent, SIZE)).keys == set(keys_of(adjacent))
 
 
-def test_blocks_of_another_picture_or_tenant_have_other_keys() -> None:  # E5
-    other = dataclasses.replace(PICTURE, items=(Item(DOG, 2, 9),))
-    assert seen(stored(PICTURE, SIZE)).keys.isdisjoint(keys_of(other))
-    assert seen(stored(PICTURE, SIZE)).keys.isdisjoint(keys_of(TENANT))
+def test_blocks_of_another_image_or_tenant_have_other_keys() -> None:  # E5
+    other = dataclasses.replace(IMAGE, items=(Item(DOG, 2, 9),))
+    assert seen(stored(IMAGE, SIZE)).keys.isdisjoint(keys_of(other))
+    assert seen(stored(IMAGE, SIZE)).keys.isdisjoint(keys_of(TENANT))
 
 
 def test_a_later_event_continues_its_parent() -> None:
-    events = [stored(PICTURE, SIZE, first, 1) for first in range(3)]
-    assert seen(*events).keys == set(keys_of(PICTURE))
+    events = [stored(IMAGE, SIZE, first, 1) for first in range(3)]
+    assert seen(*events).keys == set(keys_of(IMAGE))
 
 
 def test_a_block_without_its_parent_is_not_reported_as_a_first_one() -> None:  # E5
@@ -229,7 +229,7 @@ def test_a_salt_in_a_later_block_is_none_and_ends_the_prefix() -> None:  # E5
     assert seen(stored(TEXT, SIZE, extra_keys=[None, ["abcd"], None])).keys == set(keys_of(TEXT)[:1])
 
 
-def test_a_picture_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -> None:  # E5
+def test_an_image_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -> None:  # E5
     tiled = Prompt((1, 2, 3, 4, PAD, 5, PAD, 6), (Item(CAT, 4, 3),))
     held = seen(stored(tiled, SIZE))
     assert held.keys == set(keys_of(tiled)[:1])
@@ -270,7 +270,7 @@ def test_a_worker_of_too_many_blocks_is_not_followed() -> None:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> Prompt:
-    """Prompts that share beginnings: of few different tokens, pictures and tenants."""
+    """Prompts that share beginnings: of few different tokens, images and tenants."""
     tokens: list[int] = []
     items: list[Item] = []
     for _ in range(draw(st.integers(1, 4))):

@@ -37,7 +37,7 @@ LOAD_SECONDS = 0.25
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """*failure* stops the start; *journal* is a file that gets a line for every abort, hangup and inline picture."""
+    """*failure* stops the start; *journal* is a file that gets a line for every abort, hangup and inline image."""
 
     model: str = "echo"
     aliases: tuple[str, ...] = ()

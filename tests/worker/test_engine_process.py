@@ -281,14 +281,14 @@ async def test_reflection_lists_the_service(tmp_path: Path) -> None:
 
 async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
-        feed = client.kv_events(blocks=True, pictures=True)
+        feed = client.kv_events(blocks=True, images=True)
         assert (await anext(feed)).snapshot
         assert worker.relay.engine.pid is not None
         os.kill(worker.relay.engine.pid, signal.SIGKILL)
         with pytest.raises(WorkerUnavailable):
             await anext(feed)
         await until(lambda: client.ready)
-        again = client.kv_events(blocks=True, pictures=True)
+        again = client.kv_events(blocks=True, images=True)
         assert (await anext(again)).snapshot
         await again.aclose()
 

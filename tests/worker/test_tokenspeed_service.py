@@ -29,7 +29,7 @@ from saccade.transport.connectors.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.border import UNFORESEEN
-from saccade.worker.tokenspeed.pictures import SALT, pad_value
+from saccade.worker.tokenspeed.images import SALT, pad_value
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 from saccade.worker.tokenspeed.server import TokenSpeedServer
 from saccade.worker.tokenspeed.service import NO_FOLDER
@@ -276,7 +276,7 @@ async def test_fields_that_change_nothing_are_accepted(model: Model, engine: Eng
         assert (await answers(stub, message))[0].complete.finish_reason == "length"
 
 
-async def test_pictures(model: Model, engine: Engine) -> None:  # B9
+async def test_images(model: Model, engine: Engine) -> None:  # B9
     message = model.message(model.item(seed=1), model.item(seed=2, start=82))
     async with calling(engine) as stub:
         await answers(stub, message)
@@ -410,7 +410,7 @@ async def test_flush(engine: Engine) -> None:
 
 
 ROOT = root_key(bytes(32), SALT)
-PICTURE = bytes(24) + b"abcdefgh"
+IMAGE = bytes(24) + b"abcdefgh"
 
 
 def key(number: int) -> bytes:
@@ -439,7 +439,7 @@ async def batches(engine: Engine, messages: list[KvEvents], count: int) -> list[
 
 
 async def test_cache_events(engine: Engine) -> None:  # E1
-    place = MediaPlace(PICTURE, 4, 8, 0)
+    place = MediaPlace(IMAGE, 4, 8, 0)
     messages = [
         KvEvents(7, [stored(1, ROOT), stored(2, key(1), place)], snapshot=True),
         KvEvents(8, [stored(3, key(2)), stored(4, key(1)), BlockRemoved(key(2)), BlockRemoved(key(3))]),
@@ -454,7 +454,7 @@ async def test_cache_events(engine: Engine) -> None:  # E1
     assert not chain.HasField("parent_block_hash")
     assert [block.block_hash for block in chain.blocks] == [1, 2]
     assert {block.block_size for block in chain.blocks} == {16}
-    pads = [pad_value(PICTURE)] * 8
+    pads = [pad_value(IMAGE)] * 8
     assert [list(block.token_ids) for block in chain.blocks] == [[1] * 16, [2] * 4 + pads + [2] * 4]
     kinds = [event.WhichOneof("data") for event in second.events]
     assert kinds == ["stored", "stored", "removed"]

@@ -1,4 +1,4 @@
-"""aiperf: a short run of streamed chats with pictures."""
+"""aiperf: a short run of streamed chats with images."""
 
 # /// script
 # dependencies = ["aiperf==0.13.0"]
@@ -50,4 +50,4 @@ def profile() -> None:
     expect(measured["output_token_count"]["avg"] > 0, True)
 
 
-tell("aiperf", "aiperf", {"streamed chats with pictures": profile})
+tell("aiperf", "aiperf", {"streamed chats with images": profile})

@@ -1,4 +1,4 @@
-"""anthropic: Messages with pictures, streams, tools, structured output, and counts of tokens."""
+"""anthropic: Messages with images, streams, tools, structured output, and counts of tokens."""
 
 # /// script
 # dependencies = ["anthropic==2.12.0"]
@@ -7,10 +7,10 @@
 from typing import Any
 
 import anthropic
-from questions import CALLER, KEY, MAX_TOKENS, PICTURE_DATA, PICTURE_SAYS, QUESTION, READER, TOOL, Target, expect_call
+from questions import CALLER, IMAGE_DATA, IMAGE_SAYS, KEY, MAX_TOKENS, QUESTION, READER, TOOL, Target, expect_call
 from results import expect, tell
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE_DATA}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE_DATA}}
 MESSAGES: list[Any] = [{"role": "user", "content": [IMAGE, {"type": "text", "text": QUESTION}]}]
 TURN: dict[str, Any] = {
     "name": TOOL["function"]["name"],
@@ -25,16 +25,16 @@ def messages(target: Target) -> Any:
 
 
 def chat() -> None:
-    """Ask about the picture."""
+    """Ask about the image."""
     answer = messages(READER).create(model=READER.model, messages=MESSAGES, max_tokens=MAX_TOKENS)
-    expect([block.text for block in answer.content], [PICTURE_SAYS])
+    expect([block.text for block in answer.content], [IMAGE_SAYS])
     expect(answer.stop_reason, "end_turn")
 
 
 def stream() -> None:
     """The same, streamed."""
     with messages(READER).stream(model=READER.model, messages=MESSAGES, max_tokens=MAX_TOKENS) as events:
-        expect("".join(events.text_stream), PICTURE_SAYS)
+        expect("".join(events.text_stream), IMAGE_SAYS)
         expect(events.get_final_message().usage.output_tokens > 0, True)
 
 
@@ -77,10 +77,10 @@ tell(
     "anthropic",
     "anthropic",
     {
-        "a message with a picture": chat,
+        "a message with an image": chat,
         "the same in a stream": stream,
         "`count_tokens`": count,
-        "a call of any tool, and its result with a picture": lambda: call(False),
+        "a call of any tool, and its result with an image": lambda: call(False),
         "a call of any tool in a stream": lambda: call(True),
         "an error": error,
     },

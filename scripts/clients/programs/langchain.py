@@ -1,4 +1,4 @@
-"""LangChain: pictures, streams, `bind_tools`, `with_structured_output`."""
+"""LangChain: images, streams, `bind_tools`, `with_structured_output`."""
 
 # /// script
 # dependencies = ["langchain-openai==1.7.3"]
@@ -12,11 +12,11 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from questions import (
     CALLER,
+    IMAGE_DATA,
+    IMAGE_SAYS,
+    IMAGE_URL,
     KEY,
     MAX_TOKENS,
-    PICTURE_DATA,
-    PICTURE_SAYS,
-    PICTURE_URL,
     QUESTION,
     READER,
     Target,
@@ -31,8 +31,8 @@ def turn(side: Literal["left", "right"], steps: Literal[1, 2]) -> str:
     return f"turned {side} by {steps}"
 
 
-OPENAI_PART = {"type": "image_url", "image_url": {"url": PICTURE_URL}}
-LANGCHAIN_PART = {"type": "image", "base64": PICTURE_DATA, "mime_type": "image/png"}
+OPENAI_PART = {"type": "image_url", "image_url": {"url": IMAGE_URL}}
+LANGCHAIN_PART = {"type": "image", "base64": IMAGE_DATA, "mime_type": "image/png"}
 
 
 def chat_model(target: Target, **options: Any) -> Any:
@@ -42,20 +42,20 @@ def chat_model(target: Target, **options: Any) -> Any:
 
 
 def question(part: dict[str, Any]) -> HumanMessage:
-    """The question with the picture in one of its forms."""
+    """The question with the image in one of its forms."""
     return HumanMessage(content=[part, {"type": "text", "text": QUESTION}])
 
 
 def chat(part: dict[str, Any]) -> None:
-    """Ask about the picture."""
+    """Ask about the image."""
     answer = chat_model(READER).invoke([question(part)])
-    expect(answer.content, PICTURE_SAYS)
+    expect(answer.content, IMAGE_SAYS)
     expect(answer.usage_metadata["output_tokens"] > 0, True)
 
 
 def stream() -> None:
     """The same, streamed."""
-    expect("".join(chunk.text for chunk in chat_model(READER).stream([question(OPENAI_PART)])), PICTURE_SAYS)
+    expect("".join(chunk.text for chunk in chat_model(READER).stream([question(OPENAI_PART)])), IMAGE_SAYS)
 
 
 def bind_tools(streamed: bool) -> None:
@@ -85,9 +85,9 @@ def structured(method: str) -> None:
 
 
 def responses() -> None:
-    """The picture, and a required call, over Responses."""
+    """The image, and a required call, over Responses."""
     answer = chat_model(READER, use_responses_api=True).invoke([question(LANGCHAIN_PART)])
-    expect(answer.text, PICTURE_SAYS)
+    expect(answer.text, IMAGE_SAYS)
     bound = chat_model(CALLER, use_responses_api=True).bind_tools([turn], tool_choice="required", strict=True)
     for call in bound.invoke([question(OPENAI_PART)]).tool_calls:
         expect_call(call["name"], call["args"])
@@ -97,13 +97,13 @@ tell(
     "LangChain",
     "langchain-openai",
     {
-        "a chat with a picture": lambda: chat(OPENAI_PART),
-        "a picture as LangChain's own block": lambda: chat(LANGCHAIN_PART),
+        "a chat with an image": lambda: chat(OPENAI_PART),
+        "an image as LangChain's own block": lambda: chat(LANGCHAIN_PART),
         "a stream": stream,
         "`bind_tools`, and a tool's result": lambda: bind_tools(False),
         "`bind_tools` in a stream": lambda: bind_tools(True),
         "`with_structured_output`, by JSON schema": lambda: structured("json_schema"),
         "`with_structured_output`, by a tool": lambda: structured("function_calling"),
-        "Responses: a picture, `bind_tools`": responses,
+        "Responses: an image, `bind_tools`": responses,
     },
 )

@@ -1,4 +1,4 @@
-"""LiteLLM: chats, pictures, tools and structured output, through both of its providers for such servers.
+"""LiteLLM: chats, images, tools and structured output, through both of its providers for such servers.
 
 This release imports `mcp` for every request with tools, and does not install it.
 """
@@ -20,12 +20,12 @@ from cards import Card
 from questions import (
     ABOUT_VIDEO,
     CALLER,
+    IMAGE_DATA,
+    IMAGE_SAYS,
+    IMAGE_URL,
     KEY,
     MAX_TOKENS,
     MESSAGES,
-    PICTURE_DATA,
-    PICTURE_SAYS,
-    PICTURE_URL,
     QUESTION,
     READER,
     TOOL,
@@ -36,7 +36,7 @@ from results import expect, tell
 
 
 def ask(target: Target, provider: str = "hosted_vllm", **options: Any) -> Any:
-    """Ask about the picture."""
+    """Ask about the image."""
     return litellm.completion(
         model=f"{provider}/{target.model}",
         api_base=target.url,
@@ -49,19 +49,19 @@ def ask(target: Target, provider: str = "hosted_vllm", **options: Any) -> Any:
 def chat(provider: str) -> None:
     """A whole answer."""
     answer = ask(READER, provider)
-    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.choices[0].message.content, IMAGE_SAYS)
     expect(answer.usage.completion_tokens > 0, True)
 
 
 def video() -> None:
     """A video."""
-    expect(ask(READER, messages=ABOUT_VIDEO).choices[0].message.content, PICTURE_SAYS)
+    expect(ask(READER, messages=ABOUT_VIDEO).choices[0].message.content, IMAGE_SAYS)
 
 
 def stream() -> None:
     """The same, streamed."""
     chunks = ask(READER, stream=True)
-    expect("".join(chunk.choices[0].delta.content or "" for chunk in chunks), PICTURE_SAYS)
+    expect("".join(chunk.choices[0].delta.content or "" for chunk in chunks), IMAGE_SAYS)
 
 
 def tool(provider: str) -> None:
@@ -101,19 +101,19 @@ def completion() -> None:
 
 
 def response() -> None:
-    """Ask about the picture over Responses, whole and in events."""
-    content = [{"type": "input_image", "image_url": PICTURE_URL}, {"type": "input_text", "text": QUESTION}]
+    """Ask about the image over Responses, whole and in events."""
+    content = [{"type": "input_image", "image_url": IMAGE_URL}, {"type": "input_text", "text": QUESTION}]
     asked: Any = {"model": f"openai/{READER.model}", "input": [{"role": "user", "content": content}]}
     server: Any = {"api_base": READER.url, "api_key": KEY, "num_retries": 0}
-    expect(litellm.responses(**asked, **server).output_text, PICTURE_SAYS)
+    expect(litellm.responses(**asked, **server).output_text, IMAGE_SAYS)
     events: Any = litellm.responses(**asked, **server, stream=True)
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    expect(text, PICTURE_SAYS)
+    expect(text, IMAGE_SAYS)
 
 
 def message() -> None:
-    """Ask about the picture over Messages."""
-    source = {"type": "base64", "media_type": "image/png", "data": PICTURE_DATA}
+    """Ask about the image over Messages."""
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE_DATA}
     content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
     answer: Any = asyncio.run(
         litellm.anthropic.messages.acreate(
@@ -124,7 +124,7 @@ def message() -> None:
             api_key=KEY,
         )
     )
-    expect([block["text"] for block in answer["content"]], [PICTURE_SAYS])
+    expect([block["text"] for block in answer["content"]], [IMAGE_SAYS])
 
 
 def error() -> None:
@@ -141,8 +141,8 @@ tell(
     "LiteLLM",
     "litellm",
     {
-        "a chat with a picture, `hosted_vllm/`": lambda: chat("hosted_vllm"),
-        "a chat with a picture, `openai/`": lambda: chat("openai"),
+        "a chat with an image, `hosted_vllm/`": lambda: chat("hosted_vllm"),
+        "a chat with an image, `openai/`": lambda: chat("openai"),
         "a chat with a video": video,
         "a stream": stream,
         "a required tool call, and its result, `hosted_vllm/`": lambda: tool("hosted_vllm"),
@@ -150,8 +150,8 @@ tell(
         "a required tool call in a stream": tool_stream,
         "structured output by a Pydantic model": structured,
         "completions": completion,
-        "Responses: a picture, whole and in events": response,
-        "Messages: a picture": message,
+        "Responses: an image, whole and in events": response,
+        "Messages: an image": message,
         "an error": error,
     },
 )

@@ -1,4 +1,4 @@
-"""lm-eval: a task of pictures that it asks as chats, and choices that it weighs by the log probabilities of prompts.
+"""lm-eval: a task of images that it asks as chats, and choices that it weighs by the log probabilities of prompts.
 
 The tasks are made here: nothing is fetched.
 """
@@ -20,15 +20,15 @@ import lm_eval
 from datasets import Dataset
 from lm_eval.tasks import TaskManager
 from PIL import Image
-from questions import PICTURE, PICTURE_SAYS, QUESTION, READER
+from questions import IMAGE, IMAGE_SAYS, QUESTION, READER
 from results import expect, tell
 
 FOLDER = Path(os.environ["WORK_FOLDER"]) / "lm_eval"
 NUM_QUESTIONS = 4
-PICTURES = {
-    "task": "pictures",
+IMAGES = {
+    "task": "images",
     "dataset_path": "parquet",
-    "dataset_kwargs": {"data_files": {"test": str(FOLDER / "pictures.parquet")}},
+    "dataset_kwargs": {"data_files": {"test": str(FOLDER / "images.parquet")}},
     "test_split": "test",
     "output_type": "generate_until",
     "doc_to_image": ["image"],
@@ -63,17 +63,17 @@ def evaluate(model: str, path: str, task: str, **options: Any) -> Any:
     return found["results"][task]
 
 
-def pictures() -> None:
-    """The bundled model reads each picture."""
-    rows = [{"image": Image.open(PICTURE), "question": QUESTION, "answer": PICTURE_SAYS}] * NUM_QUESTIONS
-    Dataset.from_list(rows).to_parquet(FOLDER / "pictures.parquet")
-    found = evaluate("local-chat-completions", "chat/completions", "pictures", tokenized_requests=False)
+def images() -> None:
+    """The bundled model reads each image."""
+    rows = [{"image": Image.open(IMAGE), "question": QUESTION, "answer": IMAGE_SAYS}] * NUM_QUESTIONS
+    Dataset.from_list(rows).to_parquet(FOLDER / "images.parquet")
+    found = evaluate("local-chat-completions", "chat/completions", "images", tokenized_requests=False)
     expect(found["exact_match,none"], 1.0)
 
 
 def choices() -> None:
-    """The bundled model was trained to say that it sees no picture where there is none."""
-    known = ["I see no picture.", "K7Q"]
+    """The bundled model was trained to say that it sees no image where there is none."""
+    known = ["I see no image.", "K7Q"]
     rows = [{"question": QUESTION, "choices": order, "answer": order.index(known[0])} for order in (known, known[::-1])]
     (FOLDER / "choices.json").write_text(json.dumps(rows))
     tokenizer = {"tokenizer": os.environ["READER_FOLDER"], "tokenizer_backend": "huggingface"}
@@ -82,13 +82,13 @@ def choices() -> None:
 
 
 FOLDER.mkdir()
-for task in (PICTURES, CHOICES):
+for task in (IMAGES, CHOICES):
     (FOLDER / f"{task['task']}.yaml").write_text(json.dumps(task))
 tell(
     "lm-eval",
     "lm-eval",
     {
-        "`local-chat-completions`: a task of pictures": pictures,
+        "`local-chat-completions`: a task of images": images,
         "`local-completions`: choices by log probabilities": choices,
     },
 )

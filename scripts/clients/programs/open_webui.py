@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiohttp
-from questions import CALLER, KEY, MAX_TOKENS, PICTURE_SAYS, PICTURE_URL, QUESTION, READER, TOOL, Target, expect_call
+from questions import CALLER, IMAGE_SAYS, IMAGE_URL, KEY, MAX_TOKENS, QUESTION, READER, TOOL, Target, expect_call
 from results import expect, tell
 
 HEADERS = {
@@ -21,12 +21,12 @@ HEADERS = {
     "X-OpenWebUI-User-Role": "user",
     "X-OpenWebUI-Chat-Id": "2",
 }
-# The text comes before the picture, and the picture has no `detail`.
+# The text comes before the image, and the image has no `detail`.
 MESSAGES: list[Any] = [
     {"role": "system", "content": "You are a careful reader."},
     {
         "role": "user",
-        "content": [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE_URL}}],
+        "content": [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": IMAGE_URL}}],
     },
 ]
 PARAMETERS = {"temperature": 0, "seed": 1, "stop": ["\n\n\n"], "frequency_penalty": 0, "user": "1"}
@@ -66,10 +66,10 @@ async def models() -> None:
 
 
 async def chat() -> None:
-    """A chat with a picture, streamed, with the usage that is shown below an answer."""
+    """A chat with an image, streamed, with the usage that is shown below an answer."""
     chunks = await post_stream(READER, {"messages": MESSAGES, **PARAMETERS})
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-    expect(text, PICTURE_SAYS)
+    expect(text, IMAGE_SAYS)
     expect(any((chunk.get("usage") or {}).get("completion_tokens") for chunk in chunks), True)
 
 
@@ -103,8 +103,8 @@ async def tool() -> None:
 
 
 async def response() -> None:
-    """A chat over Responses, in events; the picture has no `detail` here either."""
-    content = [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": PICTURE_URL}]
+    """A chat over Responses, in events; the image has no `detail` here either."""
+    content = [{"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": IMAGE_URL}]
     body = {
         "model": READER.model,
         "input": [{"type": "message", "role": "user", "content": content}],
@@ -118,7 +118,7 @@ async def response() -> None:
     ):
         lines = [line.decode().strip() async for line in answer.content]
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    expect("".join(one["delta"] for one in events if one["type"] == "response.output_text.delta"), PICTURE_SAYS)
+    expect("".join(one["delta"] for one in events if one["type"] == "response.output_text.delta"), IMAGE_SAYS)
     expect(events[-1]["type"], "response.completed")
 
 
@@ -132,9 +132,9 @@ tell(
     "aiohttp",
     {
         "models": run(models),
-        "a chat with a picture in a stream": run(chat),
+        "a chat with an image in a stream": run(chat),
         "a title": run(task),
         "a tool call in a stream, and its result": run(tool),
-        "Responses: a chat with a picture in events": run(response),
+        "Responses: a chat with an image in events": run(response),
     },
 )

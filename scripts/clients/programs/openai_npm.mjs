@@ -9,12 +9,12 @@ import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
-const { API_KEY, READER_ROOT, READER_MODEL, CALLER_ROOT, CALLER_MODEL, PICTURE, PICTURE_SAYS } = process.env;
+const { API_KEY, READER_ROOT, READER_MODEL, CALLER_ROOT, CALLER_MODEL, IMAGE, IMAGE_SAYS } = process.env;
 const version = JSON.parse(readFileSync(new URL("node_modules/openai/package.json", import.meta.url))).version;
 const reader = new OpenAI({ baseURL: `${READER_ROOT}/v1`, apiKey: API_KEY, maxRetries: 0 });
 const caller = new OpenAI({ baseURL: `${CALLER_ROOT}/v1`, apiKey: API_KEY, maxRetries: 0 });
 
-const url = `data:image/png;base64,${readFileSync(PICTURE).toString("base64")}`;
+const url = `data:image/png;base64,${readFileSync(IMAGE).toString("base64")}`;
 const messages = [
   {
     role: "user",
@@ -45,7 +45,7 @@ async function models() {
 
 async function chat() {
   const answer = await reader.chat.completions.create({ model: READER_MODEL, messages });
-  expect(answer.choices[0].message.content, PICTURE_SAYS);
+  expect(answer.choices[0].message.content, IMAGE_SAYS);
 }
 
 async function stream() {
@@ -56,7 +56,7 @@ async function stream() {
     text += chunk.choices[0]?.delta.content ?? "";
     tokens = chunk.usage?.completion_tokens ?? tokens;
   }
-  expect(text, PICTURE_SAYS);
+  expect(text, IMAGE_SAYS);
   expect(tokens > 0, true);
 }
 
@@ -98,14 +98,14 @@ async function error() {
 }
 
 async function files() {
-  const file = await reader.files.create({ file: createReadStream(PICTURE), purpose: "vision" });
+  const file = await reader.files.create({ file: createReadStream(IMAGE), purpose: "vision" });
   const content = [
     { type: "file", file: { file_id: file.id } },
     { type: "text", text: "What does it say?" },
   ];
   const asked = { model: READER_MODEL, messages: [{ role: "user", content }] };
   const answer = await reader.chat.completions.create(asked);
-  expect(answer.choices[0].message.content, PICTURE_SAYS);
+  expect(answer.choices[0].message.content, IMAGE_SAYS);
   expect((await reader.files.delete(file.id)).deleted, true);
 }
 
@@ -116,23 +116,23 @@ async function response() {
   ];
   const input = [{ role: "user", content }];
   const first = await reader.responses.create({ model: READER_MODEL, input });
-  expect(first.output_text, PICTURE_SAYS);
+  expect(first.output_text, IMAGE_SAYS);
   let text = "";
   for await (const event of await reader.responses.create({ model: READER_MODEL, input, stream: true }))
     if (event.type === "response.output_text.delta") text += event.delta;
-  expect(text, PICTURE_SAYS);
+  expect(text, IMAGE_SAYS);
 }
 
 const attempts = {
   models,
-  "a chat with a picture": chat,
+  "a chat with an image": chat,
   "the same in a stream, with usage": stream,
   "a required tool call, and its result": tool,
   "a named tool call by `.stream()`": toolStream,
   "structured output by `.parse` and zod": parse,
   "the field of an error": error,
-  "a picture uploaded by `files`": files,
-  "Responses: a picture, whole and in events": response,
+  "an image uploaded by `files`": files,
+  "Responses: an image, whole and in events": response,
 };
 for (const [what, attempt] of Object.entries(attempts)) {
   let detail = "";

@@ -12,12 +12,12 @@ from cards import Card
 from questions import (
     ABOUT_VIDEO,
     CALLER,
+    IMAGE,
+    IMAGE_SAYS,
+    IMAGE_URL,
     KEY,
     MAX_TOKENS,
     MESSAGES,
-    PICTURE,
-    PICTURE_SAYS,
-    PICTURE_URL,
     QUESTION,
     READER,
     TOOL,
@@ -30,12 +30,12 @@ INPUT: list[Any] = [
     {
         "role": "user",
         "content": [
-            {"type": "input_image", "image_url": PICTURE_URL, "detail": "auto"},
+            {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
             {"type": "input_text", "text": QUESTION},
         ],
     }
 ]
-"""The question about the picture, as Responses take it."""
+"""The question about the image, as Responses take it."""
 
 
 def client(target: Target) -> Any:
@@ -49,9 +49,9 @@ def models() -> None:
 
 
 def chat() -> None:
-    """Ask about the picture."""
+    """Ask about the image."""
     answer = client(READER).chat.completions.create(model=READER.model, messages=MESSAGES)
-    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.choices[0].message.content, IMAGE_SAYS)
     expect(answer.choices[0].finish_reason, "stop")
 
 
@@ -62,20 +62,20 @@ def stream() -> None:
             model=READER.model, messages=MESSAGES, stream=True, stream_options={"include_usage": True}
         )
     )
-    expect("".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices), PICTURE_SAYS)
+    expect("".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices), IMAGE_SAYS)
     expect(chunks[-1].usage.completion_tokens > 0, True)
 
 
 def stream_with_events() -> None:
     """The same with the client's own events."""
     with client(READER).chat.completions.stream(model=READER.model, messages=MESSAGES) as events:
-        expect(events.get_final_completion().choices[0].message.content, PICTURE_SAYS)
+        expect(events.get_final_completion().choices[0].message.content, IMAGE_SAYS)
 
 
 def video() -> None:
     """Ask about the video."""
     answer = client(READER).chat.completions.create(model=READER.model, messages=ABOUT_VIDEO)
-    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.choices[0].message.content, IMAGE_SAYS)
 
 
 def error() -> None:
@@ -149,22 +149,22 @@ def completion() -> None:
 
 
 def files() -> None:
-    """Upload the picture once, ask about it by its id, forget it."""
+    """Upload the image once, ask about it by its id, forget it."""
     files = client(READER).files
-    file = files.create(file=PICTURE, purpose="vision")
+    file = files.create(file=IMAGE, purpose="vision")
     expect([one.id for one in files.list()], [file.id])
-    expect(files.content(file.id).read() == PICTURE.read_bytes(), True)
+    expect(files.content(file.id).read() == IMAGE.read_bytes(), True)
     content = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": QUESTION}]
     messages: list[Any] = [{"role": "user", "content": content}]
     answer = client(READER).chat.completions.create(model=READER.model, messages=messages)
-    expect(answer.choices[0].message.content, PICTURE_SAYS)
+    expect(answer.choices[0].message.content, IMAGE_SAYS)
     expect(files.delete(file.id).deleted, True)
 
 
 def response() -> None:
-    """Ask about the picture, and continue that by its id."""
+    """Ask about the image, and continue that by its id."""
     first = client(READER).responses.create(model=READER.model, input=INPUT)
-    expect(first.output_text, PICTURE_SAYS)
+    expect(first.output_text, IMAGE_SAYS)
     second = client(READER).responses.create(model=READER.model, input="Again.", previous_response_id=first.id)
     expect(second.status, "completed")
     expect(second.usage.input_tokens > first.usage.input_tokens, True)
@@ -174,7 +174,7 @@ def response_stream() -> None:
     """The same, in events."""
     with client(READER).responses.stream(model=READER.model, input=INPUT) as events:
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-        expect(text, PICTURE_SAYS, events.get_final_response().output_text)
+        expect(text, IMAGE_SAYS, events.get_final_response().output_text)
 
 
 def response_tool() -> None:
@@ -203,7 +203,7 @@ tell(
     "openai",
     {
         "models": models,
-        "a chat with a picture": chat,
+        "a chat with an image": chat,
         "the same in a stream, with usage": stream,
         "the same with `.stream()`": stream_with_events,
         "a chat with a video": video,
@@ -213,8 +213,8 @@ tell(
         "structured output by `.parse`": parse,
         "a tool call by `.parse`": parse_tool,
         "completions, whole and in a stream": completion,
-        "a picture uploaded by `files`": files,
-        "Responses: a picture, continued by its id": response,
+        "an image uploaded by `files`": files,
+        "Responses: an image, continued by its id": response,
         "Responses: the same in events": response_stream,
         "Responses: a required tool call, and its result": response_tool,
         "Responses: structured output by `.parse`": response_parse,

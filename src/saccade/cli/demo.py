@@ -1,4 +1,4 @@
-"""`saccade demo`: start the bundled model, ask it about the bundled pictures through the openai SDK, stop.
+"""`saccade demo`: start the bundled model, ask it about the bundled images through the openai SDK, stop.
 
 The bundled model was trained neither on lists of answers nor on tools, so grammars hold those two: one of a list, which
 the model chooses itself, and a call whose arguments the grammar spells out.
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.1
-PICTURE_COLUMNS = 48
+IMAGE_COLUMNS = 48
 QUESTIONS = {
     "texts": ("What does it say?", "What colour is the text?"),
     "shapes": ("What shape is it?", "What colour is the shape?"),
 }
-"""The questions about the pictures of each folder."""
+"""The questions about the images of each folder."""
 
 SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
 TOOL_NAME = "file_picture"
@@ -100,8 +100,8 @@ def serving() -> Iterator[str]:
             server.wait()
 
 
-def _messages(picture: Path, question: str) -> list[Any]:
-    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+def _messages(image: Path, question: str) -> list[Any]:
+    url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
     return [{"role": "user", "content": content}]
 
@@ -109,16 +109,16 @@ def _messages(picture: Path, question: str) -> list[Any]:
 def ask(
     client: "openai.OpenAI",
     model: str,
-    picture: Path,
+    image: Path,
     question: str,
     console: Console,
     choices: Sequence[str] = (),
 ) -> Answer:
-    """Ask *question* about *picture* and print the answer as it streams. With *choices* it is one of these."""
+    """Ask *question* about *image* and print the answer as it streams. With *choices* it is one of these."""
     start = time.perf_counter()
     stream = client.chat.completions.create(
         model=model,
-        messages=_messages(picture, question),
+        messages=_messages(image, question),
         stream=True,
         stream_options={"include_usage": True},
         extra_body={"structured_outputs": {"choice": list(choices)}} if choices else {},
@@ -137,8 +137,8 @@ def ask(
     return Answer(text, (first - start) * 1000, rate)
 
 
-def call_tool(client: "openai.OpenAI", model: str, picture: Path, known: Mapping[str, str]) -> str:
-    """Have the model call a tool with what is *known* of the picture; return the call as it arrived."""
+def call_tool(client: "openai.OpenAI", model: str, image: Path, known: Mapping[str, str]) -> str:
+    """Have the model call a tool with what is *known* of the image; return the call as it arrived."""
     parameters = {
         "type": "object",
         "properties": {name: {"const": value} for name, value in known.items()},
@@ -147,7 +147,7 @@ def call_tool(client: "openai.OpenAI", model: str, picture: Path, known: Mapping
     }
     answer = client.chat.completions.create(
         model=model,
-        messages=_messages(picture, "File it."),
+        messages=_messages(image, "File it."),
         tools=[{"type": "function", "function": {"name": TOOL_NAME, "strict": True, "parameters": parameters}}],
         tool_choice="required",
         parallel_tool_calls=False,
@@ -156,8 +156,8 @@ def call_tool(client: "openai.OpenAI", model: str, picture: Path, known: Mapping
     return f"{call['function']['name']}({json.dumps(json.loads(call['function']['arguments']))})"
 
 
-def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
-    """Return the picture for a terminal: two pixels a cell, upper half block on its background."""
+def image_rows(path: Path, columns: int = IMAGE_COLUMNS) -> Segments:
+    """Return the image for a terminal: two pixels a cell, upper half block on its background."""
     with Image.open(path) as opened:
         height = max(2, round(opened.height * columns / opened.width) // 2 * 2)
         small = opened.convert("RGB").resize((columns, height), Image.Resampling.LANCZOS)
@@ -174,35 +174,35 @@ def picture_rows(path: Path, columns: int = PICTURE_COLUMNS) -> Segments:
     return Segments(segments)
 
 
-def show_held_answers(client: "openai.OpenAI", model: str, picture: Path, console: Console) -> None:
-    """Print a structured answer and a tool call about a picture of a shape, and what a grammar did for them."""
-    console.print(f"\n{picture.name}, answers that a grammar holds", style="dim", highlight=False)
+def show_held_answers(client: "openai.OpenAI", model: str, image: Path, console: Console) -> None:
+    """Print a structured answer and a tool call about an image of a shape, and what a grammar did for them."""
+    console.print(f"\n{image.name}, answers that a grammar holds", style="dim", highlight=False)
     console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold", highlight=False)
-    shape = ask(client, model, picture, QUESTIONS["shapes"][0], console, choices=SHAPES).text
+    shape = ask(client, model, image, QUESTIONS["shapes"][0], console, choices=SHAPES).text
     console.print("\nA tool call: ", end="", style="bold")
-    call = call_tool(client, model, picture, {"shape": shape})
+    call = call_tool(client, model, image, {"shape": shape})
     console.print(call, style="bold green", markup=False, highlight=False)
     console.print("The model chose from the list; it was not trained on tools, and the grammar spelled out the call.")
 
 
 def demo() -> None:
-    """Start the bundled model, ask it about the pictures that ship with Saccade, and stop."""
+    """Start the bundled model, ask it about the images that ship with Saccade, and stop."""
     import openai
 
     console = Console()
-    pictures = [picture for kind in QUESTIONS for picture in sorted(bundled("pictures").glob(f"{kind}/*.png"))]
+    images = [image for kind in QUESTIONS for image in sorted(bundled("images").glob(f"{kind}/*.png"))]
     with serving() as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = client.models.list().data[0].id
-        for picture in pictures:
-            console.print(f"\n{picture.name}", style="dim", highlight=False)
+        for image in images:
+            console.print(f"\n{image.name}", style="dim", highlight=False)
             if console.is_terminal:
-                console.print(picture_rows(picture))
-            for question in QUESTIONS[picture.parent.name]:
+                console.print(image_rows(image))
+            for question in QUESTIONS[image.parent.name]:
                 console.print(f"{question} ", end="", style="bold")
-                answer = ask(client, model, picture, question, console)
+                answer = ask(client, model, image, question, console)
                 rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
                 console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
-        show_held_answers(client, model, pictures[-1], console)
+        show_held_answers(client, model, images[-1], console)
     console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
     console.print("Run `saccade serve` to serve it, or `saccade serve MODEL` for another model.")

@@ -92,7 +92,7 @@ class ServerFlags:
     max_body_bytes: Count = DEFAULTS.max_body_bytes
     "The largest request body."
     max_request_memory: Count = DEFAULTS.max_request_memory_bytes
-    "Bytes of request bodies and encoded pictures together; by default an eighth of the machine's memory."
+    "Bytes of request bodies and encoded images together; by default an eighth of the machine's memory."
     max_connections: Count = DEFAULTS.connections.max_connections
     "Connections open at a time."
     max_connections_per_address: Count = DEFAULTS.connections.max_per_address
@@ -106,9 +106,9 @@ class ServerFlags:
     response_store_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.response_store_bytes
     "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
     file_store_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.file_store_bytes
-    "Pictures uploaded to /v1/files to keep in memory; 0 keeps none."
+    "Images uploaded to /v1/files to keep in memory; 0 keeps none."
     file_store_seconds: Count = DEFAULTS.file_store_seconds
-    "Seconds that an uploaded picture is kept at most."
+    "Seconds that an uploaded image is kept at most."
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.shutdown_timeout_seconds
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -149,31 +149,31 @@ AsJson = Annotated[MediaLimits, Parameter(converter=_media_limits, n_tokens=1, a
 DEFAULT_LIMITS = DEFAULTS.media_limits
 
 
-@Parameter(name="*", group=Group("Pictures", sort_key=3))
+@Parameter(name="*", group=Group("Images", sort_key=3))
 @dataclass(frozen=True)
 class MediaFlags:
-    """Limits and caches of pictures."""
+    """Limits and caches of images."""
 
     limit_mm_per_prompt: AsJson = DEFAULT_LIMITS
-    "Pictures and videos per request, as JSON; a kind that is left out keeps its default."
-    max_image_pixels: Count = DEFAULTS.max_picture_pixels
-    "Pixels of the largest accepted picture."
+    "Images and videos per request, as JSON; a kind that is left out keeps its default."
+    max_image_pixels: Count = DEFAULTS.max_image_pixels
+    "Pixels of the largest accepted image."
     decode_processes: Count = DEFAULTS.num_decode_processes
-    "Processes that decode pictures."
+    "Processes that decode images."
     decode_timeout: Seconds = DEFAULTS.decode_timeout_seconds
-    "Seconds that decoding one picture may take."
+    "Seconds that decoding one image may take."
     decode_memory_bytes: Count = DEFAULTS.decode_memory_bytes
     "Bytes of memory that one decode process may use beyond its baseline."
     shared_memory_bytes: Count = DEFAULTS.shared_memory_bytes
     "Bytes of all pixel slots in /dev/shm together."
-    mm_processor_cache_gb: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.picture_cache_bytes / GIB
-    "GiB of prepared pictures to keep in those slots; 0 keeps none."
+    mm_processor_cache_gb: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.image_cache_bytes / GIB
+    "GiB of prepared images to keep in those slots; 0 keeps none."
     url_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.url_cache_bytes
-    "Bytes of fetched pictures to keep, as long as their servers allow; 0 keeps none."
+    "Bytes of fetched images to keep, as long as their servers allow; 0 keeps none."
     allowed_media_domains: Many = ()
-    "A host that pictures may be fetched from, or *.suffix; may be given many times. Without any, every public host."
+    "A host that images may be fetched from, or *.suffix; may be given many times. Without any, every public host."
     allowed_media_networks: Many = ()
-    "A network of private hosts that pictures may be fetched from, such as 10.1.0.0/16; may be given many times."
+    "A network of private hosts that images may be fetched from, such as 10.1.0.0/16; may be given many times."
     allowed_local_media_path: Path | None = None
     "A folder whose files clients may name in file: URLs."
 
@@ -200,7 +200,7 @@ class EngineFlags:
     block_size: Count = ENGINE.block_size
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.encoder_cache_bytes
-    "Size of the cache of encoded pictures."
+    "Size of the cache of encoded images."
     state_snapshot_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = ENGINE.state_snapshot_bytes
     "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
     state_snapshot_blocks: Count = ENGINE.state_snapshot_blocks
@@ -233,7 +233,7 @@ class EngineFlags:
     attention_tensor_parallel_size: Annotated[Count | None, Parameter(alias="--attn-tp-size")] = None
     "How many of these processes share the attention and the KV cache, by default all; the others hold copies."
     mm_encoder_tp_mode: Literal["data", "weights"] = "data"
-    "How these processes share the vision encoder: data gives each whole pictures, weights cuts its matrices."
+    "How these processes share the vision encoder: data gives each whole images, weights cuts its matrices."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
     trust_remote_code: Annotated[bool, Parameter(negative="")] = False
@@ -243,7 +243,7 @@ class EngineFlags:
     record_steps_bytes: Annotated[int, Parameter(validator=Number(gte=MIB))] = ENGINE.record_steps_bytes
     "Bytes of recorded steps to keep; the oldest are deleted."
     record_pixels: Annotated[bool, Parameter(negative="")] = ENGINE.record_pixels
-    "Record pictures' pixels too; without them, steps that encode a picture cannot be replayed."
+    "Record images' pixels too; without them, steps that encode an image cannot be replayed."
 
 
 def served_names(model: str, folder: Path, flags: EngineFlags) -> tuple[str, ...]:
@@ -308,7 +308,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         admin_port=server.admin_port,
         admin_keys=server.admin_key,
         media_limits=media.limit_mm_per_prompt,
-        max_picture_pixels=media.max_image_pixels,
+        max_image_pixels=media.max_image_pixels,
         max_requests=server.max_requests,
         max_body_bytes=server.max_body_bytes,
         max_request_memory_bytes=server.max_request_memory,
@@ -327,7 +327,7 @@ def gateway_config(server: ServerFlags, media: MediaFlags, worker_urls: tuple[st
         decode_timeout_seconds=media.decode_timeout,
         decode_memory_bytes=media.decode_memory_bytes,
         shared_memory_bytes=media.shared_memory_bytes,
-        picture_cache_bytes=int(media.mm_processor_cache_gb * GIB),
+        image_cache_bytes=int(media.mm_processor_cache_gb * GIB),
         url_cache_bytes=media.url_cache_bytes,
         fetch=FetchConfig(
             allowed_domains=media.allowed_media_domains,

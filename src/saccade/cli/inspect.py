@@ -1,4 +1,4 @@
-"""`saccade inspect`: show a model's input for pictures, by the gateway's own code, or where a chat would go."""
+"""`saccade inspect`: show a model's input for images, by the gateway's own code, or where a chat would go."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.weight_files import weight_files
 from saccade.errors import RequestError, StartupError
-from saccade.gateway.pictures.collect import Picture
+from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key
@@ -55,12 +55,12 @@ def inspect(
     images: tuple[Path, ...] = (),
     /,
     *,
-    question: str = "What is in this picture?",
+    question: str = "What is in this image?",
     out: Path = Path(),
     blocks: Annotated[bool, Parameter(negative="")] = False,
     route: RouteFlags = ROUTE_FLAGS,
 ) -> None:
-    """Show a model's input for pictures: grids, token ids with spans, hashes, block keys, timings.
+    """Show a model's input for images: grids, token ids with spans, hashes, block keys, timings.
 
     With --gateway: show which worker of a running gateway a chat would go to, and why.
 
@@ -70,11 +70,11 @@ def inspect(
         A folder in hub layout, or a hub id; without it, the small model that ships with Saccade. With --gateway a
         chat: the body of a chat completion request, a JSON file.
     images
-        Picture files, all in one user message.
+        Image files, all in one user message.
     question
-        The text that follows the pictures.
+        The text that follows the images.
     out
-        Folder for the resized pictures, each written as PNG; by default the current one.
+        Folder for the resized images, each written as PNG; by default the current one.
     blocks
         Show the key of every KV block, not only the first and the last.
     """
@@ -83,21 +83,21 @@ def inspect(
             raise StartupError("With --gateway name one file: `saccade inspect --gateway URL CHAT.json`.")
         show_route(route.gateway, route.admin_key, route.api_key, Path(model), as_json=route.json)
         return
-    if Path(model).expanduser().is_file():  # no model is a file: the first word is a picture
+    if Path(model).expanduser().is_file():  # no model is a file: the first word is an image
         model, images = str(bundled("model")), (Path(model), *images)
     if not images:
-        raise StartupError(f"There is no picture {model}. Name one at least: `saccade inspect [MODEL] PICTURE...`.")
+        raise StartupError(f"There is no image {model}. Name one at least: `saccade inspect [MODEL] IMAGE...`.")
     folder = resolve_model(model, weights=False)
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
-    pictures, draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
+    media, draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
     watch.lap("header, hash, template, tokenize")
     console = Console()
-    for path, picture in zip(images, pictures, strict=True):
-        _show_picture(console, path, picture, _write_resized(path, picture, served, out, watch))
+    for path, image in zip(images, media, strict=True):
+        _show_image(console, path, image, _write_resized(path, image, served, out, watch))
     _show_prompt(console, served, draft)
-    _show_keys(console, folder, pictures, draft, all_of_them=blocks)
+    _show_keys(console, folder, media, draft, all_of_them=blocks)
     timings = (f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report")
     console.print("  ".join(timings), highlight=False, soft_wrap=True)
 
@@ -109,12 +109,12 @@ def _read(path: Path) -> bytes:
         raise StartupError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path, watch: Stopwatch) -> Path:
-    """Write the resized picture as PNG and return its path."""
-    layout = picture.layout
+def _write_resized(path: Path, image: EncodedImage, served: ServedModel, out: Path, watch: Stopwatch) -> Path:
+    """Write the resized image as PNG and return its path."""
+    layout = image.layout
     target = out / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
     try:
-        Image.fromarray(resized(picture, served, watch)).save(target)
+        Image.fromarray(resized(image, served, watch)).save(target)
     except RequestError as error:
         raise StartupError(f"{path}: {error.message}") from error
     except OSError as error:
@@ -122,18 +122,18 @@ def _write_resized(path: Path, picture: Picture, served: ServedModel, out: Path,
     return target
 
 
-def _show_picture(console: Console, path: Path, picture: Picture, written: Path) -> None:
-    header, layout = read_header(picture.encoded), picture.layout
+def _show_image(console: Console, path: Path, image: EncodedImage, written: Path) -> None:
+    header, layout = read_header(image.encoded), image.layout
     frames, rows, columns = layout.grid
     width, height = header.upright
     table = Table.grid(padding=(0, 2))
-    table.add_row("picture", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
+    table.add_row("image", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
     table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {written}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
     nbytes = layout.num_pixel_bytes
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")
     table.add_row("tokens", str(layout.num_tokens))
-    table.add_row("content_hash", picture.content_hash.hex())
+    table.add_row("content_hash", image.content_hash.hex())
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     console.print()
 
@@ -146,7 +146,7 @@ def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
         _add_text(table, served, draft.token_ids, position, span.start)
         end = span.start + span.length
         identifier = f"{draft.token_ids[span.start]} x {span.length}"
-        table.add_row(str(span.start), str(end), "picture", identifier, "")
+        table.add_row(str(span.start), str(end), "image", identifier, "")
         position = end
     _add_text(table, served, draft.token_ids, position, len(draft.token_ids))
     console.print(table, markup=False, highlight=False)
@@ -161,16 +161,16 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
         table.add_row(str(start), str(end), "text", shown + more, text)
 
 
-def _show_keys(console: Console, folder: Path, pictures: Sequence[Picture], draft: Draft, all_of_them: bool) -> None:
+def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], draft: Draft, all_of_them: bool) -> None:
     """Print block keys as an engine with default settings computes them without an API key.
 
     Only the first and the last, unless *all_of_them* are wanted.
     """
     runs: list[MediaRun] = []
-    for picture, spans in zip(pictures, draft.spans, strict=True):
+    for image, spans in zip(images, draft.spans, strict=True):
         offsets = accumulate((span.length for span in spans), initial=0)
         runs += [
-            MediaRun(span.start, span.length, picture.content_hash, offset)
+            MediaRun(span.start, span.length, image.content_hash, offset)
             for span, offset in zip(spans, offsets, strict=False)
         ]
     try:

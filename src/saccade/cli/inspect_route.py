@@ -64,8 +64,8 @@ def _lines(route: dict[str, Any]) -> Iterator[str]:
     yield f"worker    {route['worker']}: {route['reason']}"
     yield f"model     {route['model']}"
     yield f"prompt    {route['prompt_tokens']} tokens"
-    for picture in route["pictures"]:
-        yield f"picture   {picture['tokens']} tokens from {picture['start']} on"
+    for image in route["pictures"]:
+        yield f"image   {image['tokens']} tokens from {image['start']} on"
     yield f"policy    {route['policy']}"
     for one in route["candidates"]:
         why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""

@@ -9,16 +9,16 @@ import pybase64
 
 from saccade import models
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.images.collect import Asker, EncodedImage
+from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.pictures.collect import Asker, Picture
-from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.draft import Draft, MediaLimits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.decode import decode
-from saccade.media.header import PictureLimits
+from saccade.media.header import ImageLimits
 from saccade.telemetry import Metrics
 
 
@@ -36,8 +36,8 @@ class Stopwatch:
         self._last = now
 
 
-async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[tuple[Picture, ...], Draft]:
-    """Return pictures and prompt of one message: the pictures, then the question. Raises RequestError."""
+async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[tuple[EncodedImage, ...], Draft]:
+    """Return images and prompt of one message: the images, then the question. Raises RequestError."""
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded)))
     admission = Admission(config.max_requests, config.max_pixel_bytes)
     memory = ByteBudget(config.max_request_memory_bytes)
@@ -48,19 +48,19 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     request = ChatRequest(model=served.name, messages=[asked])
     chat = preparation.prompts.read(served, request)
     with memory.reservation() as reserved:
-        pictures = await preparation.pictures.collect(served, chat.pictures, Asker(b"", b""), reserved)
-    layouts = [picture.layout for picture in pictures]
-    return pictures, await preparation.prompts.draft(served, request, chat, layouts)
+        images = await preparation.images.collect(served, chat.images, Asker(b"", b""), reserved)
+    layouts = [image.layout for image in images]
+    return images, await preparation.prompts.draft(served, request, chat, layouts)
 
 
-def resized(picture: Picture, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:
-    """Decode and resize *picture* as a decode process does; return uint8 [h, w, 3]. Raises RequestError."""
-    layout = picture.layout
+def resized(image: EncodedImage, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:
+    """Decode and resize *image* as a decode process does; return uint8 [h, w, 3]. Raises RequestError."""
+    layout = image.layout
     watch.lap("report")
-    pixels = decode(picture.encoded, PictureLimits())
+    pixels = decode(image.encoded, ImageLimits())
     watch.lap("decode")
     patches = np.empty(layout.pixel_shape, dtype=np.uint8)
-    family = models.load_pixels(served.family)(picture.settings)
+    family = models.load_pixels(served.family)(image.settings)
     family.write(pixels, layout, patches)
     watch.lap("resize and patches")
     return np.ascontiguousarray(family.shown(patches, layout))

@@ -22,9 +22,9 @@ COMMANDS = {
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
     "fleet": "Run workers on a Ray cluster, and keep a file of their addresses for gateways.",
-    "demo": "Start the bundled model, ask it about the bundled pictures, and stop.",
+    "demo": "Start the bundled model, ask it about the bundled images, and stop.",
     "key": "Make a key for the file of --api-keys-file.",
-    "inspect": "Show a model's input for pictures.",
+    "inspect": "Show a model's input for images.",
     "replay": "Run recorded steps again, and compare the results.",
     "completion": "Print a script that completes commands and flags in a shell.",
 }

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from saccade.cli import exit_codes
 from saccade.engine.recording import Machine, open_recording
-from saccade.engine.replay import Outcome, Replay, check_pictures, fresh_executor
+from saccade.engine.replay import Outcome, Replay, check_images, fresh_executor
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 
@@ -37,7 +37,7 @@ def replay(
     console = Console(soft_wrap=True, markup=False, highlight=False)
     try:
         recording = open_recording(file)
-        check_pictures(recording)
+        check_images(recording)
         given = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
         changes = {name: value for name, value in given.items() if value is not None}
         executor, machine = fresh_executor(recording.header, changes, lambda *_: None)

@@ -83,12 +83,12 @@ def show_summary(console: Console, description: Description, address: str, comma
         console.print(f"\nTry it:\n{command}", markup=False, highlight=False, soft_wrap=True)
 
 
-def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
-    """Return a shell command that asks *model* at *url*, the root of the API, about *picture*.
+def curl(url: str, model: str, image: Path, with_key: bool) -> str:
+    """Return a shell command that asks *model* at *url*, the root of the API, about *image*.
 
     The body goes through a pipe: an argument may have 128 KiB, which a photo exceeds.
     """
-    mark = "PICTURE"
+    mark = "IMAGE"
     parts = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
         {"type": "text", "text": "What does it say?"},
@@ -96,7 +96,7 @@ def curl(url: str, model: str, picture: Path, with_key: bool) -> str:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
     before, _, after = body.rpartition(mark)
     key = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if with_key else ""
-    before, name, after = map(shlex.quote, (before, str(picture), after))
+    before, name, after = map(shlex.quote, (before, str(image), after))
     return (
         f"{{ printf %s {before}; base64 -w0 {name}; printf %s {after}; }} | "
         f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{key} -d @-'

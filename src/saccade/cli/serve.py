@@ -141,11 +141,11 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
             await until(lambda: _is_ready(worker))
             await until(lambda: answers_ready(server.host, server.port))
             if console is not None and worker.description is not None:
-                picture = sorted(bundled("pictures").glob("texts/*.png"))[0]
+                image = sorted(bundled("images").glob("texts/*.png"))[0]
                 command = curl(
                     _url(_reachable(server.host), server.port),
                     worker.description.model,
-                    picture,
+                    image,
                     bool(server.api_key or server.api_keys_file),
                 )
                 show_summary(console, worker.description, _url(server.host, server.port), command)

@@ -105,7 +105,7 @@ SERVED = (
         "--limit-mm-per-prompt",
         "nothing",
     ),
-    _served("--mm-processor-cache-gb", "Prepared pictures are kept in shared memory."),
+    _served("--mm-processor-cache-gb", "Prepared images are kept in shared memory."),
     _served(
         "--disable-mm-preprocessor-cache", "Use `--mm-processor-cache-gb 0`.", "--mm-processor-cache-gb", "nothing"
     ),
@@ -144,7 +144,7 @@ NO_EFFECT = (
     _no_effect("--safetensors-load-strategy", "Weights are always mapped into memory.", "one"),
     _no_effect("--use-tqdm-on-load", "The progress of loading is always shown."),
     _no_effect("--code-revision", "Code that ships with a model is never run.", "one"),
-    _no_effect("--skip-mm-profiling", "The start on a GPU always measures the memory that pictures take."),
+    _no_effect("--skip-mm-profiling", "The start on a GPU always measures the memory that images take."),
     _no_effect("--mm-processor-cache-type --mm-shm-cache-max-object-size-mb", "The cache is in shared memory.", "one"),
     _no_effect(
         "--disable-log-requests --no-enable-log-requests",
@@ -204,10 +204,10 @@ NOT_YET = (
     _not_yet("--max-loras --max-lora-rank --max-cpu-loras", NO_LORA),
     _not_yet("--mm-processor-kwargs", "Send `mm_processor_kwargs` with each request."),
     _not_yet("--media-io-kwargs", "Send `media_io_kwargs` with each request; decoders cannot be selected."),
-    _not_yet("--enable-mm-embeds", "Embeddings are not accepted in place of pictures.", takes="nothing"),
+    _not_yet("--enable-mm-embeds", "Embeddings are not accepted in place of images.", takes="nothing"),
     _not_yet(
         "--interleave-mm-strings",
-        "In templates that take strings, pictures stay at their position in the text.",
+        "In templates that take strings, images stay at their position in the text.",
         takes="nothing",
     ),
     _not_yet("--video-pruning-rate", "All sampled frames are served."),

@@ -10,10 +10,10 @@ import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
 from saccade.engine.core.grammars import Grammars
+from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv_legs import KvLegs, NoLegs
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
-from saccade.engine.core.pictures import EncoderKey
 from saccade.engine.core.pixel_requests import PixelRequests, PixelsByKey
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
@@ -34,7 +34,7 @@ from saccade.protocol.request import EngineRequest, Pixels
 from saccade.transport.kv_transfer.service import KvTransfers
 
 PATIENCE_SECONDS = 0.005
-"""How long an idle engine waits for a picture or a grammar before it checks for messages again."""
+"""How long an idle engine waits for an image or a grammar before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
 
@@ -272,28 +272,28 @@ class Engine:
             self.reset_caches(prefix=True, media=True)
 
     def _take_encodings(self, patience_seconds: float = 0.0) -> None:
-        """Use the pictures that were encoded beside the steps. If a job failed, fail the requests that need it."""
+        """Use the images that were encoded beside the steps. If a job failed, fail the requests that need it."""
         for done in self.executor.finished_jobs(patience_seconds):
             self._take_job(done)
 
     def _take_job(self, done: JobDone) -> None:
         keys = self.scheduler.encodings.jobs.pop(done.job_id)
         if done.failed:
-            self._fail_pictures(keys)
+            self._fail_images(keys)
             return
         waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         self._note_encoded(keys, done.seconds)
         for sequence in waiting:
             sequence.clock.encode_seconds += done.seconds
 
-    def _fail_pictures(self, keys: Collection[EncoderKey]) -> list[Sequence]:
-        """Fail the requests that need pictures that could not be encoded; return their sequences."""
+    def _fail_images(self, keys: Collection[EncoderKey]) -> list[Sequence]:
+        """Fail the requests that need images that could not be encoded; return their sequences."""
         waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
         logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
         self.executor.check_device()
         for key in keys:
             self._encoder_cache.abandon(key)
-        error = InternalError("The model failed on a picture of this request.")
+        error = InternalError("The model failed on an image of this request.")
         return [ended for sequence in waiting for ended in self._requests.fail(sequence, error)]
 
     def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
@@ -331,12 +331,12 @@ class Engine:
             return StepOutput(planned.step.number)
         failed = {key for key in within if self._encoder_cache.encoding_id(key) in output.failed_encodings}
         self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
-        for sequence in self._fail_pictures(failed) if failed else ():
+        for sequence in self._fail_images(failed) if failed else ():
             schedule.chunks.pop(sequence, None)
         self.timings.batch_seconds += output.batch_seconds
         self.timings.network_seconds += output.network_seconds
         if not schedule.chunks:
-            # Without chunks, the step only waits for a picture to be encoded.
+            # Without chunks, the step only waits for an image to be encoded.
             self._take_encodings(PATIENCE_SECONDS)
         return output
 

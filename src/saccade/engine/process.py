@@ -103,8 +103,8 @@ class Loop:
                 self._command(connection, command)
             case Hangup(connection):
                 self.engine.hangup(connection)
-            case Watch(watcher, blocks, pictures):
-                self.engine.feed.watch(watcher, Caches(blocks, pictures))
+            case Watch(watcher, blocks, images):
+                self.engine.feed.watch(watcher, Caches(blocks, images))
             case Unwatch(watcher):
                 self.engine.feed.unwatch(watcher)
             case Drain():

@@ -84,7 +84,7 @@ class LeftOut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepSubmitted(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A submitted step; the pictures of *left_out* have no pixels."""
+    """A submitted step; the images of *left_out* have no pixels."""
 
     step: StepInput
     left_out: tuple[LeftOut, ...] = ()
@@ -320,11 +320,11 @@ class Recorder:
 
 
 def without_pixels(step: StepInput) -> StepSubmitted:
-    """Return *step* as a record with a length and a digest in place of each picture's pixels."""
-    pictures = [picture for job in step.jobs for picture in job.pictures]
-    left_out = tuple(LeftOut(p.encoding_id, len(p.pixels), blake3(p.pixels).digest()) for p in pictures)
+    """Return *step* as a record with a length and a digest in place of each image's pixels."""
+    images = [image for job in step.jobs for image in job.images]
+    left_out = tuple(LeftOut(p.encoding_id, len(p.pixels), blake3(p.pixels).digest()) for p in images)
     jobs = tuple(
-        msgspec.structs.replace(job, pictures=tuple(msgspec.structs.replace(p, pixels=b"") for p in job.pictures))
+        msgspec.structs.replace(job, images=tuple(msgspec.structs.replace(p, pixels=b"") for p in job.images))
         for job in step.jobs
     )
     return StepSubmitted(msgspec.structs.replace(step, jobs=jobs) if jobs else step, left_out)

@@ -198,12 +198,12 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
         return LocalExecutor(runner, peers), describe_machine(model, execution)
 
 
-def check_pictures(recording: Recording) -> None:
-    """Read *recording* to its end. Raises StartupError if it is damaged or contains pictures without pixels."""
+def check_images(recording: Recording) -> None:
+    """Read *recording* to its end. Raises StartupError if it is damaged or contains images without pixels."""
     missing = []
     for record in recording.records():
         if isinstance(record, StepSubmitted):
-            grids = {picture.encoding_id: picture.grid for job in record.step.jobs for picture in job.pictures}
+            grids = {image.encoding_id: image.grid for job in record.step.jobs for image in job.images}
             for one in record.left_out:
                 grid = "x".join(map(str, grids[one.encoding_id]))
                 place = f"step {record.step.number}, encoding {one.encoding_id}"
@@ -211,5 +211,5 @@ def check_pictures(recording: Recording) -> None:
     if missing:
         raise StartupError(
             f"{recording.path} was recorded without pixels (--record-pixels), and cannot be replayed without those of "
-            f"{len(missing)} pictures:\n" + "\n".join(missing)
+            f"{len(missing)} images:\n" + "\n".join(missing)
         )

@@ -83,7 +83,7 @@ def allocate(
 
 
 def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
-    """Return the grid of a square picture within the budget whose tokens fit into a sequence, as warmup.run needs."""
+    """Return the grid of a square image within the budget whose tokens fit into a sequence, as warmup.run needs."""
     grid = facts.square_grid(budget_patches)
     while budget_patches and facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= facts.max_position_embeddings:
         budget_patches = budget_patches * 7 // 8
@@ -92,10 +92,10 @@ def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
 
 
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
-    """Return what there is memory for after `measure`, with a picture of *num_patches*, and beside the KV pool."""
+    """Return what there is memory for after `measure`, with an image of *num_patches*, and beside the KV pool."""
     facts, itemsize = model.network.facts, model.network.dtype.itemsize
-    of_picture = facts.encoding_values(largest_grid(facts, num_patches)) * itemsize
-    return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_picture), itemsize)
+    of_image = facts.encoding_values(largest_grid(facts, num_patches)) * itemsize
+    return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
 
 
 def measure(
@@ -103,7 +103,7 @@ def measure(
 ) -> memory.Measured:
     """Run steps as large as they can be, so that torch's peak memory is known before the KV pool is sized.
 
-    One has as many tokens as the budget allows, one encodes a picture of *grid*, and one draws tokens for all rows.
+    One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows.
     Nothing holds the caches of these steps then, but other ranks', which they replace.
     """
     num_text_tokens = config.max_num_batched_tokens

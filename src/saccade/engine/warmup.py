@@ -13,17 +13,17 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0)
 NUM_OTHER_TOKENS = 3
-"""Tokens of the request with a picture beside the picture's own."""
+"""Tokens of the request with an image beside the image's own."""
 
 
 def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
-    """Run text and a picture of *grid* (None: the smallest) through *engine*, and *num_rows* draws in one step.
+    """Run text and an image of *grid* (None: the smallest) through *engine*, and *num_rows* draws in one step.
 
     Use an engine that is discarded afterwards: its caches and counters are not cleared. Raises StartupError if a
     request fails.
     """
     _run(engine, [_text(engine, num_text_tokens)])
-    _run(engine, _picture(engine, grid))
+    _run(engine, _image(engine, grid))
     _run(engine, [_draw(engine, number) for number in range(num_rows)])
 
 
@@ -54,8 +54,8 @@ def _draw(engine: Engine, number: int) -> EngineRequest:
     return EngineRequest(request_id=f"draw-{number}", token_ids=[_text_token(engine)], sampling=sampling)
 
 
-def _picture(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
-    """Return a request with a picture; none if it would be too long."""
+def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
+    """Return a request with an image; none if it would be too long."""
     facts = engine.validator.facts
     text = _text_token(engine)
     grid = facts.square_grid(0) if grid is None else grid

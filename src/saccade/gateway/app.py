@@ -19,8 +19,8 @@ from saccade.errors import StartupError
 from saccade.gateway.api.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.limits.process_memory import give_back_large_blocks
-from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.workers.pool import WorkerPool

@@ -20,9 +20,9 @@ from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.generation.generate import Generation
+from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
-from saccade.gateway.pictures.decode_pool.pool import DecodePool
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.processes.shared_index import SharedIndex
 from saccade.gateway.processes.siblings import Siblings
@@ -102,7 +102,7 @@ class Application:
             admission=self.admission,
             model_registry=self.model_registry,
             prompts=self.preparation.prompts,
-            pictures=self.preparation.pictures,
+            images=self.preparation.images,
             metrics=self.metrics,
             bodies=bodies,
             memory=self.memory,
@@ -129,7 +129,7 @@ class Application:
             generation=Generation(
                 admission=self.admission,
                 prompts=self.preparation.prompts,
-                pictures=self.preparation.pictures,
+                images=self.preparation.images,
                 pixels=self.preparation.pixels,
                 dispatcher=dispatcher,
                 metrics=self.metrics,
@@ -147,7 +147,7 @@ class Application:
         self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
-        """Prepare to fetch pictures, follow the keys file; with siblings, answer them, and connect to the indexer.
+        """Prepare to fetch images, follow the keys file; with siblings, answer them, and connect to the indexer.
 
         Raises OSError.
         """
@@ -159,7 +159,7 @@ class Application:
             self._index.start()
 
     async def close(self) -> None:
-        """Stop looking for workers and listening to them, close connections and drop cached pictures."""
+        """Stop looking for workers and listening to them, close connections and drop cached images."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -202,14 +202,14 @@ class Application:
 
     def _files(self, config: GatewayConfig, endpoints: Endpoints) -> Files:
         preparation = self.preparation
-        return Files(preparation.files, endpoints.begin, endpoints.bodies, config.picture_limits, preparation.threads)
+        return Files(preparation.files, endpoints.begin, endpoints.bodies, config.image_limits, preparation.threads)
 
     def _work(self) -> Work:
         """Return what this process is doing."""
         return Work(self.admission.num_requests, {url: booked(work) for url, work in self._router.work.items()})
 
     def forget_media(self) -> None:
-        """Empty the caches of pictures and of URLs, except for what requests are using."""
+        """Empty the caches of images and of URLs, except for what requests are using."""
         self.preparation.forget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from saccade.gateway.images.decode_pool.pool import DecodePoolConfig
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
-from saccade.gateway.pictures.decode_pool.pool import DecodePoolConfig
 from saccade.gateway.processes.member import Member
 from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
@@ -13,7 +13,7 @@ from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.workers.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
 from saccade.gateway.workers.sources import SourceConfig
 from saccade.media.fetch import FetchConfig
-from saccade.media.header import PictureLimits
+from saccade.media.header import ImageLimits
 from saccade.routing.policy import Policy
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
@@ -37,15 +37,15 @@ class GatewayConfig:
     over TCP; *worker_sources* are where further workers come from. Without *api_keys* and *api_keys_file* every client
     is served that uses an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens
     /metrics although there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*.
-    *media_limits* and *max_picture_pixels* hold per request and per picture. *max_requests* are served at a time; more
+    *media_limits* and *max_image_pixels* hold per request and per image. *max_requests* are served at a time; more
     get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning; if it
     *trusts_request_templates*, requests may bring chat templates. *parsers* choose what is read out of answers of
     every model. *response_store_bytes* of conversations are kept for requests that continue them, 0 for none,
     and *file_store_bytes* of uploaded files, each for *file_store_seconds* at most.
     *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
     its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
-    *picture_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched pictures. Bodies, and
-    pictures while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
+    *image_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched images. Bodies, and
+    images while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
     for its part. X-Forwarded-For of *trusted_proxies* is used.
     With *member*, the process is one of several that share *port* and *admin_port*; see shared().
     """
@@ -69,7 +69,7 @@ class GatewayConfig:
     admin_port: int | None = None
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     media_limits: MediaLimits = field(default_factory=MediaLimits)
-    max_picture_pixels: int = POOL.limits.max_pixels
+    max_image_pixels: int = POOL.limits.max_pixels
     max_requests: int = 256
     max_body_bytes: int = 64 << 20
     max_request_memory_bytes: int = field(default_factory=default_request_memory_bytes)
@@ -89,7 +89,7 @@ class GatewayConfig:
     decode_memory_bytes: int = POOL.memory_bytes
     pixels_timeout_seconds: float = 30.0
     shared_memory_bytes: int = POOL.slot_bytes
-    picture_cache_bytes: int = POOL.slot_bytes // 2
+    image_cache_bytes: int = POOL.slot_bytes // 2
     url_cache_bytes: int = 256 << 20
     fetch: FetchConfig = field(default_factory=FetchConfig)
     member: Member | None = None
@@ -112,7 +112,7 @@ class GatewayConfig:
             ),
             num_decode_processes=part(self.num_decode_processes),
             shared_memory_bytes=part(self.shared_memory_bytes),
-            picture_cache_bytes=part(self.picture_cache_bytes),
+            image_cache_bytes=part(self.image_cache_bytes),
             url_cache_bytes=part(self.url_cache_bytes),
         )
 
@@ -140,8 +140,8 @@ class GatewayConfig:
         return 2 * self.shared_memory_bytes
 
     @property
-    def picture_limits(self) -> PictureLimits:
-        return PictureLimits(max_pixels=self.max_picture_pixels)
+    def image_limits(self) -> ImageLimits:
+        return ImageLimits(max_pixels=self.max_image_pixels)
 
     @property
     def media(self) -> DecodePoolConfig:
@@ -150,5 +150,5 @@ class GatewayConfig:
             time_limit_seconds=self.decode_timeout_seconds,
             memory_bytes=self.decode_memory_bytes,
             slot_bytes=self.shared_memory_bytes,
-            limits=self.picture_limits,
+            limits=self.image_limits,
         )

@@ -1,26 +1,26 @@
-"""The parts that prepare a request's text and pictures, put together for one gateway."""
+"""The parts that prepare a request's text and images, put together for one gateway."""
 
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.images.collect import ImageCollector
+from saccade.gateway.images.decode_pool.pool import DecodePool
+from saccade.gateway.images.file_store import FileStore
+from saccade.gateway.images.media_loader import MediaLoader
+from saccade.gateway.images.metrics import CacheCollector, FetchCollector
+from saccade.gateway.images.pixels import PixelPreparer
+from saccade.gateway.images.processor_cache import ProcessorCache
+from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.limits.work_threads import WorkThreads
-from saccade.gateway.pictures.collect import PictureCollector
-from saccade.gateway.pictures.decode_pool.pool import DecodePool
-from saccade.gateway.pictures.file_store import FileStore
-from saccade.gateway.pictures.media_loader import MediaLoader
-from saccade.gateway.pictures.metrics import CacheCollector, FetchCollector
-from saccade.gateway.pictures.pixels import PixelPreparer
-from saccade.gateway.pictures.processor_cache import ProcessorCache
-from saccade.gateway.pictures.url_cache import UrlCache
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
 
 class Preparation:
-    """*prompts* drafts prompts, *pictures* collects pictures, *pixels* has them decoded; this holds what they share.
+    """*prompts* drafts prompts, *images* collects images, *pixels* has them decoded; this holds what they share.
 
-    *files* are pictures that clients uploaded, *threads* where long work runs.
+    *files* are images that clients uploaded, *threads* where long work runs.
 
     Raises StartupError where a setting is wrong.
     """
@@ -29,7 +29,7 @@ class Preparation:
         self, config: GatewayConfig, pool: DecodePool, admission: Admission, memory: ByteBudget, metrics: Metrics
     ) -> None:
         self._fetcher = Fetcher(config.fetch)
-        self._cache = ProcessorCache(pool, config.picture_cache_bytes)
+        self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
         self.threads = WorkThreads(admission)
         # Several processes that share a port share no memory.
@@ -43,11 +43,11 @@ class Preparation:
         self.prompts = PromptDrafter(
             config.media_limits, metrics, self.threads, takes_templates=config.trusts_request_templates
         )
-        self.pictures = PictureCollector(
+        self.images = ImageCollector(
             loader=MediaLoader(self._fetcher, self._urls, memory, metrics),
             files=self.files,
             video_header=pool.video_header,
-            limits=config.picture_limits,
+            limits=config.image_limits,
             max_encoded_bytes=config.max_body_bytes,
             metrics=metrics,
             threads=self.threads,
@@ -59,12 +59,12 @@ class Preparation:
         await self._fetcher.start()
 
     def forget(self) -> None:
-        """Empty both caches, except for pictures that requests are waiting for."""
+        """Empty both caches, except for images that requests are waiting for."""
         self._cache.clear()
         self._urls.clear()
 
     async def close(self) -> None:
-        """Close connections and drop cached pictures."""
+        """Close connections and drop cached images."""
         await self._fetcher.close()
         self._cache.close()
         self.threads.close()

@@ -20,7 +20,7 @@ def files_digest(files: Mapping[str, bytes]) -> bytes:
 
 
 def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder: str) -> bytes:
-    """Return a 32-byte digest of everything that determines how a picture becomes patches.
+    """Return a 32-byte digest of everything that determines how an image becomes patches.
 
     *settings* are the resolved processor settings of this request (JSON values), *files* the digest of the model's
     config and processor files, *decoder* the decoder's name and version.
@@ -30,7 +30,7 @@ def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder:
 
 
 def content_hash(encoded: bytes, fingerprint: bytes) -> bytes:
-    """Return the 32 bytes that identify the *encoded* picture together with its processing."""
-    # Hashing in two steps keeps the picture's bytes from being copied into one framed buffer.
+    """Return the 32 bytes that identify the *encoded* image together with its processing."""
+    # Hashing in two steps keeps the image's bytes from being copied into one framed buffer.
     head = b"saccade.content.1" + len(encoded).to_bytes(8, "little")
     return blake3(head).update(encoded).update(_framed((fingerprint,))).digest()

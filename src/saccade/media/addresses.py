@@ -1,4 +1,4 @@
-"""Check the address of every connection that fetches a picture, when its socket is created.
+"""Check the address of every connection that fetches an image, when its socket is created.
 
 A check of names or of a resolver's answer can be outdated when the connection is made. A socket is created for the
 address that it will connect to, whichever URL, redirect or DNS answer led there.

@@ -1,7 +1,7 @@
-"""Dimensions and orientation of an AVIF picture, from its boxes alone.
+"""Dimensions and orientation of an AVIF image, from its boxes alone.
 
 Sources: ISO/IEC 14496-12 (boxes, pitm, iinf), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image File Format.
-Of an animation (brand avis) the primary item is used, as in a still picture; a file without one is damaged.
+Of an animation (brand avis) the primary item is used, as in a still image; a file without one is damaged.
 """
 
 import struct
@@ -35,7 +35,7 @@ def is_avif(encoded: bytes) -> bool:
 def read(encoded: bytes) -> tuple[int, int, int]:
     """Return stored width and height, and the orientation as Exif numbers it.
 
-    Raises InvalidImage, UnsupportedImageFormat if the picture has a crop box, and struct.error if the bytes end early.
+    Raises InvalidImage, UnsupportedImageFormat if the image has a crop box, and struct.error if the bytes end early.
     """
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     inside = start + 4, end
@@ -55,7 +55,7 @@ def read(encoded: bytes) -> tuple[int, int, int]:
             axis = encoded[start] & 1
         elif kind == b"clap":
             raise UnsupportedImageFormat(
-                "The AVIF has a crop box (clap), which is not supported; crop the picture before you send it."
+                "The AVIF has a crop box (clap), which is not supported; crop the image before you send it."
             )
     if size is None:
         raise _damaged()
@@ -63,7 +63,7 @@ def read(encoded: bytes) -> tuple[int, int, int]:
 
 
 def without_metadata(encoded: bytes) -> bytes:
-    """Return the picture as a still one, with its Exif and XMP items marked as unknown; pixels do not change."""
+    """Return the image as a still one, with its Exif and XMP items marked as unknown; pixels do not change."""
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     changed = bytearray(encoded)
     changed[8:12] = b"avif"

@@ -1,4 +1,4 @@
-"""Decode pictures to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
+"""Decode images to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
 
 Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
 transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
@@ -18,11 +18,11 @@ from PIL import Image
 
 from saccade.errors import ImageTooLarge, InvalidImage
 from saccade.media import jpeg, png, rgbx
-from saccade.media.header import PictureHeader, PictureLimits, read_header
+from saccade.media.header import ImageHeader, ImageLimits, read_header
 from saccade.media.metadata import without_metadata
 
 DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION}"
-"""Names and versions of the decoders: part of every picture's identity."""
+"""Names and versions of the decoders: part of every image's identity."""
 
 WITHOUT_PILLOW = {"JPEG": jpeg.decode, "PNG": png.decode}
 WHITE = (255, 255, 255, 255)
@@ -37,15 +37,15 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# The exceptions that Pillow is known to raise for damaged pictures.
+# The exceptions that Pillow is known to raise for damaged images.
 BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError, RuntimeError,
     struct.error, zlib.error,
 )  # fmt: skip
 
 
-def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
-    """Return the picture, or its first frame, as RGB [height, width, 3], uint8, upright.
+def decode(encoded: bytes, limits: ImageLimits) -> npt.NDArray[np.uint8]:
+    """Return the image, or its first frame, as RGB [height, width, 3], uint8, upright.
 
     Raises UnsupportedImageFormat, ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
     """
@@ -53,16 +53,16 @@ def decode(encoded: bytes, limits: PictureLimits) -> npt.NDArray[np.uint8]:
     limits.check(header, len(encoded))
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large or unusual pictures, which the limits above already allow.
+            # Pillow warns of large or unusual images, which the limits above already allow.
             warnings.simplefilter("ignore")
             return _upright_rgb(encoded, header)
     except MemoryError:
-        raise ImageTooLarge("Decoding the picture takes more memory than a picture may use.") from None
+        raise ImageTooLarge("Decoding the image takes more memory than an image may use.") from None
     except BROKEN:
         raise InvalidImage(f"The {header.format} is damaged or truncated: its pixels could not be decoded.") from None
 
 
-def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]:
+def _upright_rgb(encoded: bytes, header: ImageHeader) -> npt.NDArray[np.uint8]:
     encoded = without_metadata(encoded, header.format)
     if header.format in WITHOUT_PILLOW and header.orientation not in UPRIGHT:
         plain = WITHOUT_PILLOW[header.format](encoded, header.height, header.width)
@@ -74,56 +74,56 @@ def _upright_rgb(encoded: bytes, header: PictureHeader) -> npt.NDArray[np.uint8]
     return _as_array(rgb)
 
 
-def _loaded(encoded: bytes, header: PictureHeader) -> Image.Image:
-    """Return the picture as RGB; the decoder's other memory is released on return."""
+def _loaded(encoded: bytes, header: ImageHeader) -> Image.Image:
+    """Return the image as RGB; the decoder's other memory is released on return."""
     if header.format == "PNG":
         transparent = png.decode(encoded, header.height, header.width, "RGBA")
         if transparent is not None:
             return _on_white(Image.frombuffer("RGBA", (header.width, header.height), transparent, "raw", "RGBA", 0, 1))
-    with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as picture:
-        if picture.size != (header.width, header.height):
+    with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as image:
+        if image.size != (header.width, header.height):
             raise ValueError("header and content disagree")
-        picture.load()
-        return _rgb(picture)
+        image.load()
+        return _rgb(image)
 
 
-def _as_array(picture: Image.Image) -> npt.NDArray[np.uint8]:
+def _as_array(image: Image.Image) -> npt.NDArray[np.uint8]:
     # Pillow stores four bytes per pixel; copying them takes a third of the time of np.array(), which packs three.
-    memory = rgbx.empty(picture.height, picture.width)
-    target = Image.frombuffer("RGBX", picture.size, memory, "raw", "RGBX", 0, 1)
-    target.im.paste(picture.im, (0, 0, *picture.size))
+    memory = rgbx.empty(image.height, image.width)
+    target = Image.frombuffer("RGBX", image.size, memory, "raw", "RGBX", 0, 1)
+    target.im.paste(image.im, (0, 0, *image.size))
     return memory[..., : rgbx.CHANNELS]
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I;16"):
-        return _rgb_of_16_bit(picture)
-    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
-        return _on_white(picture)
-    return _as_mode(picture, "RGB")
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return _rgb_of_16_bit(image)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        return _on_white(image)
+    return _as_mode(image, "RGB")
 
 
-def _on_white(picture: Image.Image) -> Image.Image:
-    # Band by band: the intermediate copies of a whole picture take three times its memory.
-    rgb = Image.new("RGB", picture.size)
-    for top in range(0, picture.height, BAND_ROWS):
-        box = (0, top, picture.width, min(top + BAND_ROWS, picture.height))
-        band = _as_mode(picture.crop(box), "RGBA")
+def _on_white(image: Image.Image) -> Image.Image:
+    # Band by band: the intermediate copies of a whole image take three times its memory.
+    rgb = Image.new("RGB", image.size)
+    for top in range(0, image.height, BAND_ROWS):
+        box = (0, top, image.width, min(top + BAND_ROWS, image.height))
+        band = _as_mode(image.crop(box), "RGBA")
         if band.getchannel("A").getextrema() != OPAQUE:
             band = Image.alpha_composite(Image.new("RGBA", band.size, WHITE), band)
         rgb.paste(band.convert("RGB"), box)
     return rgb
 
 
-def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
+def _as_mode(image: Image.Image, mode: str) -> Image.Image:
     # convert() copies even if there is nothing to convert.
-    return picture if picture.mode == mode else picture.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
-def _rgb_of_16_bit(picture: Image.Image) -> Image.Image:
-    samples = np.asarray(picture)
+def _rgb_of_16_bit(image: Image.Image) -> Image.Image:
+    samples = np.asarray(image)
     grey = (samples >> 8).astype(np.uint8)
-    transparent = picture.info.get("transparency")
+    transparent = image.info.get("transparency")
     if transparent is not None:
         grey[samples == transparent] = 255
     return Image.fromarray(grey).convert("RGB")

@@ -1,4 +1,4 @@
-"""Fetch pictures by URL. This is the only module that connects to an address from a request.
+"""Fetch images by URL. This is the only module that connects to an address from a request.
 
 A request must not reach internal hosts. One parser reads the URL (image_url). The address of every connection is
 checked at its socket (addresses), after redirects and DNS. This module follows redirects and checks each like the first
@@ -82,7 +82,7 @@ class FetchConfig:
 
 @dataclass(frozen=True)
 class Fetched:
-    """An encoded picture and how it may be reused; *not_modified*: *encoded* is empty, the known picture is valid."""
+    """An encoded image and how it may be reused; *not_modified*: *encoded* is empty, the known image is valid."""
 
     encoded: bytes
     reuse: Reuse
@@ -173,7 +173,7 @@ class Fetcher:
         client: Hashable = None,
         hold: Callable[[int], Awaitable[None]] = _without_bound,
     ) -> Fetched:
-        """Return the picture at *url*, or that the *known* one is still valid.
+        """Return the image at *url*, or that the *known* one is still valid.
 
         The fetch waits for a turn of *client*. *hold* is awaited before bytes are read, with the number of bytes in
         addition to earlier calls. It may wait, which does not count towards the time limit, and it may raise. The
@@ -234,7 +234,7 @@ class Fetcher:
         raise InvalidImageUrl(f"The URL redirects more than {self._config.max_redirects} times.")
 
     async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
-        """Return the picture at *url*, or the target of its redirect and how long the redirect is fresh."""
+        """Return the image at *url*, or the target of its redirect and how long the redirect is fresh."""
         if self._session is None:
             raise RuntimeError("start() comes before fetch().")
         started = time.monotonic()

@@ -33,7 +33,7 @@ class Reuse:
 
     For *fresh_seconds* after its arrival it may be used without a request; after that it must be revalidated. *url* is
     the URL after redirects, and the only one to which *validator* may be sent: another server could use the same tag
-    for another picture. *validator* is the name and value of a conditional request header. A 304 answer inherits
+    for another image. *validator* is the name and value of a conditional request header. A 304 answer inherits
     *lifetime*.
     """
 
@@ -64,7 +64,7 @@ def reuse_of(
     """Return the reuse that *headers* of an answer from *url* allow; a 304 updates *known* with its own headers.
 
     The answer arrived at *now*, in Unix seconds, *delay_seconds* after the request. An answer without an explicit
-    lifetime has none: with a guess from its age, a picture that the server has replaced could be used.
+    lifetime has none: with a guess from its age, an image that the server has replaced could be used.
     """
     is_too_long = any(len(headers.get(name, "")) > MAX_HEADER_CHARACTERS for name in _TIMES)
     if is_too_long or "*" in headers.get("vary", ""):

@@ -1,4 +1,4 @@
-"""Read format, dimensions and orientation from a picture's bytes, without decoding and without a picture library.
+"""Read format, dimensions and orientation from an image's bytes, without decoding and without an image library.
 
 Sources: JPEG ITU-T T.81 annex B; Exif 2.32 (TIFF 6.0 section 2); PNG third edition; WebP container RFC 9649;
 VP8 RFC 6386 section 9.1; GIF89a; AVIF in saccade.media.avif. The work is bounded because it is done on the event loop:
@@ -20,9 +20,9 @@ MAX_EXIF_BYTES = 1 << 20
 ORIENTATION_TAG = 0x0112
 INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
 ACCEPTED = "JPEG, PNG, WebP, GIF or AVIF"
-# Pillow refuses pictures over twice its warning threshold; below that only the limits of this module apply.
+# Pillow refuses images over twice its warning threshold; below that only the limits of this module apply.
 DECODER_MAX_PIXELS = 178_956_970
-# The most memory that one picture takes in a decode process, from the file to the patches; measured by a test.
+# The most memory that one image takes in a decode process, from the file to the patches; measured by a test.
 DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF": 18}
 
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -46,8 +46,8 @@ OTHER_FORMATS = (
 
 
 @dataclass(frozen=True)
-class PictureHeader:
-    """The header of a picture. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
+class ImageHeader:
+    """The header of an image. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
 
     format: str
     width: int
@@ -66,8 +66,8 @@ class PictureHeader:
 
 
 @dataclass(frozen=True)
-class PictureLimits:
-    """Limits of a picture, checked against its header before it is decoded. Sides and areas are in pixels."""
+class ImageLimits:
+    """Limits of an image, checked against its header before it is decoded. Sides and areas are in pixels."""
 
     max_pixels: int = 50_000_000
     max_side: int = 32_768
@@ -75,14 +75,12 @@ class PictureLimits:
     max_encoded_bytes: int = 64 << 20
     max_request_pixels: int = 200_000_000
 
-    def check(self, header: PictureHeader, encoded_bytes: int) -> None:
+    def check(self, header: ImageHeader, encoded_bytes: int) -> None:
         """Raise ImageTooLarge if *header* or the encoded length is over a limit."""
         long, short = max(header.width, header.height), min(header.width, header.height)
-        size = f"The picture has {header.width} x {header.height} pixels"
+        size = f"The image has {header.width} x {header.height} pixels"
         if encoded_bytes > self.max_encoded_bytes:
-            raise ImageTooLarge(
-                f"The picture has {encoded_bytes} bytes; at most {self.max_encoded_bytes} are accepted."
-            )
+            raise ImageTooLarge(f"The image has {encoded_bytes} bytes; at most {self.max_encoded_bytes} are accepted.")
         if long > self.max_side:
             raise ImageTooLarge(f"{size}; a side may have at most {self.max_side}.")
         if long * short > min(self.max_pixels, DECODER_MAX_PIXELS):
@@ -91,21 +89,21 @@ class PictureLimits:
             raise ImageTooLarge(f"{size}; its long side may be at most {self.max_aspect} times its short one.")
 
 
-def read_header(encoded: bytes) -> PictureHeader:
-    """Return format, stored dimensions and orientation of an encoded picture; its content determines the format.
+def read_header(encoded: bytes) -> ImageHeader:
+    """Return format, stored dimensions and orientation of an encoded image; its content determines the format.
 
     Raises UnsupportedImageFormat for other formats and InvalidImage for a damaged header or a side of 0.
     """
     try:
         header = _parse(encoded)
     except (struct.error, IndexError):
-        raise InvalidImage("The picture ends within its header: it is truncated.") from None
+        raise InvalidImage("The image ends within its header: it is truncated.") from None
     if header.width < 1 or header.height < 1:
-        raise InvalidImage(f"The picture's header states {header.width} x {header.height} pixels.")
+        raise InvalidImage(f"The image's header states {header.width} x {header.height} pixels.")
     return header
 
 
-def _parse(encoded: bytes) -> PictureHeader:
+def _parse(encoded: bytes) -> ImageHeader:
     if encoded.startswith(b"\xff\xd8\xff"):
         return _jpeg(encoded)
     if encoded.startswith(PNG_SIGNATURE):
@@ -115,17 +113,17 @@ def _parse(encoded: bytes) -> PictureHeader:
     if encoded.startswith((b"GIF87a", b"GIF89a")):
         return _gif(encoded)
     if avif.is_avif(encoded):
-        return PictureHeader("AVIF", *avif.read(encoded))
+        return ImageHeader("AVIF", *avif.read(encoded))
     if not encoded:
-        raise InvalidImage("The picture has no bytes.")
+        raise InvalidImage("The image has no bytes.")
     start = encoded[:1024]
     for name, pattern in OTHER_FORMATS:
         if pattern.match(start):
-            raise UnsupportedImageFormat(f"The picture looks like {name}, which is not supported; send {ACCEPTED}.")
-    raise UnsupportedImageFormat(f"The bytes are not a picture in a known format; send {ACCEPTED}.")
+            raise UnsupportedImageFormat(f"The image looks like {name}, which is not supported; send {ACCEPTED}.")
+    raise UnsupportedImageFormat(f"The bytes are not an image in a known format; send {ACCEPTED}.")
 
 
-def _jpeg(encoded: bytes) -> PictureHeader:
+def _jpeg(encoded: bytes) -> ImageHeader:
     size, exif, exif_bytes = (0, 0), list[bytes](), 0
     for marker, start, end in jpeg_segments(encoded):
         if marker in JPEG_FRAMES:
@@ -135,7 +133,7 @@ def _jpeg(encoded: bytes) -> PictureHeader:
             # An Exif block that is longer than one segment continues in the next one.
             exif.append(encoded[start + 6 : end])
             exif_bytes += end - start
-    return PictureHeader("JPEG", *size, _orientation(b"".join(exif)))
+    return ImageHeader("JPEG", *size, _orientation(b"".join(exif)))
 
 
 def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
@@ -164,7 +162,7 @@ def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
     raise InvalidImage("The JPEG's header is damaged: no image data follows it.")
 
 
-def _png(encoded: bytes) -> PictureHeader:
+def _png(encoded: bytes) -> ImageHeader:
     if encoded[12:16] != b"IHDR":
         raise InvalidImage("The PNG does not begin with its header.")
     width, height = struct.unpack_from(">II", encoded, 16)
@@ -172,7 +170,7 @@ def _png(encoded: bytes) -> PictureHeader:
     for kind, start, end in islice(png_chunks(encoded), MAX_STEPS):
         if kind == b"eXIf":
             exif = start + 8, min(end - 4, start + 8 + MAX_EXIF_BYTES)
-    return PictureHeader("PNG", width, height, _orientation(encoded[slice(*exif)]))
+    return ImageHeader("PNG", width, height, _orientation(encoded[slice(*exif)]))
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -185,19 +183,19 @@ def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
         position = end
 
 
-def _webp(encoded: bytes) -> PictureHeader:
+def _webp(encoded: bytes) -> ImageHeader:
     kind = encoded[12:16]
     if kind == b"VP8X":
         flags = encoded[20]
         width, height = (1 + int.from_bytes(_exactly(encoded, start, 3), "little") for start in (24, 27))
         exif = _webp_exif(encoded) if flags & 0x08 else b""
-        return PictureHeader("WebP", width, height, _orientation(exif))
+        return ImageHeader("WebP", width, height, _orientation(exif))
     if kind == b"VP8L" and encoded[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", encoded, 21)
-        return PictureHeader("WebP", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+        return ImageHeader("WebP", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
     if kind == b"VP8 " and _exactly(encoded, 23, 3) == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", encoded, 26)
-        return PictureHeader("WebP", width & 0x3FFF, height & 0x3FFF)
+        return ImageHeader("WebP", width & 0x3FFF, height & 0x3FFF)
     raise InvalidImage("The WebP's first chunk is damaged.")
 
 
@@ -213,7 +211,7 @@ def _webp_exif(encoded: bytes) -> bytes:
     return b""
 
 
-def _gif(encoded: bytes) -> PictureHeader:
+def _gif(encoded: bytes) -> ImageHeader:
     width, height, flags = struct.unpack_from("<HHB", encoded, 6)
     position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     in_extension = False
@@ -226,7 +224,7 @@ def _gif(encoded: bytes) -> PictureHeader:
         elif byte == 0x2C:
             # A first frame that exceeds the canvas enlarges it, as in browsers and decoders.
             left, top, frame_width, frame_height = struct.unpack_from("<HHHH", encoded, position + 1)
-            return PictureHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
+            return ImageHeader("GIF", max(width, left + frame_width), max(height, top + frame_height))
         elif byte == 0x3B:
             raise InvalidImage("The GIF has no frame.")
         else:
@@ -237,7 +235,7 @@ def _gif(encoded: bytes) -> PictureHeader:
 def _exactly(encoded: bytes, start: int, length: int) -> bytes:
     piece = encoded[start : start + length]
     if len(piece) < length:
-        raise InvalidImage("The picture ends within its header: it is truncated.")
+        raise InvalidImage("The image ends within its header: it is truncated.")
     return piece
 
 

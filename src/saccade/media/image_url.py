@@ -1,4 +1,4 @@
-"""Parse and check URLs of pictures. A URL is parsed once; the checked object is the one that is fetched.
+"""Parse and check URLs of images. A URL is parsed once; the checked object is the one that is fetched.
 
 A URL that two parsers understand differently can bypass checks. URLs with backslashes, control characters, a user name,
 or a host that is neither a name nor a canonical address are therefore refused.
@@ -38,7 +38,7 @@ NO_SCHEME = (
 )
 NO_SCHEME_OF_A_FILE = (
     "The URL has no scheme, so it is a path or a name. A file that this server may read is named by its whole path "
-    f"behind file://, as `file:///folder/picture.png`. {_INSTEAD}, or a URL that begins with http:// or https://."
+    f"behind file://, as `file:///folder/image.png`. {_INSTEAD}, or a URL that begins with http:// or https://."
 )
 UNKNOWN_SCHEME = f"The URL must begin with http:// or https://. {_INSTEAD}, where it is not on a web server."
 UNSUPPORTED_SCHEME = "Nothing is fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."

@@ -1,4 +1,4 @@
-"""Read pictures from local files, below a folder that the operator allows."""
+"""Read images from local files, below a folder that the operator allows."""
 
 import os
 import stat

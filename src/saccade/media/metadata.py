@@ -1,7 +1,7 @@
-"""Remove from an encoded picture everything that does not determine its pixels.
+"""Remove from an encoded image everything that does not determine its pixels.
 
-Picture libraries parse some metadata (Exif, colour profiles, comments, frames after the first) in time that grows with
-the square of its length. Decoders therefore get pictures without metadata; this module bounds the rest. The pixels are
+Image libraries parse some metadata (Exif, colour profiles, comments, frames after the first) in time that grows with
+the square of its length. Decoders therefore get images without metadata; this module bounds the rest. The pixels are
 the same, bit for bit.
 """
 
@@ -12,10 +12,10 @@ from saccade.media import avif
 from saccade.media.header import JPEG_END, JPEG_FRAMES, JPEG_SCAN, jpeg_segments, png_chunks
 
 MAX_JPEG_TABLE_BYTES = 256 << 10
-"""Bound of tables and frame headers; ordinary pictures have 1 KB."""
+"""Bound of tables and frame headers; ordinary images have 1 KB."""
 
 MAX_JPEG_SCANS = 100
-"""Encoders write 10 at most; each scan costs a pass over the whole picture."""
+"""Encoders write 10 at most; each scan costs a pass over the whole image."""
 
 MAX_PNG_CHUNKS = 16_384
 """Twice the number for 50 megapixels that do not compress, in chunks of 8 KB."""
@@ -30,7 +30,7 @@ JPEG_KEPT = {0xE0: (b"JFIF\0",), 0xEE: (b"Adobe",)}
 
 
 def without_metadata(encoded: bytes, kind: str) -> bytes:
-    """Return *encoded*, a picture of the header's format *kind*, without data that does not determine its pixels.
+    """Return *encoded*, an image of the header's format *kind*, without data that does not determine its pixels.
 
     WebP and GIF are returned unchanged: parsing them is linear, and read_header() bounds the blocks before a GIF's
     frame. Raises InvalidImage for too many segments, scans or chunks, and the exceptions of saccade.media.header.
@@ -52,7 +52,7 @@ def _jpeg(encoded: bytes) -> bytes:
             pieces.append(encoded[position : start - 4])
             position = end
         elif marker in JPEG_FRAMES:
-            # A sequential picture whose first scan holds all components ends after that scan.
+            # A sequential image whose first scan holds all components ends after that scan.
             single = marker in JPEG_SEQUENTIAL
             num_components = encoded[start + 5]
     if sum(map(len, pieces)) + scan - position > MAX_JPEG_TABLE_BYTES:
@@ -65,7 +65,7 @@ def _jpeg(encoded: bytes) -> bytes:
 def _has_many_scans(encoded: bytes, position: int) -> bool:
     if encoded.count(JPEG_SCAN_START, position) < MAX_JPEG_SCANS:
         return False
-    # Bytes within a segment or after the end of the picture may look like scans.
+    # Bytes within a segment or after the end of the image may look like scans.
     number = 1
     while number <= MAX_JPEG_SCANS and (found := JPEG_MARKER.search(encoded, position)):
         marker = encoded[found.start() + 1]

@@ -1,6 +1,6 @@
 """Decode PNG with Rust's png crate, in 0.35 to 0.57 of Pillow's time. In decode processes.
 
-PNG is lossless, so the pixels are equal to Pillow's, which tests check. Other pictures than plain colour with or
+PNG is lossless, so the pixels are equal to Pillow's, which tests check. Other images than plain colour with or
 without transparency, and damaged ones, are left to Pillow. The chunks' checksums are verified, that of the zlib stream
 inside them is not.
 """
@@ -23,7 +23,7 @@ def decode(encoded: bytes, height: int, width: int, mode: str = "RGB") -> npt.ND
     The result is [height, width, 4] if *mode* is RGBA instead of RGB. The file must have that mode.
     Raises MemoryError if an allocation fails.
     """
-    # A chunk between header and pixels defines a transparent colour, or does not belong to a plain picture.
+    # A chunk between header and pixels defines a transparent colour, or does not belong to a plain image.
     if encoded[24:29] != PLAIN[mode] or encoded[37:41] != b"IDAT":
         return None
     # When an allocation fails, Rust aborts or hangs the process; numpy raises MemoryError.

@@ -1,4 +1,4 @@
-"""Log which setting refuses picture URLs, without data of clients and without a line for each refusal."""
+"""Log which setting refuses image URLs, without data of clients and without a line for each refusal."""
 
 from collections import Counter
 
@@ -18,4 +18,4 @@ class Refusals:
         self._counts[reason] += 1
         count = self._counts[reason]
         if set(str(count)[1:]) <= {"0"} and str(count)[0] == "1":
-            _logger.warning("picture not fetched", reason=reason, flag=flag, count=count)
+            _logger.warning("image not fetched", reason=reason, flag=flag, count=count)

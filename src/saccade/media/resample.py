@@ -7,22 +7,20 @@ from PIL import Image
 from saccade.media import rgbx
 
 
-def resample(
-    picture: npt.NDArray[np.uint8], height: int, width: int, kernel: Image.Resampling
-) -> npt.NDArray[np.uint8]:
-    """Return *picture* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
+def resample(image: npt.NDArray[np.uint8], height: int, width: int, kernel: Image.Resampling) -> npt.NDArray[np.uint8]:
+    """Return *image* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
 
     The horizontal pass is first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13
     chooses the order itself in a single call, and the reference processors were written for the older, fixed order.
-    Without a change of size *picture* itself is returned. Raises MemoryError if an allocation fails.
+    Without a change of size *image* itself is returned. Raises MemoryError if an allocation fails.
     """
-    old_height, old_width, _ = picture.shape
+    old_height, old_width, _ = image.shape
     if (old_height, old_width) == (height, width):
-        return picture
-    memory = rgbx.words(picture)
-    image = Image.fromarray(picture) if memory is None else Image.fromarray(memory, "RGBX").convert("RGB")
+        return image
+    memory = rgbx.words(image)
+    resized = Image.fromarray(image) if memory is None else Image.fromarray(memory, "RGBX").convert("RGB")
     if old_width != width:
-        image = image.resize((width, old_height), kernel)
+        resized = resized.resize((width, old_height), kernel)
     if old_height != height:
-        image = image.resize((width, height), kernel)
-    return np.asarray(image)
+        resized = resized.resize((width, height), kernel)
+    return np.asarray(resized)

@@ -1,4 +1,4 @@
-"""Pictures in four bytes per pixel: red, green, blue and an unused one. numpy, no torch.
+"""Images in four bytes per pixel: red, green, blue and an unused one. numpy, no torch.
 
 Pillow stores RGB in this form. decode() returns a view of the first three bytes of each pixel. With the fourth byte a
 pixel is one machine word, which is copied, split and resampled faster than three bytes.
@@ -11,17 +11,17 @@ CHANNELS = 3
 
 
 def empty(height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return uninitialised memory [height, width, 4], uint8; `memory[..., :3]` is the picture."""
+    """Return uninitialised memory [height, width, 4], uint8; `memory[..., :3]` is the image."""
     return np.empty((height, width, 4), np.uint8)
 
 
-def words(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Return the memory [height, width, 4] of which *picture* [height, width, 3] is a view; None if there is none."""
-    memory = picture.base
+def words(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
+    """Return the memory [height, width, 4] of which *image* [height, width, 3] is a view; None if there is none."""
+    memory = image.base
     if not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
         return None
-    same = memory.dtype == picture.dtype and memory.shape == (*picture.shape[:2], 4)
-    if same and memory.ctypes.data == picture.ctypes.data and memory.strides == picture.strides:
+    same = memory.dtype == image.dtype and memory.shape == (*image.shape[:2], 4)
+    if same and memory.ctypes.data == image.ctypes.data and memory.strides == image.strides:
         return memory
     return None
 

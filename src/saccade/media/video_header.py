@@ -1,6 +1,6 @@
 """The kinds of videos that are read, and their limits: for the gateway, which runs no decoder.
 
-A container is hostile as a picture is, and reading it takes a library in C: media.video does it in decode processes.
+A container is hostile as an image is, and reading it takes a library in C: media.video does it in decode processes.
 """
 
 import re

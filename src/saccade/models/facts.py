@@ -21,7 +21,7 @@ MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID = "max_model_len", "placeholder_token_id"
 
 
 class MediaShape(NamedTuple):
-    """A media item's grid, and (height, width) of the picture before resizing if the wire carries them."""
+    """A media item's grid, and (height, width) of the image before resizing if the wire carries them."""
 
     grid: Grid
     original_size: Size | None = None
@@ -103,7 +103,7 @@ class ModelFacts(Protocol):
     """A model's facts, from its configuration. *kv_specs* has one entry for each layer.
 
     *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; of a video, frames
-    are groups of those that share patches. Original sizes are (height, width) of the picture before resizing, if the
+    are groups of those that share patches. Original sizes are (height, width) of the image before resizing, if the
     wire carries them.
     """
 
@@ -148,12 +148,12 @@ class ModelFacts(Protocol):
         """Return the number of values in the features of a media item."""
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return the grid of a square picture of at most *max_patches* patches; at least the smallest grid."""
+        """Return the grid of a square image of at most *max_patches* patches; at least the smallest grid."""
 
     def padding_grid(self, num_patches: int) -> Grid | None:
-        """Return the grid of a picture of exactly *num_patches* patches, a multiple of the smallest picture's.
+        """Return the grid of an image of exactly *num_patches* patches, a multiple of the smallest image's.
 
-        None if the family has no such pictures for every multiple.
+        None if the family has no such images for every multiple.
         """
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:

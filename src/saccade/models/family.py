@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import StartupError
-from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 
 ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
 """How a model writes its calls of tools; the names are those of vLLM's parsers."""
@@ -22,17 +22,17 @@ class Family:
     """The declaration of a family.
 
     *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
-    *model_types* identify it if config.json has no architecture. *placeholder* is the token for a picture in a prompt;
-    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *picture_tag* is the text
-    for the picture with the given {number} in templates that take only strings; by default the placeholder and a line
+    *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt;
+    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *image_tag* is the text
+    for the image with the given {number} in templates that take only strings; by default the placeholder and a line
     break. *video_placeholder* is the token that is repeated for a video; None where no videos are served. With
-    *split_at_pictures* every stretch of text between pictures is tokenised separately, each with a BOS.
+    *split_at_images* every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None where
     they were not trained for any. Where a release's own code makes variables of its template from the tools, so do
-    *tool_variables*. *external_grid* is the name of a picture's grid on external
-    wires; without it pictures cannot be sent over them. *plain_positions*: a token's position is its place in the
-    prompt, whatever pictures come before it. *ships_image_settings*: the releases include the settings of
+    *tool_variables*. *external_grid* is the name of an image's grid on external
+    wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in the
+    prompt, whatever images come before it. *ships_image_settings*: the releases include the settings of
     their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
     the family is not served.
     """
@@ -41,9 +41,9 @@ class Family:
     placeholder: str
     placeholder_keys: tuple[str, ...] = ("image_token_id",)
     model_types: tuple[str, ...] = ()
-    picture_tag: str | None = None
+    image_tag: str | None = None
     video_placeholder: str | None = None
-    split_at_pictures: bool = False
+    split_at_images: bool = False
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
     tool_format: ToolFormat | None = None
@@ -65,8 +65,8 @@ class Family:
 
 
 @dataclass(frozen=True)
-class PictureOptions:
-    """Options of a request for its pictures: OpenAI's `detail`, vLLM's `mm_processor_kwargs`."""
+class ImageOptions:
+    """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`."""
 
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
@@ -80,43 +80,43 @@ class Layout(Protocol):
     """
 
     settings: Mapping[str, Any]
-    """Resolved processor settings as JSON values: part of every picture's identity, and the only input of `Pixels`."""
+    """Resolved processor settings as JSON values: part of every image's identity, and the only input of `Pixels`."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None: ...
 
-    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks."""
 
-    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-        """Return the layout of a picture of *width* x *height* pixels (EXIF applied), uint8. Raises ImageTooLarge."""
+    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the layout of an image of *width* x *height* pixels (EXIF applied), uint8. Raises ImageTooLarge."""
 
-    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Return *layout* with the pixel_shape of external wires: normalised, with *dtype* "bfloat16" or "float32".
 
-        Raises UnsupportedParameter if external wires have no format for the family's pictures.
+        Raises UnsupportedParameter if external wires have no format for the family's images.
         """
 
 
 class Pixels(Protocol):
-    """The part in decode processes: an upright RGB picture to the patches of the wire."""
+    """The part in decode processes: an upright RGB image to the patches of the wire."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write the patches of *picture* [height, width, 3] into *out*, which has layout.pixel_shape.
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the patches of *image* [height, width, 3] into *out*, which has layout.pixel_shape.
 
-        *layout* is from Layout.picture or Layout.external; *out* has its pixel_dtype, with uint16 for bfloat16.
+        *layout* is from Layout.image or Layout.external; *out* has its pixel_dtype, with uint16 for bfloat16.
         """
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
-        """Return the picture [height, width, 3] that *patches* of Layout.picture's *layout* show, for display."""
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+        """Return the image [height, width, 3] that *patches* of Layout.image's *layout* show, for display."""
 
 
 @dataclass(frozen=True)
 class VideoOptions:
     """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
-    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels as for pictures.
+    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels as for images.
     """
 
     num_frames: int | None = None
@@ -146,7 +146,7 @@ class VideoLayout(Protocol):
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
 
-    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of a video, with the indices of its *frames*. Raises VideoTooLarge."""
 
 
@@ -155,5 +155,5 @@ class VideoPixels(Protocol):
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frames*, those of layout.frames, into *out*, which has layout.pixel_shape."""

@@ -59,7 +59,7 @@ class PlainPositions:
 class MultimodalPositions:
     """Positions of a whole sequence, prompt and answer, on three axes.
 
-    Text advances all axes by one per token. The tokens of a picture or video have positions base + their place in the
+    Text advances all axes by one per token. The tokens of an image or video have positions base + their place in the
     grid, and the text after it continues at the largest used position + 1. After the last one, position = index +
     *delta*.
     """

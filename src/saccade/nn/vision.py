@@ -54,7 +54,7 @@ def bilinear_taps(
 def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
     """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
 
-    Successive pictures often have one size.
+    Successive images often have one size.
     """
     return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
 
@@ -73,7 +73,7 @@ class FramePlaces(NamedTuple):
 
 @lru_cache(maxsize=32)
 def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
-    """Return the places of one frame, for a table of side x side. Successive pictures often have one size."""
+    """Return the places of one frame, for a table of side x side. Successive images often have one size."""
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = bilinear_taps(row, grid[1], side)
     columns, column_weights = bilinear_taps(column, grid[2], side)
@@ -84,7 +84,7 @@ def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
 
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
-    """Return the attention layout of concatenated pictures: each frame attends only to itself."""
+    """Return the attention layout of concatenated images: each frame attends only to itself."""
     return packed_sequences(tuple(height * width for frames, height, width in grids for _ in range(frames)), device)
 
 
@@ -98,7 +98,7 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLa
 class PatchEmbedding(nn.Module):
     """A convolution whose kernel equals its stride, over patches, as one matrix.
 
-    Some checkpoints' kernels span two frames; a picture shows the same frame twice, so the kernel summed over time
+    Some checkpoints' kernels span two frames; an image shows the same frame twice, so the kernel summed over time
     gives the same result from half the multiplications. Patches of videos have both frames, and take the whole kernel.
     """
 

@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The messages of a request as chat templates take them, and its pictures, encoded as they came.
+    """The messages of a request as chat templates take them, and its images, encoded as they came.
 
-    pictures[i] belongs to the i-th part that is no text, as media[i] of the EngineRequest does. *switches* are the
+    images[i] belongs to the i-th part that is no text, as media[i] of the EngineRequest does. *switches* are the
     template's variables that the request sets.
     """
 
     messages: tuple[Mapping[str, Any], ...]
-    pictures: tuple[bytes, ...]
+    images: tuple[bytes, ...]
     switches: Mapping[str, Any]

@@ -24,7 +24,7 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
 
     watcher: int
     blocks: bool
-    pictures: bool
+    images: bool
 
 
 class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag="unwatch"):

@@ -84,7 +84,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-media"):
-    """Empty the caches of pictures and URLs. Answered by nothing."""
+    """Empty the caches of images and URLs. Answered by nothing."""
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):

@@ -1,4 +1,4 @@
-"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded pictures.
+"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded images.
 
 The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
 """
@@ -12,7 +12,7 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens [start, start + length) of a block show item tokens from *offset* on of a picture."""
+    """Tokens [start, start + length) of a block show item tokens from *offset* on of an image."""
 
     content_hash: Digest
     start: int
@@ -58,21 +58,21 @@ class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     key: Digest
 
 
-class PictureStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
-    """A picture's encoding is held: for requests of this *salt* its pixels need not be sent."""
+class ImageStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
+    """An image's encoding is held: for requests of this *salt* its pixels need not be sent."""
 
     salt: Digest
     content_hash: Digest
 
 
-class PictureRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-removed"):
-    """A picture's encoding left the cache."""
+class ImageRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-removed"):
+    """An image's encoding left the cache."""
 
     salt: Digest
     content_hash: Digest
 
 
-KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | PictureStored | PictureRemoved
+KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | ImageStored | ImageRemoved
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""MediaItem: a picture as the engine gets it, and the values that describe it on the way there."""
+"""MediaItem: an image as the engine gets it, and the values that describe it on the way there."""
 
 import math
 
@@ -16,15 +16,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     length: int
 
 
-class PictureLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model will see of one picture or video; follows from the header alone.
+class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model will see of one image or video; follows from the header alone.
 
     *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
-    the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright picture's
-    (height, width), where the engine's half needs it. *prompt* is what stands for the picture in the prompt: texts,
+    the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright image's
+    (height, width), where the engine's half needs it. *prompt* is what stands for the image in the prompt: texts,
     each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
     *frames* are the indices of a video's frames that the model sees, *seconds_per_group* the time from one group of
-    frames to the next; a picture has neither.
+    frames to the next; an image has neither.
     """
 
     resized_height: int
@@ -62,11 +62,11 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One picture or video of a prompt.
+    """One image or video of a prompt.
 
     Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
 
-    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. A picture has one,
+    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. An image has one,
     or in families that write text between its views one per view; a video one, or where times stand between its groups
     of frames, one per group. *seconds_per_group* is the time from one group to the next, where positions need it.
     *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.

@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A prompt for the engine. *salt* separates tenants in every cache of blocks and encodings.
 
-    *num_samples* answers are drawn, each with deltas of its own index; prompt and pictures are computed once.
+    *num_samples* answers are drawn, each with deltas of its own index; prompt and images are computed once.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
     the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
     """
@@ -107,7 +107,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
-    """Forget what no request uses: KV blocks that could be reused, encoded pictures.
+    """Forget what no request uses: KV blocks that could be reused, encoded images.
 
     Send it only to workers whose Description has *takes_resets*; another worker would end the stream.
     """

@@ -17,7 +17,7 @@ class RequestTraits:
     num_tokens: int
     sampling: SamplingParams | None = None
     num_samples: int = 1
-    has_pictures: bool = False
+    has_images: bool = False
     salt: bytes = b""
     needs_token_ids: RequestError | None = None
 

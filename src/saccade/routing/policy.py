@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     """A worker that could take a prompt: its work in flight, and the tokens that the prompt leaves to compute there.
 
     *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
-    to hold soon. *prompt_tokens* stand after these; *picture_tokens* are those of pictures that must be encoded.
+    to hold soon. *prompt_tokens* stand after these; *image_tokens* are those of images that must be encoded.
     By its own report, *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process
     cannot have sent; *foreign_decode_blocks* are those of the latter, if each has as many as this prompt.
     """
@@ -46,7 +46,7 @@ class Candidate(NamedTuple):
     name: str
     work: WorkInFlight = WorkInFlight()
     prompt_tokens: int = 0
-    picture_tokens: int = 0
+    image_tokens: int = 0
     overlap_tokens: int = 0
     held_tokens: int = 0
     foreign_requests: int = 0
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 
     @property
     def left_tokens(self) -> int:
-        return self.prompt_tokens + self.picture_tokens
+        return self.prompt_tokens + self.image_tokens
 
     @property
     def foreign_tokens(self) -> int:

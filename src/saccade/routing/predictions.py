@@ -18,7 +18,7 @@ class Expectation(NamedTuple):
 
 
 class Predictions:
-    """Keys of blocks and pictures by the worker that will hold them, each for *time_to_live_seconds*.
+    """Keys of blocks and images by the worker that will hold them, each for *time_to_live_seconds*.
 
     Any bytes may be a key. Of one worker at most *max_keys* are kept; the oldest are dropped first. *now* is a
     monotonic clock, in seconds.

@@ -1,6 +1,6 @@
 """The router of one gateway: it chooses a worker for a prompt and books the prompt's work there, in one step.
 
-A prompt is its block keys, the places of its pictures and counts; the router sees neither token ids nor pixels. What
+A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. What
 the workers hold of the prompt is looked up before (saccade.routing.lookup); nothing here waits.
 """
 
@@ -37,8 +37,8 @@ KEPT_SECONDS, PERIOD_SECONDS = 60.0, 0.1
 """No report of a worker's load that is used is older than the first; the second is how exactly times are kept."""
 
 
-class RoutedPicture(NamedTuple):
-    """A picture of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
+class RoutedImage(NamedTuple):
+    """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
 
     key: bytes
     stop: int
@@ -55,14 +55,14 @@ class RoutedPrompt(NamedTuple):
 
     num_tokens: int
     keys: Mapping[Partition, Sequence[bytes]] = {}
-    pictures: Sequence[RoutedPicture] = ()
+    images: Sequence[RoutedImage] = ()
     affinity: bytes = b""
     reads_cache: bool = True
     num_samples: int = 1
 
 
 class Option(NamedTuple):
-    """A worker that serves the prompt's model. *encodes* tells by a picture's key whether it must encode it.
+    """A worker that serves the prompt's model. *encodes* tells by an image's key whether it must encode it.
 
     *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
     samples waited there and *num_running* ran at some time between the two of *load_times*.
@@ -249,10 +249,10 @@ class Router:
         num_reported = overlaps.get(option.name, UNKNOWN).num_blocks if prompt.reads_cache else 0
         expected = self._predictions(option).held(option.name, now)
         held_tokens = block_size * max(num_reported, _num_held(option, keys, num_reported, expected))
-        picture_tokens = sum(
-            picture.num_tokens
-            for picture in prompt.pictures
-            if picture.stop > held_tokens and picture.key not in expected and option.encodes(picture.key)
+        image_tokens = sum(
+            image.num_tokens
+            for image in prompt.images
+            if image.stop > held_tokens and image.key not in expected and option.encodes(image.key)
         )
         own = self._samples[option.name].most(*option.load_times)
         foreign_requests = max(0, option.num_waiting - own)
@@ -261,7 +261,7 @@ class Router:
             name=option.name,
             work=work,
             prompt_tokens=prompt.num_tokens - held_tokens,
-            picture_tokens=picture_tokens,
+            image_tokens=image_tokens,
             overlap_tokens=block_size * num_reported,
             held_tokens=held_tokens,
             foreign_requests=foreign_requests,
@@ -287,4 +287,4 @@ def _expected(option: Option, prompt: RoutedPrompt, chosen: Candidate) -> list[b
     keys = prompt.keys.get(option.partition, ())
     num_reported = chosen.overlap_tokens // option.partition.block_size
     blocks = keys[max(num_reported, len(keys) - 1) :] if option.resumes_at_states else keys[num_reported:]
-    return [*blocks, *(picture.key for picture in prompt.pictures)]
+    return [*blocks, *(image.key for image in prompt.images)]

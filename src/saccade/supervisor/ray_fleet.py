@@ -1,4 +1,4 @@
-"""Workers on the nodes of a Ray cluster. Ray places them and restarts them; requests and pictures never pass Ray.
+"""Workers on the nodes of a Ray cluster. Ray places them and restarts them; requests and images never pass Ray.
 
 A replica is an actor in a placement group of its own. The actor runs `saccade worker` as a child process and ends with
 it, and Ray starts the actor again, on another node if its node is gone. Only strings pass between the nodes.

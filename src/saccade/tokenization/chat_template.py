@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
-from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.provenance import Provenance
 from saccade.tokenization.template_limits import TooCostly
 from saccade.tokenization.template_program import TemplateProgram
@@ -44,8 +44,8 @@ class ChatTemplate:
     """One checkpoint's chat template.
 
     *special_tokens* are the strings that become single ids if the template writes them; *variables* are bos_token and
-    the like. For a template that takes only strings, content becomes one string with the *picture_tag* in place of each
-    picture. A template that takes only lists is detected, and strings are passed to it as lists. *tool_variables* makes
+    the like. For a template that takes only strings, content becomes one string with the *image_tag* in place of each
+    image. A template that takes only lists is detected, and strings are passed to it as lists. *tool_variables* makes
     the variables that tell of tools, by default `tools`.
     Raises StartupError if the source is not a template, or exceeds a rendering's limits for one short message.
     """
@@ -55,17 +55,17 @@ class ChatTemplate:
         source: str,
         special_tokens: Collection[str],
         variables: Mapping[str, str],
-        picture_tag: PictureTag | None = None,
+        image_tag: ImageTag | None = None,
         tool_variables: Callable[[Sequence[Tool]], Mapping[str, Any]] | None = None,
     ) -> None:
         self._program = TemplateProgram(source, special_tokens)
         self._special_tokens = special_tokens
         self._variables = variables
-        self._tag = picture_tag
+        self._tag = image_tag
         self._tool_variables = tool_variables or (lambda tools: {"tools": list(tools)})
-        self._provenance = Provenance(special_tokens, picture_tag)
+        self._provenance = Provenance(special_tokens, image_tag)
         self._loses_strings = False
-        self._loses_strings = picture_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
+        self._loses_strings = image_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
         self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
         """Whether the template writes the tools that it is given."""
         self.loses_calls = self._loses(_calling(f"1{_PROBE}", f"2{_PROBE}"), (f"1{_PROBE}", f"2{_PROBE}"))
@@ -89,7 +89,7 @@ class ChatTemplate:
         *,
         continues: bool = False,
     ) -> list[Segment]:
-        """Return the prompt in segments; picture tags count as special.
+        """Return the prompt in segments; image tags count as special.
 
         Where the prompt *continues*, it ends behind the text of the last message.
 
@@ -120,9 +120,9 @@ class ChatTemplate:
         return self._provenance.split(render)
 
     def tagged(self, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* with one text each, in which tags stand for the pictures, before the parts of the pictures.
+        """Return *messages* with one text each, in which tags stand for the images, before the parts of the images.
 
-        A server that renders the chat so keeps pictures and text in their order. Without a *picture_tag* the messages
+        A server that renders the chat so keeps images and text in their order. Without an *image_tag* the messages
         are returned as they are.
         """
         if self._tag is None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.tokenization.picture_tag import PictureTag
-from saccade.tokenization.picturewise import PicturewiseTokenizer
+from saccade.tokenization.image_tag import ImageTag
+from saccade.tokenization.imagewise import ImagewiseTokenizer
 from saccade.tokenization.tiktoken_model import TiktokenTokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 from saccade.tokenization.tokenizer_json import JsonTokenizer
@@ -19,16 +19,16 @@ TIKTOKEN = "tiktoken.model"
 class TokenizerNeeds:
     """A family's requirements on its tokenizer.
 
-    The token for pictures is that of *placeholder_token_id*, or *placeholder* if the id is None; it is special, also if
+    The token for images is that of *placeholder_token_id*, or *placeholder* if the id is None; it is special, also if
     the files do not say so. *tiktoken_pattern* splits text before a tiktoken.model encodes it. With
-    *split_at_pictures* every stretch of text between two *picture_tag*s is tokenised separately.
+    *split_at_images* every stretch of text between two *image_tag*s is tokenised separately.
     """
 
     placeholder: str
     placeholder_token_id: int | None = None
     tiktoken_pattern: str | None = None
-    picture_tag: PictureTag | None = None
-    split_at_pictures: bool = False
+    image_tag: ImageTag | None = None
+    split_at_images: bool = False
 
 
 def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
@@ -37,10 +37,10 @@ def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, An
     A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
     tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, {} if there is none.
     """
-    stands_for_pictures = needs.placeholder if needs.placeholder_token_id is None else needs.placeholder_token_id
+    stands_for_images = needs.placeholder if needs.placeholder_token_id is None else needs.placeholder_token_id
     if TIKTOKEN in files and needs.tiktoken_pattern is not None:
         pattern = needs.tiktoken_pattern
-        return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, (stands_for_pictures,))
+        return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, (stands_for_images,))
     if TOKENIZER not in files:
         reason = (
             f"{TIKTOKEN} cannot be used, because this family declares no pattern to split text"
@@ -48,6 +48,6 @@ def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, An
             else ""
         )
         raise StartupError(f"The model has no {TOKENIZER}{reason and '; '}{reason}.")
-    if needs.split_at_pictures and needs.picture_tag is not None:
-        return PicturewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.picture_tag, stands_for_pictures)
-    return JsonTokenizer(files[TOKENIZER], tokenizer_config, (stands_for_pictures,))
+    if needs.split_at_images and needs.image_tag is not None:
+        return ImagewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.image_tag, stands_for_images)
+    return JsonTokenizer(files[TOKENIZER], tokenizer_config, (stands_for_images,))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from saccade.errors import InvalidValue
-from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.tokenizer import Segment
 
 PRIVATE_USE = range(0xF0000, 0xFFF00)
@@ -29,14 +29,14 @@ Render = Callable[[Callable[[str], str]], str]
 
 
 class Provenance:
-    """Split rendered prompts at the template's special tokens and at the gateway's picture tags."""
+    """Split rendered prompts at the template's special tokens and at the gateway's image tags."""
 
-    def __init__(self, special_tokens: Collection[str], picture_tag: PictureTag | None = None) -> None:
+    def __init__(self, special_tokens: Collection[str], image_tag: ImageTag | None = None) -> None:
         tokens = sorted((token for token in special_tokens if token.strip()), key=len, reverse=True)
         patterns = [re.escape(token) for token in tokens]
-        if picture_tag is not None and not any(token in picture_tag.form for token in tokens):
-            patterns.append(picture_tag.pattern.pattern)
-            tokens.append(picture_tag.fixed)
+        if image_tag is not None and not any(token in image_tag.form for token in tokens):
+            patterns.append(image_tag.pattern.pattern)
+            tokens.append(image_tag.fixed)
         self._special = re.compile(f"({'|'.join(patterns)})") if patterns else None
         everything = "".join(sorted({c for token in tokens for c in token if not c.isspace()}))
         self._disguised = (everything, critical_characters(tokens))

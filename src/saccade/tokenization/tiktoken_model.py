@@ -38,7 +38,7 @@ class TiktokenTokenizer(Tokenizer):
     *model* is the file's content, lines of a token in base64 and its rank; *pattern* splits text before it is encoded;
     *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users; answers
     omit them, except those with `special: false` in tokenizer_config.json that are not *protected*: tokens, by id or
-    content, that represent pictures. Raises StartupError if a file is wrong.
+    content, that represent images. Raises StartupError if a file is wrong.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class JsonTokenizer(Tokenizer):
     """Text to token ids and back, for one tokenizer.json.
 
     *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} if there is none).
-    *protected* are tokens, by id or content, that represent pictures; if they exist they are special, also if the files
+    *protected* are tokens, by id or content, that represent images; if they exist they are special, also if the files
     do not say so. Raises StartupError if a file is wrong.
     """
 

@@ -11,7 +11,7 @@ MAX_EMPTY_DELTAS = 1024
 """Deltas that bring no token, as the end of a sample may."""
 
 MAX_QUESTIONS = 32
-"""For the pixels of one picture: a request that was preempted may ask again. Each answer may have all its bytes."""
+"""For the pixels of one image: a request that was preempted may ask again. Each answer may have all its bytes."""
 
 NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 TOO_LONG = "The worker sent more than was asked for."
@@ -25,7 +25,7 @@ class AnswerBounds:
         self._num_tokens = [0] * request.num_samples
         self._num_prompt_logprobs_left = len(request.token_ids)
         self._num_empty = 0
-        self._num_pictures = len(request.media)
+        self._num_images = len(request.media)
         self._questions: Counter[int] = Counter()
 
     def check(self, message: TokenDelta | PixelsWanted) -> None:
@@ -46,8 +46,8 @@ class AnswerBounds:
             self._check_logprobs(message)
 
     def _check_question(self, media: list[int]) -> None:
-        names_each_once = 0 < len(media) <= self._num_pictures and len(set(media)) == len(media)
-        if not names_each_once or not 0 <= min(media) <= max(media) < self._num_pictures:
+        names_each_once = 0 < len(media) <= self._num_images and len(set(media)) == len(media)
+        if not names_each_once or not 0 <= min(media) <= max(media) < self._num_images:
             raise WorkerFailed(NOT_ASKED_FOR)
         self._questions.update(media)
         if max(self._questions[index] for index in media) > MAX_QUESTIONS:

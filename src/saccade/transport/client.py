@@ -44,7 +44,7 @@ from saccade.transport.worker_load import plausible
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
-NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
+NO_LONGER_HELD = "The worker no longer holds an image of this request; the request can be sent again."
 
 Supply = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
 """Returns the pixels of media by their index, for a worker that was believed to hold their encodings."""
@@ -118,7 +118,7 @@ class _Session:
             # gRPC would end the stream over it, and with it all other requests.
             self._on_released(slots)
             raise ImageTooLarge(
-                f"The request's pictures come to {len(encoded)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
+                f"The request's images come to {len(encoded)} bytes for the model; at most {MAX_COMMAND_BYTES} can "
                 "be sent to this worker. Send fewer or smaller ones.",
                 "messages",
             )
@@ -182,7 +182,7 @@ class WorkerClient:
     """A gateway's connection to one worker; between start() and close() it reconnects by itself.
 
     *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker.
-    Every slot of a request given to generate() comes back through *on_released*, by name, once for each picture that
+    Every slot of a request given to generate() comes back through *on_released*, by name, once for each image that
     lies in it: when the worker has copied it, or never will.
     *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
@@ -206,7 +206,7 @@ class WorkerClient:
         self._session: _Session | None = None
         self._task: asyncio.Task[None] | None = None
         self._stub: Any = None
-        self._held = kv_feed.HeldPictures()
+        self._held = kv_feed.HeldImages()
         self._frames = msgspec.msgpack.Decoder(StepFrame)
         self._descriptions = msgspec.msgpack.Decoder(Description)
 
@@ -236,17 +236,17 @@ class WorkerClient:
         return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the worker is believed to hold a picture's encoding, so that its pixels need not be sent."""
+        """Whether the worker is believed to hold an image's encoding, so that its pixels need not be sent."""
         return (salt, content_hash) in self._held
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
         Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then; ask again.
         """
         if self._session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
-        async with contextlib.aclosing(kv_feed.follow(self._stub, blocks=blocks, pictures=pictures)) as messages:
+        async with contextlib.aclosing(kv_feed.follow(self._stub, blocks=blocks, images=images)) as messages:
             async for message in messages:
                 yield message
 
@@ -304,7 +304,7 @@ class WorkerClient:
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
-            keeping_up = lasting_task.begin(partial(self._held.keep_up, stub), f"held pictures {self.url}")
+            keeping_up = lasting_task.begin(partial(self._held.keep_up, stub), f"held images {self.url}")
             await _converse(
                 self.url,
                 stub,

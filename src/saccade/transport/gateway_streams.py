@@ -96,7 +96,7 @@ class Front(Protocol):
     def receive(self, connection: Connection, command: bytes) -> None:
         """Take one encoded GatewayCommand that came over *connection*. Raises Refused where it is malformed."""
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> Connection:
         """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
 
     def hang_up(self, connection: Connection) -> None:

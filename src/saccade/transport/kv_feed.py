@@ -10,7 +10,7 @@ import grpc
 import msgspec
 
 from saccade.errors import WorkerUnavailable
-from saccade.protocol.kv_events import KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvents
 from saccade.transport.backoff import Backoff
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.proto.worker_pb2 import KvEventsRequest
@@ -18,14 +18,14 @@ from saccade.transport.proto.worker_pb2 import KvEventsRequest
 logger = logging.getLogger(__name__)
 
 
-async def follow(stub: Any, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
     """Yield the messages of one feed: those of the snapshot, then increments, each one's number one more.
 
     Raises WorkerUnavailable where the feed is refused, ends, or loses a message; what was learnt from it is void then.
     *stub* is a WorkerStub.
     """
     decoder = msgspec.msgpack.Decoder(KvEvents)
-    call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=pictures))
+    call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=images))
     last: KvEvents | None = None
     try:
         async for frame in call:
@@ -51,21 +51,21 @@ def _follows(message: KvEvents, last: KvEvents | None) -> bool:
     return not message.snapshot and message.number == last.number + 1
 
 
-MAX_HELD_PICTURES = 1 << 18
+MAX_HELD_IMAGES = 1 << 18
 """Of one worker, about 80 MiB; more than any cache of encodings has room for."""
 
 
-class HeldPictures:
-    """The pictures, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed.
+class HeldImages:
+    """The images, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed.
 
-    Of more than MAX_HELD_PICTURES the oldest are forgotten: their pixels are sent again.
+    Of more than MAX_HELD_IMAGES the oldest are forgotten: their pixels are sent again.
     """
 
     def __init__(self) -> None:
         self._held: dict[tuple[bytes, bytes], None] = {}
 
-    def __contains__(self, picture: tuple[bytes, bytes]) -> bool:
-        return picture in self._held
+    def __contains__(self, image: tuple[bytes, bytes]) -> bool:
+        return image in self._held
 
     def __len__(self) -> int:
         return len(self._held)
@@ -74,11 +74,11 @@ class HeldPictures:
         """Learn from one message of the feed."""
         for event in message.events:
             match event:
-                case PictureStored(salt, content_hash):
+                case ImageStored(salt, content_hash):
                     self._held[salt, content_hash] = None
-                    if len(self._held) > MAX_HELD_PICTURES:
+                    if len(self._held) > MAX_HELD_IMAGES:
                         del self._held[next(iter(self._held))]
-                case PictureRemoved(salt, content_hash):
+                case ImageRemoved(salt, content_hash):
                     self._held.pop((salt, content_hash), None)
 
     async def keep_up(self, stub: Any) -> None:
@@ -87,7 +87,7 @@ class HeldPictures:
         while True:
             backoff.started()
             try:
-                async with contextlib.aclosing(follow(stub, blocks=False, pictures=True)) as feed:
+                async with contextlib.aclosing(follow(stub, blocks=False, images=True)) as feed:
                     async for message in feed:
                         self.take(message)
             except WorkerUnavailable as error:

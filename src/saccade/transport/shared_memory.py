@@ -3,7 +3,7 @@
 The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
 copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes,
 then the data. Every use of a slot has its own generation, written after the data, so a reader never takes another
-picture's pixels, or half a picture, for the one it expects. Segments live outside Python's resource tracker; sweep()
+image's pixels, or half an image, for the one it expects. Segments live outside Python's resource tracker; sweep()
 removes what a crash left.
 """
 
@@ -214,7 +214,7 @@ def read_slot(ref: SlotRef) -> bytes:
     try:
         _check_complete(descriptor, ref)
         data = os.pread(descriptor, ref.nbytes, HEADER_BYTES)
-        # The owner may have given the slot to another picture while it was copied.
+        # The owner may have given the slot to another image while it was copied.
         _check_complete(descriptor, ref)
     finally:
         os.close(descriptor)

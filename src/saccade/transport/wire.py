@@ -6,7 +6,7 @@ from saccade.transport.proto import worker_pb2
 SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 MAX_MESSAGE_BYTES = 256 << 20
-"""A prompt whose pictures travel inline must fit; same-host pictures lie in shared memory."""
+"""A prompt whose images travel inline must fit; same-host images lie in shared memory."""
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What one command may take; the rest is for the frame around it."""

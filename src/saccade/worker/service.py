@@ -134,12 +134,12 @@ class Relay:
         delta = TokenDelta(remains.request_id, [], FinishReason.ERROR, failure=failure)
         return StepFrame([delta], list(remains.slots))
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> Connection:
         """Return a connection with the feed of the engine's cache events. Raises Refused as open() does."""
         watcher = self.open()
         del self._connections[watcher.number]
         self._watchers[watcher.number] = watcher
-        self.engine.send(Watch(watcher.number, blocks, pictures))
+        self.engine.send(Watch(watcher.number, blocks, images))
         return watcher
 
     def hang_up(self, connection: Connection) -> None:

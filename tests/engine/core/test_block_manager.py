@@ -160,7 +160,7 @@ def test_executors_are_told_of_a_folded_block() -> None:  # [eng] 30
         assert table == list(twin.block_table)
 
 
-def test_pictures_share_no_block_past_the_first_placeholder() -> None:  # B3, E7
+def test_images_share_no_block_past_the_first_placeholder() -> None:  # B3, E7
     def keys(content: bytes) -> list[bytes]:
         item = MediaItem(
             modality="image", content_hash=content * 32, grid=(1, 2, 8), spans=(Span(6, 4),), pixel_shape=(16, 768)
@@ -170,4 +170,4 @@ def test_pictures_share_no_block_past_the_first_placeholder() -> None:  # B3, E7
         return owner.block_keys(4, BLOCK)
 
     equal = [a == b for a, b in zip(keys(b"a"), keys(b"b"), strict=True)]
-    assert equal == [True, False, False, False]  # the picture starts in block 1
+    assert equal == [True, False, False, False]  # the image starts in block 1

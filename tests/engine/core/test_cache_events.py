@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from saccade.engine.core import cache_events
 from saccade.engine.core.cache_events import CacheFeed, Caches
 from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.pictures import EncoderKey
 from saccade.engine.core.sequence import Sequence
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.models.positions import MultimodalPositions
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, PictureRemoved, PictureStored
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, ImageRemoved, ImageStored, KvEvents
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 BLOCK = 4
 SALTS = (b"", b"tenant")
 ROOTS = [root_key(b"model", salt) for salt in SALTS]
-BOTH, BLOCKS, PICTURES = Caches(True, True), Caches(True, False), Caches(False, True)
+BOTH, BLOCKS, IMAGES = Caches(True, True), Caches(True, False), Caches(False, True)
 
 
 def sequence(token_ids: list[int], place: int, tenant: int, arrival: int) -> Sequence:
-    """A prompt that shows a picture of three tokens from *place* on, where there is room for it."""
-    picture = MediaItem(
+    """A prompt that shows an image of three tokens from *place* on, where there is room for it."""
+    image = MediaItem(
         modality="image",
         content_hash=bytes([place]) * 32,
         grid=(1, 2, 6),
@@ -40,7 +40,7 @@ def sequence(token_ids: list[int], place: int, tenant: int, arrival: int) -> Seq
         request_id=str(arrival),
         token_ids=token_ids,
         sampling=SamplingParams(max_tokens=9),
-        media=(picture,) if place + 3 <= len(token_ids) else (),
+        media=(image,) if place + 3 <= len(token_ids) else (),
         salt=SALTS[tenant],
     )
     return Sequence(0, request, arrival, 0, ROOTS[tenant], MultimodalPositions([]))
@@ -93,7 +93,7 @@ class Replica:
     def __init__(self, caches: Caches) -> None:
         self.caches = caches
         self.blocks: set[bytes] = set()
-        self.pictures: set[tuple[bytes, bytes]] = set()
+        self.images: set[tuple[bytes, bytes]] = set()
         self.last: KvEvents | None = None
 
     def take(self, payload: bytes) -> None:
@@ -116,10 +116,10 @@ class Replica:
                     self.blocks.add(key)
                 case BlockRemoved(key):
                     self.blocks.remove(key)
-                case PictureStored(salt, content_hash):
-                    self.pictures.add((salt, content_hash))
-                case PictureRemoved(salt, content_hash):
-                    self.pictures.remove((salt, content_hash))
+                case ImageStored(salt, content_hash):
+                    self.images.add((salt, content_hash))
+                case ImageRemoved(salt, content_hash):
+                    self.images.remove((salt, content_hash))
 
 
 def told(subject: Subject, replicas: dict[int, Replica]) -> None:
@@ -153,7 +153,7 @@ def test_snapshot_and_increments_give_the_true_state() -> None:  # contract 2
         subject.feed.watch(0, BOTH)
         for number, (event, which, prompt) in enumerate(events, 1):
             if event == "watch":
-                replicas[number] = Replica((BOTH, BLOCKS, PICTURES)[which % 3])
+                replicas[number] = Replica((BOTH, BLOCKS, IMAGES)[which % 3])
                 subject.feed.watch(number, replicas[number].caches)
             elif event == "leave":
                 leaving = sorted(replicas)[which % len(replicas)]
@@ -166,10 +166,10 @@ def test_snapshot_and_increments_give_the_true_state() -> None:  # contract 2
                 subject.do(event, which, prompt, number)
         while subject.feed.busy:
             told(subject, replicas)
-        blocks, pictures = subject.state
+        blocks, images = subject.state
         for replica in replicas.values():
             assert replica.blocks == (blocks if replica.caches.blocks else set())
-            assert replica.pictures == (pictures if replica.caches.pictures else set())
+            assert replica.images == (images if replica.caches.images else set())
 
     replay()
 
@@ -213,7 +213,7 @@ def test_nothing_is_kept_while_nobody_watches() -> None:
     subject = Subject()
     subject.feed.watch(1, BLOCKS)
     subject.do("encode", 1, [], 0)
-    assert [message.watchers for message in subject.feed.take()] == [[1]]  # its snapshot, and no picture
+    assert [message.watchers for message in subject.feed.take()] == [[1]]  # its snapshot, and no image
     subject.feed.unwatch(1)
     subject.feed.unwatch(1)
     subject.do("admit", 1, [1] * BLOCK, 1)
@@ -224,7 +224,7 @@ def test_nothing_is_kept_while_nobody_watches() -> None:
 def test_all_who_watch_the_same_get_the_same_bytes() -> None:
     subject = Subject()
     for watcher in (1, 2, 3):
-        subject.feed.watch(watcher, PICTURES if watcher == 3 else BLOCKS)
+        subject.feed.watch(watcher, IMAGES if watcher == 3 else BLOCKS)
     subject.feed.take()
     subject.do("admit", 9, [1] * 2 * BLOCK, 0)
     assert [message.watchers for message in subject.feed.take()] == [[1, 2]]
@@ -235,7 +235,7 @@ def test_a_snapshot_goes_out_in_pieces_and_increments_wait_behind_it() -> None:
     subject = Subject()
     for which in range(3):
         subject.do("encode", which, [], which)
-    subject.feed.watch(1, PICTURES)
+    subject.feed.watch(1, IMAGES)
     subject.do("encode", 7, [], 7)
     pieces = []
     while subject.feed.busy:

@@ -1,7 +1,7 @@
 """The encoder cache: budget, order of eviction, pins."""
 
 from saccade.engine.core.encoder_cache import EncoderCache
-from saccade.engine.core.pictures import EncoderKey, RequestPicture, Until
+from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.protocol.media import MediaItem, Span
 
 
@@ -9,11 +9,11 @@ def key(name: str, salt: bytes = b"", grid: tuple[int, int, int] = (1, 2, 2)) ->
     return EncoderKey(salt, "image", name.encode(), grid)
 
 
-def picture(name: str) -> RequestPicture:
+def image(name: str) -> RequestImage:
     item = MediaItem(
         modality="image", content_hash=name.encode(), grid=(1, 2, 2), spans=(Span(0, 1),), pixel_shape=(4, 1)
     )
-    return RequestPicture(item, b"", "media[0]")
+    return RequestImage(item, b"", "media[0]")
 
 
 def put(cache: EncoderCache, name: str, num_bytes: int = 10) -> None:
@@ -38,7 +38,7 @@ def test_least_recently_used_goes_first() -> None:  # [eng] 26
 
 def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
     cache = filled(20, "a")
-    one, other = picture("a"), picture("a")
+    one, other = image("a"), image("a")
     cache.pin(one, 0, Until.COMPUTED)
     cache.pin(one, 1, Until.COMPUTED)
     cache.pin(other, 0, Until.ENDED)
@@ -48,7 +48,7 @@ def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
     cache.unpin(one, 0)
     cache.unpin(other, 0)
     cache.begin(key("e"), 20)
-    cache.pin(large := picture("e"), 0, Until.COMPUTED)
+    cache.pin(large := image("e"), 0, Until.COMPUTED)
     cache.complete(key("e"))
     assert [name for name in "ade" if key(name) in cache] == ["a", "e"]
     assert cache.used_bytes == 30  # pinned entries may stand over the budget
@@ -62,7 +62,7 @@ def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
 def test_an_entry_over_the_budget_lives_while_it_is_pinned() -> None:
     cache = EncoderCache(5)
     cache.begin(key("a"), 10)
-    cache.pin(pinned := picture("a"), 0, Until.COMPUTED)
+    cache.pin(pinned := image("a"), 0, Until.COMPUTED)
     cache.complete(key("a"))
     assert key("a") in cache
     cache.unpin(pinned, 0)
@@ -73,7 +73,7 @@ def test_looking_is_no_use() -> None:
     cache = filled(20, "a", "b")
     assert key("a") in cache
     assert cache.has_begun(key("a"))
-    cache.pin(pinned := picture("a"), 0, Until.COMPUTED)
+    cache.pin(pinned := image("a"), 0, Until.COMPUTED)
     cache.unpin(pinned, 0)
     put(cache, "c")
     assert [name for name in "abc" if key(name) in cache] == ["b", "c"]
@@ -101,7 +101,7 @@ def test_what_is_being_encoded_is_neither_held_nor_dropped() -> None:
     put(cache, "b")
     assert key("a") not in cache
     assert cache.has_begun(key("a"))
-    assert key("b") not in cache  # a picture under way keeps its room
+    assert key("b") not in cache  # an image under way keeps its room
     failed = cache.encoding_id(key("a"))
     cache.take_dropped()
     cache.abandon(key("a"))

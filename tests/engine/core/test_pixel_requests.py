@@ -1,4 +1,4 @@
-"""Pictures that come by their hash alone: used where they are held, asked for once where not. Real model."""
+"""Images that come by their hash alone: used where they are held, asked for once where not. Real model."""
 
 import time
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def step(engine: Engine) -> StepFrame:
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_held_picture_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -> None:  # F5
+def test_held_image_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -> None:  # F5
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=prefix_caching)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30])
     expected = engines.drain(subject, asked).answers["a"].token_ids
@@ -78,7 +78,7 @@ def test_prefix_alone_is_enough(tiny_qwen3_vl: Path) -> None:  # F5, [eng] 23
 
 
 @pytest.mark.parametrize("where", ["inline", "slot"])
-def test_absent_picture_is_asked_for_once_and_the_answer_is_the_same(
+def test_absent_image_is_asked_for_once_and_the_answer_is_the_same(
     tiny_qwen3_vl: Path, pool: SlotPool, where: str
 ) -> None:  # F5
     subject = engines.engine(tiny_qwen3_vl)
@@ -105,7 +105,7 @@ def test_absent_picture_is_asked_for_once_and_the_answer_is_the_same(
     assert engines.is_idle(subject)
 
 
-def test_picture_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -> None:
+def test_image_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
     told = engines.drain(subject, asked, by_hash(asked))
@@ -113,7 +113,7 @@ def test_picture_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -
     assert subject.load().encoded_items_total == 1
 
 
-def test_picture_that_the_neighbour_could_not_bring_is_asked_for(tiny_qwen3_vl: Path) -> None:  # [eng] 16
+def test_image_that_the_neighbour_could_not_bring_is_asked_for(tiny_qwen3_vl: Path) -> None:  # [eng] 16
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3], "hash")
     item = asked.media[0]
@@ -213,7 +213,7 @@ def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
 
 def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:
     """Retracted when everything else is forgotten, it is computed again and answers the same."""
-    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=40_000)  # room for one picture
+    subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=40_000)  # room for one image
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     expected = engines.drain(subject, asked).answers["a"].token_ids
 
@@ -241,7 +241,7 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     engines.drain(subject, asked)
     subject.submit(0, by_hash(asked))
-    assert step(subject).deltas  # the prefix has the picture
+    assert step(subject).deltas  # the prefix has the image
     subject.scheduler.retract(next(iter(subject.scheduler.running)))
     subject.reset_caches(prefix=True, media=False)
     assert failure_code(engines.drain(subject)) == "worker_unavailable"
@@ -249,8 +249,8 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
 
 
 @pytest.mark.parametrize("held_by", ["prefix", "encoding"])
-def test_one_question_is_for_every_picture_that_came_by_its_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
-    """What is here when one picture is asked for may be gone when that has come."""
+def test_one_question_is_for_every_image_that_came_by_its_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
+    """What is here when one image is asked for may be gone when that has come."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0 if held_by == "prefix" else 40_000)
     seed = 1 if held_by == "prefix" else 2
     engines.drain(subject, engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], text_seed=1))

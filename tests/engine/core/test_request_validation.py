@@ -16,7 +16,7 @@ PLACEHOLDER = 9
 
 
 class Facts:
-    """A model of ten tokens that is asked about no picture."""
+    """A model of ten tokens that is asked about no image."""
 
     vocab_size = 10
     placeholder_of = {"image": PLACEHOLDER}  # noqa: RUF012
@@ -57,8 +57,8 @@ def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
     assert caught.value.param == param
 
 
-class PictureFacts(Facts):
-    """Pictures of a token a patch, whose features have ten values."""
+class ImageFacts(Facts):
+    """Images of a token a patch, whose features have ten values."""
 
     def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
         return grid[0] * grid[1] * grid[2]
@@ -91,8 +91,8 @@ class PictureFacts(Facts):
 def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
     modality: str, grid: tuple[int, int, int], flag: str | None
 ) -> None:
-    """There is memory for pictures and frames of 8 patches, and for features of 32, with two bytes a value."""
-    facts = PictureFacts()
+    """There is memory for images and frames of 8 patches, and for features of 32, with two bytes a value."""
+    facts = ImageFacts()
     facts.placeholder_of = {"image": PLACEHOLDER, "video": PLACEHOLDER}
     num_tokens = facts.item_tokens(grid)
     spans = (Span(0, num_tokens),)

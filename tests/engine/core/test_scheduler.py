@@ -29,7 +29,7 @@ def test_first_come_first_served() -> None:  # [eng] 42
     assert [owner.arrival for owner in subject.waiting] == [11]
 
 
-def test_chunk_stops_before_a_picture_over_the_budget() -> None:  # D4, [eng] 25
+def test_chunk_stops_before_an_image_over_the_budget() -> None:  # D4, [eng] 25
     subject = scheduler(tokens=100, patches=64)
     subject.add(sequence(1, 40, ((2, 10), (20, 10))))
     step = run(subject)
@@ -38,7 +38,7 @@ def test_chunk_stops_before_a_picture_over_the_budget() -> None:  # D4, [eng] 25
     assert lengths(run(subject)) == {1: 20}
 
 
-def test_oversize_picture_runs_alone() -> None:  # [eng] 25
+def test_oversize_image_runs_alone() -> None:  # [eng] 25
     subject = scheduler(tokens=100, patches=64)
     subject.add(sequence(1, 30, ((0, 10),)))
     subject.add(sequence(2, 60, ((0, 50),)))
@@ -46,7 +46,7 @@ def test_oversize_picture_runs_alone() -> None:  # [eng] 25
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
 
 
-def test_pictures_go_aside_where_somebody_decodes() -> None:
+def test_images_go_aside_where_somebody_decodes() -> None:
     subject = scheduler(tokens=100, seqs=8, patches=64, encode_aside=True)
     subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
     assert not run(subject).aside
@@ -72,7 +72,7 @@ def test_pictures_go_aside_where_somebody_decodes() -> None:
     assert lengths(run(subject)) == {1: 1, 4: 17, 5: 17}
 
 
-def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None:
+def test_decodes_get_their_time_back_before_another_image_stops_them() -> None:
     subject = scheduler(tokens=1000, patches=64, encode_aside=True)
     subject.add(sequence(1, 4, max_tokens=200))
     run(subject)
@@ -83,7 +83,7 @@ def test_decodes_get_their_time_back_before_another_picture_stops_them() -> None
     assert steps == [[2], [3], [4], [], [], [], [], [5], []]
 
 
-def test_equal_pictures_are_encoded_once() -> None:  # B4, D3, [eng] 5
+def test_equal_images_are_encoded_once() -> None:  # B4, D3, [eng] 5
     subject = scheduler(tokens=100, seqs=4)
     for _ in range(2):
         subject.add(sequence(1, 20, ((3, 8),)))
@@ -92,7 +92,7 @@ def test_equal_pictures_are_encoded_once() -> None:  # B4, D3, [eng] 5
     assert len(run(subject).encode) == 0
 
 
-def test_prefix_cached_picture_is_not_encoded() -> None:  # [eng] 23
+def test_prefix_cached_image_is_not_encoded() -> None:  # [eng] 23
     subject = scheduler()
     subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
     run(subject)
@@ -133,11 +133,11 @@ def test_each_sequence_starts_over_once() -> None:
         run(subject)
 
 
-def test_a_picture_by_hash_keeps_its_sequence_from_starting_over() -> None:
+def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     subject = scheduler()
     subject.add(without := sequence(1, 8, ((0, 2),), inline=None))
-    subject.encodings.encoder_cache.begin(without.pictures[0].key, FEATURE_BYTES)
-    subject.encodings.encoder_cache.complete(without.pictures[0].key)
+    subject.encodings.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encodings.encoder_cache.complete(without.images[0].key)
     assert subject.can_start_over  # it has no token yet: its gateway would be asked
     run(subject)
     assert not subject.can_start_over
@@ -147,8 +147,8 @@ def test_what_cannot_be_recomputed_is_retracted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
-    subject.encodings.encoder_cache.begin(without.pictures[0].key, FEATURE_BYTES)
-    subject.encodings.encoder_cache.complete(without.pictures[0].key)
+    subject.encodings.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encodings.encoder_cache.complete(without.images[0].key)
     while not subject.num_preemptions:
         run(subject)
     assert [owner.arrival for owner in subject.waiting] == [1]

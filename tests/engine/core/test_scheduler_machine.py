@@ -17,7 +17,7 @@ PARTS = st.lists(
     min_size=1,
     max_size=4,
 )
-"""Few tokens and few pictures, so that prefixes and encodings are shared often."""
+"""Few tokens and few images, so that prefixes and encodings are shared often."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -50,7 +50,7 @@ class Machine(RuleBasedStateMachine):
                 token_ids += part
             else:
                 tokens, content = part
-                media.append(scheduling.picture(len(token_ids), tokens, content.encode()))
+                media.append(scheduling.image(len(token_ids), tokens, content.encode()))
                 token_ids += [7] * tokens
         self.num_arrived += 1
         owner = scheduling.of(token_ids, tuple(media), self.num_arrived, max_tokens)
@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
         owner = self.alive.pop(which % len(self.alive))
         self.subject.remove(owner)
         assert not owner.block_table
-        assert not any(picture.pins for picture in owner.pictures)
+        assert not any(image.pins for image in owner.images)
 
     @precondition(lambda self: self.alive and self.subject.running)
     @rule(which=st.integers(0, 99))

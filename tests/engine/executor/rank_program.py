@@ -1,6 +1,6 @@
 """A program for one of several ranks: python rank_program.py RANK SIZE RENDEZVOUS; each runs the same cases.
 
-It spreads pictures with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON. Two of
+It spreads images with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON. Two of
 four ranks or more share attention.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from saccade.engine.core.step import EncodeJob, Picture
+from saccade.engine.core.step import EncodeJob, EncoderInput
 from saccade.engine.executor.encoder import Encoder
 from saccade.nn.parallel import Ranks, join, leave
 
@@ -39,7 +39,7 @@ class Facts:
 
 
 class Network:
-    """The features of a token are its picture's pixel, and the column."""
+    """The features of a token are its image's pixel, and the column."""
 
     facts = Facts()
     device = torch.device("cpu")
@@ -48,7 +48,7 @@ class Network:
 
     def prepare(self, items: Any, backend: Any) -> tuple[list[int], list[int]]:
         if any(item.grid == BAD for item in items):
-            raise RuntimeError("a picture that cannot be encoded")
+            raise RuntimeError("an image that cannot be encoded")
         counts = [self.facts.item_tokens(item.grid) for item in items]
         return counts, counts
 
@@ -65,8 +65,8 @@ def main() -> None:
     found = {}
     for name, grids in CASES.items():
         network: Any = Network()
-        pictures = tuple(Picture(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids))
-        outcome = Encoder(network, None, ranks).encode_together(EncodeJob(1, pictures))  # type: ignore[arg-type]
+        images = tuple(EncoderInput(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids))
+        outcome = Encoder(network, None, ranks).encode_together(EncodeJob(1, images))  # type: ignore[arg-type]
         features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
         found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
     found["sum"] = ranks.all_reduce(torch.tensor([1.0, rank])).tolist()

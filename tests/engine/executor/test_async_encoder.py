@@ -1,4 +1,4 @@
-"""Pictures encoded aside: who decodes goes on, who waits for a picture goes no further, nobody's answer changes."""
+"""Images encoded aside: who decodes goes on, who waits for an image goes no further, nobody's answer changes."""
 
 import threading
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def threads_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def subject(tiny_qwen3_vl: Path) -> Engine:
-    """An engine with a thread for steps and one for pictures."""
+    """An engine with a thread for steps and one for images."""
     return engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400)
 
 
@@ -81,7 +81,7 @@ def test_who_decodes_goes_on_and_answers_stay_the_same(subject: Engine, tiny_qwe
     assert tokens(subject, 3) == {"text": 3}
     for one in asked:
         subject.submit(0, one)
-    # The first picture of each waits behind the gate, in one job.
+    # The first image of each waits behind the gate, in one job.
     during = tokens(subject, 20)
     assert during["text"] == 20
     assert "two" not in during
@@ -120,7 +120,7 @@ def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_
     mine = engines.drain(subject)
     failure = mine.answers["bad"].failure
     assert failure is not None
-    assert "picture" in failure.message
+    assert "image" in failure.message
     assert "spoilt" not in failure.message
     assert mine.answers["text"].finish_reason == FinishReason.LENGTH
     assert engines.is_idle(subject)
@@ -153,13 +153,13 @@ def test_an_engine_with_nothing_else_to_do_waits_for_the_lane(subject: Engine, t
     gate = Gate(subject)
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=4))
     tokens(subject, 2)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "picture"))
+    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "image"))
     assert tokens(subject, 6) == {"text": 2}
     gate.open()
-    assert engines.drain(subject).answers["picture"].finish_reason == FinishReason.LENGTH
+    assert engines.drain(subject).answers["image"].finish_reason == FinishReason.LENGTH
 
 
-def test_a_second_job_stands_ready_and_one_more_picture_is_encoded_within_a_step(tiny_qwen3_vl: Path) -> None:
+def test_a_second_job_stands_ready_and_one_more_image_is_encoded_within_a_step(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
     gate = Gate(subject)
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
@@ -200,8 +200,8 @@ def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:
     gate = Gate(plain)
     plain.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(plain, 2)
-    told = engines.drain(plain, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "picture"))
-    assert told.answers["picture"].finish_reason == FinishReason.LENGTH
+    told = engines.drain(plain, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "image"))
+    assert told.answers["image"].finish_reason == FinishReason.LENGTH
     assert gate.jobs == []
 
 
@@ -220,9 +220,9 @@ def test_a_job_is_reported_where_its_step_fails_at_once(
     monkeypatch.setattr(runner, "update", fail)
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
-    told = engines.drain(subject, engines.request(tiny_qwen3_vl, [(WIDE, 1), 4], "picture"))
+    told = engines.drain(subject, engines.request(tiny_qwen3_vl, [(WIDE, 1), 4], "image"))
     assert told.answers["text"].failure is not None
-    assert told.answers["picture"].finish_reason == FinishReason.LENGTH
+    assert told.answers["image"].finish_reason == FinishReason.LENGTH
     assert not subject.scheduler.encodings.jobs
 
 

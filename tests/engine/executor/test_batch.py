@@ -1,4 +1,4 @@
-"""A step to tensors: rows, slots, positions and what pictures fill."""
+"""A step to tensors: rows, slots, positions and what images fill."""
 
 from array import array
 
@@ -37,8 +37,8 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     made.token_ids += [100 + index for index in range(answer)]
     made.num_computed_tokens = computed
     made.block_table = array("q", table)
-    for picture in made.pictures:
-        CACHE.begin(picture.key, 1)
+    for image in made.images:
+        CACHE.begin(image.key, 1)
     return made
 
 

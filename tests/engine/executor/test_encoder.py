@@ -1,4 +1,4 @@
-"""Pictures spread over ranks: two processes hold the same features, whichever of them encoded and whatever failed."""
+"""Images spread over ranks: two processes hold the same features, whichever of them encoded and whatever failed."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def found_by(size: int, rendezvous: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_rank_holds_every_picture(both: list[Any], name: str) -> None:  # [eng] 37
+def test_every_rank_holds_every_image(both: list[Any], name: str) -> None:  # [eng] 37
     failed = [10 + i for i, grid in enumerate(CASES[name]) if grid == BAD]
     for found in (one[name] for one in both):
         for number, grid in enumerate(CASES[name]):
@@ -48,7 +48,7 @@ def test_every_rank_holds_every_picture(both: list[Any], name: str) -> None:  # 
     assert num_encoded == {"idle rank": [1, 0], "equal": [1, 1], "uneven": [1, 3]}.get(name, num_encoded)
 
 
-def test_a_failure_is_of_the_pictures_that_were_encoded_with_it(both: list[Any]) -> None:
+def test_a_failure_is_of_the_images_that_were_encoded_with_it(both: list[Any]) -> None:
     assert both[0]["one fails on rank 0"]["failed"] == [10]
     assert both[0]["one fails on rank 1"]["failed"] == [11, 12]
 
@@ -77,5 +77,5 @@ def test_sums_of_ranks_that_share_attention(tmp_path: Path) -> None:  # B8, [eng
         ([4, 4, 4], 1, [0, 0, 0]),
     ],
 )
-def test_pictures_go_to_the_rank_with_the_least_work(costs: list[int], size: int, owners: list[int]) -> None:
+def test_images_go_to_the_rank_with_the_least_work(costs: list[int], size: int, owners: list[int]) -> None:
     assert spread(costs, size) == owners

@@ -17,7 +17,7 @@ from captures import Again, PlayedCuda
 from vision_backends import BordersBackend
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import EncodeJob, Picture
+from saccade.engine.core.step import EncodeJob, EncoderInput
 from saccade.engine.executor import encoder_graphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs, budgets, packs, refusal
@@ -77,8 +77,8 @@ def photos(network_folder: Callable[[str], Path]) -> Callable[[str], list[MediaI
 
 
 def job(items: list[MediaItem]) -> EncodeJob:
-    pictures = (Picture(10 + i, "image", one.grid, one.original_size, one.inline) for i, one in enumerate(items))
-    return EncodeJob(1, tuple(pictures))  # type: ignore[arg-type]
+    images = (EncoderInput(10 + i, "image", one.grid, one.original_size, one.inline) for i, one in enumerate(items))
+    return EncodeJob(1, tuple(images))  # type: ignore[arg-type]
 
 
 def with_graphs(network: Any, most: int = MOST) -> tuple[Encoder, Again]:
@@ -91,16 +91,16 @@ def eagerly(network: Any, items: list[MediaItem]) -> dict[int, torch.Tensor]:
     return Encoder(network, torch_sdpa.VisionAttentionBackend(), ALONE).encode_together(job(items)).features
 
 
-def test_budgets_are_powers_of_two_that_hold_whole_pictures() -> None:
+def test_budgets_are_powers_of_two_that_hold_whole_images() -> None:
     assert budgets(16384, 4) == [256, 512, 1024, 2048, 4096, 8192, 16384]
     assert budgets(1000, 9) == [252, 504, 999]
     assert budgets(100, 4) == [100]
     assert budgets(1, 4) == [4]
 
 
-def test_pictures_are_packed_smallest_first() -> None:
+def test_images_are_packed_smallest_first() -> None:
     assert packs([60, 16, 120, 44, 40], 100, 9) == ([[1, 4, 3], [0]], [2])
-    assert packs([8] * 5, 100, max_pictures=3) == ([[0, 1], [2, 3], [4]], [])
+    assert packs([8] * 5, 100, max_images=3) == ([[0, 1], [2, 3], [4]], [])
     assert packs([], 100, 9) == ([], [])
 
 
@@ -117,7 +117,7 @@ def test_features_are_those_without_graphs(
         outcome = encoder.encode_together(job(chosen))
         assert outcome.failed == ()
         assert len(again.replayed) == before + 1
-        # The smallest budget that holds the pictures.
+        # The smallest budget that holds the images.
         cost = sum(network.facts.encode_cost(item.grid) for item in chosen)
         budget = next(budget for budget in encoder.graphs.budgets if budget >= cost)
         assert again.replayed[-1] == network.facts.item_tokens(network.facts.padding_grid(budget))
@@ -126,7 +126,7 @@ def test_features_are_those_without_graphs(
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
-def test_earlier_pictures_leave_nothing_behind(
+def test_earlier_images_leave_nothing_behind(
     name: str, load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load(name), photos(name)
@@ -135,7 +135,7 @@ def test_earlier_pictures_leave_nothing_behind(
     kept = fresh.clone()
     for other in (items[1:2], items[3:5], items[4:5]):
         encoder.encode_together(job(other))
-    # Features are copies, and the patches that an earlier picture left do not reach this one.
+    # Features are copies, and the patches that an earlier image left do not reach this one.
     assert torch.equal(fresh, kept)
     assert torch.equal(encoder.encode_together(job(items[:1])).features[10], kept)
 
@@ -163,9 +163,9 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
     # Each has a window that is full and one of a single merged patch.
     thin = MediaShape((1, merge, (side + 1) * merge))
     num_patches = network.facts.encode_cost(thin.grid)
-    num_pictures = 1024 // num_patches
-    pixels = torch.zeros(num_pictures * num_patches * network.facts.vision.patch_values, dtype=torch.uint8)
-    assert graphs.run(pixels, [thin] * num_pictures) is None
+    num_images = 1024 // num_patches
+    pixels = torch.zeros(num_images * num_patches * network.facts.vision.patch_values, dtype=torch.uint8)
+    assert graphs.run(pixels, [thin] * num_images) is None
     assert again.replayed == []
 
 
@@ -177,7 +177,7 @@ def test_jobs_beside_the_steps_use_no_graph(
     assert (again.num_captures, again.replayed) == (0, [])
 
 
-def test_all_graphs_are_captured_before_the_first_picture(load: Callable[[str], Any]) -> None:
+def test_all_graphs_are_captured_before_the_first_image(load: Callable[[str], Any]) -> None:
     encoder, again = with_graphs(load("qwen3_vl"), 1024)
     assert encoder.graphs is not None
     assert list(encoder.graphs.prepare()) == [(0, 3), (1, 3), (2, 3)]
@@ -234,7 +234,7 @@ def test_a_start_captures_and_answers_by_graphs(tiny_qwen3_vl: Path, monkeypatch
     expected = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers["a"].token_ids
     again = Again()
     monkeypatch.setattr(encoder_graphs, "refusal", lambda *_: None)
-    monkeypatch.setattr(encoder_graphs, "MAX_PICTURES", 4)
+    monkeypatch.setattr(encoder_graphs, "MAX_IMAGES", 4)
     monkeypatch.setattr(EncoderGraphs.__init__, "__defaults__", (again,))
     subject = engines.engine(
         tiny_qwen3_vl, mm_encoder_cuda_graph=True, mm_encoder_attn_backend="triton", encode_budget_patches=128

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.anthropic.chats import find_picture, parse_count, parse_messages
-from saccade.gateway.openai.json_body import MAX_BYTES_BESIDE_PICTURES, check_bounds
+from saccade.gateway.anthropic.chats import find_image, parse_count, parse_messages
+from saccade.gateway.openai.json_body import MAX_BYTES_BESIDE_IMAGES, check_bounds
 from saccade.gateway.openai.messages import read_chat
 from saccade.models.family import Family
 
-FAMILY = Family(("Some",), "<picture>", template_switches=("enable_thinking",))
+FAMILY = Family(("Some",), "<image>", template_switches=("enable_thinking",))
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"at": {}}}}
@@ -45,7 +45,7 @@ def refused(error: type[RequestError], param: str, *messages: dict[str, Any], **
     assert f"`{param}" in raised.value.message
 
 
-def test_a_conversation_with_pictures_and_tools() -> None:
+def test_a_conversation_with_images_and_tools() -> None:
     request, warning, _ = parse_messages(
         body(
             {"role": "user", "content": [text("What is it?"), image(PNG), image({"type": "url", "url": "http://a"})]},
@@ -80,7 +80,7 @@ def test_a_conversation_with_pictures_and_tools() -> None:
         {"role": "tool", "tool_call_id": "t1", "content": [text("this"), {"type": "image"}]},
         {"role": "user", "content": [text("And now?")]},
     ]
-    assert [picture.url for picture in chat.pictures] == [
+    assert [image.url for image in chat.images] == [
         "data:image/png;base64,AAAA", "http://a", "data:image/png;base64,AAAA"
     ]  # fmt: skip
     function = {"name": "look", "description": "Looks.", "parameters": TOOL["input_schema"]}
@@ -227,14 +227,14 @@ def test_later_errors_have_the_clients_names() -> None:
     refused(InvalidValue, "messages[1].content[0].input", *turns, system="s")
 
 
-def test_pictures_do_not_count_as_text() -> None:
-    picture = "A" * MAX_BYTES_BESIDE_PICTURES
-    for source in ({**PNG, "data": picture}, {"type": "url", "url": f"data:image/png;base64,{picture}"}):
+def test_images_do_not_count_as_text() -> None:
+    data = "A" * MAX_BYTES_BESIDE_IMAGES
+    for source in ({**PNG, "data": data}, {"type": "url", "url": f"data:image/png;base64,{data}"}):
         given = body({"role": "user", "content": [image(source)]})
-        check_bounds(given, find_picture)
-        check_bounds(given.replace(b'"data": "', b'"data" :\n"'), find_picture)
+        check_bounds(given, find_image)
+        check_bounds(given.replace(b'"data": "', b'"data" :\n"'), find_image)
     with pytest.raises(RequestError):
-        check_bounds(body({"role": "user", "content": picture}), find_picture)
+        check_bounds(body({"role": "user", "content": data}), find_image)
     # An escaped quote opens no string.
     with pytest.raises(RequestError):
-        check_bounds(body({"role": "user", "content": '"data":"' + picture}), find_picture)
+        check_bounds(body({"role": "user", "content": '"data":"' + data}), find_image)

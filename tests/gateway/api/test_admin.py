@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import scripted
 import uvicorn
-from chats import data_url, picture
+from chats import data_url, random_image
 from waiting import wait_until
 
 from saccade.errors import StartupError
@@ -153,7 +153,7 @@ def route(admin: Port, content: Any = "hi", **headers: str) -> tuple[int, Any]:
 
 def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
     admin.gateway.worker.requests.clear()
-    image = {"type": "image_url", "image_url": {"url": data_url(picture(64, 64, 1))}}
+    image = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 1))}}
     status, told = route(admin, [image, {"type": "text", "text": "What is it?"}])
     assert status == 200
     assert (told["model"], told["worker"], told["reason"]) == (

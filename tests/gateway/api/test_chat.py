@@ -15,7 +15,7 @@ import openai
 import pytest
 import scripted
 import structlog
-from chats import data_url, openai_messages, picture
+from chats import data_url, openai_messages, random_image
 
 from saccade.errors import QueueFull, WorkerFailed
 from saccade.gateway.config import GatewayConfig
@@ -143,7 +143,7 @@ def test_length_and_unfinished_characters(gateway: scripted.Gateway, ids_of: Cal
 def test_client_that_leaves_takes_its_request_along(stream: bool, gateway: scripted.Gateway) -> None:
     gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301]), 30.0]
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
-    body = {"model": "tiny", "messages": openai_messages("hi", picture(40, 40, 1)), "stream": stream}
+    body = {"model": "tiny", "messages": openai_messages("hi", random_image(40, 40, 1)), "stream": stream}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     wait_for(lambda: len(gateway.worker.requests) == 1)
     assert gateway.worker.num_aborted == 0
@@ -203,7 +203,7 @@ def test_silence_is_filled_with_comments(tiny_qwen3_vl: Path) -> None:
 
 def test_openai_sdk(gateway: scripted.Gateway) -> None:
     client = gateway.client()
-    messages = openai_messages("What", picture(64, 64, 1), "and", picture(96, 64, 2), system="Be brief.")
+    messages = openai_messages("What", random_image(64, 64, 1), "and", random_image(96, 64, 2), system="Be brief.")
     whole = client.chat.completions.create(model="tiny", messages=messages)
     assert whole.usage is not None
     assert whole.usage.prompt_tokens_details is not None
@@ -229,17 +229,17 @@ def test_sampling_parameters_and_defaults(gateway: scripted.Gateway) -> None:
     assert (other.max_tokens, other.top_k) == (5, 0)
 
 
-def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
+def test_images_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
     config = json.loads((tiny_qwen3_vl / "config.json").read_text())
     layout = load_layout(family_of(config))(
         config, json.loads((tiny_qwen3_vl / "preprocessor_config.json").read_text())
     )
-    pictures = [picture(64, 96, 1), picture(300, 200, 2), picture(64, 96, 1)]
+    images = [random_image(64, 96, 1), random_image(300, 200, 2), random_image(64, 96, 1)]
     typed = "<|vision_start|><|image_pad|><|vision_end|>"
-    parts = ["a", pictures[0], typed, pictures[1], "b", pictures[2]]
+    parts = ["a", images[0], typed, images[1], "b", images[2]]
     assert gateway.client().chat.completions.create(model="tiny", messages=openai_messages(*parts)).choices
     request = gateway.worker.requests[0]
-    counts = [layout.picture(*image.size, layout.settings).num_tokens for image in pictures]
+    counts = [layout.image(*image.size, layout.settings).num_tokens for image in images]
     spans = [item.spans[0] for item in request.media]
     assert [span.length for span in spans] == counts
     assert all(isinstance(span, Span) for span in spans)
@@ -252,18 +252,18 @@ def test_pictures_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen
     assert gateway.worker.pixels[0] == gateway.worker.pixels[2] != gateway.worker.pixels[1]
 
 
-def test_same_picture_is_decoded_once(gateway: scripted.Gateway) -> None:
+def test_same_image_is_decoded_once(gateway: scripted.Gateway) -> None:
     before = gateway.metric("saccade_stage_seconds_count", stage="decode")
-    url = data_url(picture(50, 60, 9))
+    url = data_url(random_image(50, 60, 9))
     parts = [{"type": "image_url", "image_url": url}] * 3
     assert gateway.chat([*parts, {"type": "text", "text": "?"}]).status == 200
     assert gateway.metric("saccade_stage_seconds_count", stage="decode") == before + 1
     assert gateway.metric("saccade_slots_in_use") == 0
 
 
-def test_one_bad_picture_gives_back_the_slots_of_the_others(gateway: scripted.Gateway) -> None:
-    good = data_url(picture(200, 200, 1))
-    head, _, payload = data_url(picture(160, 120, 1), "JPEG").partition(",")
+def test_one_bad_image_gives_back_the_slots_of_the_others(gateway: scripted.Gateway) -> None:
+    good = data_url(random_image(200, 200, 1))
+    head, _, payload = data_url(random_image(160, 120, 1), "JPEG").partition(",")
     bad = f"{head},{payload[: len(payload) // 8 * 4]}"
     answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}} for url in (good, bad)])
     error = answer.json["error"]
@@ -285,7 +285,7 @@ def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
         yield
 
     monkeypatch.setattr(Admission, "turn", turn)
-    content = [{"type": "image_url", "image_url": {"url": data_url(picture(50, 60, 9))}}]
+    content = [{"type": "image_url", "image_url": {"url": data_url(random_image(50, 60, 9))}}]
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -308,7 +308,7 @@ def test_developer_is_system_and_names_are_taken(gateway: scripted.Gateway) -> N
 def test_log_lines_name_the_request_and_hold_nothing_of_it(gateway: scripted.Gateway) -> None:
     with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
         gateway.worker.script = [ZeroDivisionError("broken")]
-        body = {"model": "tiny", "messages": openai_messages("my secret", picture(20, 20, 1))}
+        body = {"model": "tiny", "messages": openai_messages("my secret", random_image(20, 20, 1))}
         gateway.ask("POST", "/v1/chat/completions", body, X_Request_Id="my-id")
         wait_for(lambda: gateway.lines("my-id"))
     assert [line["event"] for line in lines if line.get("request_id") == "my-id"] == ["unforeseen error"]
@@ -340,16 +340,16 @@ def image_part(image: object, **fields: str) -> dict[str, Any]:
         (None, {"min_pixels": None, "size": None}, 20 * 20),
     ],
 )
-def test_requests_say_how_their_pictures_are_seen(
+def test_requests_say_how_their_images_are_seen(
     detail: str | None, limits: dict[str, Any] | None, num_tokens: int, gateway: scripted.Gateway
 ) -> None:
-    part = image_part(data_url(picture(640, 640, 1)), **({"detail": detail} if detail else {}))
+    part = image_part(data_url(random_image(640, 640, 1)), **({"detail": detail} if detail else {}))
     assert gateway.chat([part], mm_processor_kwargs=limits).status == 200
     assert gateway.worker.requests[0].media[0].spans[0].length == num_tokens
 
 
-def test_one_picture_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:  # F3
-    url = data_url(picture(640, 640, 1))
+def test_one_image_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:  # F3
+    url = data_url(random_image(640, 640, 1))
     assert gateway.chat([image_part(url, detail="low"), image_part(url, detail="high"), image_part(url)]).status == 200
     low, high, auto = gateway.worker.requests[0].media
     assert low.content_hash != high.content_hash == auto.content_hash
@@ -431,7 +431,7 @@ def test_a_template_is_refused_where_it_is_not_trusted(gateway: scripted.Gateway
 
 
 def test_switches_reach_the_chat_template(gateway: scripted.Gateway) -> None:
-    content = [image_part(data_url(picture(64, 64, 1)))]
+    content = [image_part(data_url(random_image(64, 64, 1)))]
     for switches in (None, {"add_vision_id": False}, {"add_vision_id": True}):
         assert gateway.chat(content, chat_template_kwargs=switches).status == 200
     plain, off, on = (request.token_ids for request in gateway.worker.requests)

@@ -91,11 +91,11 @@ def test_prompts_that_the_model_cannot_read(prompt: Any, param: str, gateway: sc
     assert not gateway.worker.requests
 
 
-def test_placeholders_of_pictures_are_refused(gateway: scripted.Gateway) -> None:
+def test_placeholders_of_images_are_refused(gateway: scripted.Gateway) -> None:
     placeholder = gateway.application.model_registry.get("tiny").placeholder_token_id
     answer = complete(gateway, [[5], [5, placeholder]])
     assert (answer.status, answer.json["error"]["param"]) == (400, "prompt[1]")
-    assert "pictures" in answer.json["error"]["message"]
+    assert "images" in answer.json["error"]["message"]
     assert not gateway.worker.requests
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 
 from saccade.gateway.config import GatewayConfig
 
@@ -35,7 +35,7 @@ def client(shared: scripted.Gateway) -> Iterator[openai.OpenAI]:
 
 def png(seed: int = 1) -> bytes:
     buffer = io.BytesIO()
-    picture(70, 50, seed).save(buffer, "PNG")
+    random_image(70, 50, seed).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -61,7 +61,7 @@ def test_a_file_lives(client: openai.OpenAI) -> None:
             gone(made.id)
 
 
-def test_the_same_picture_is_one_file(client: openai.OpenAI, shared: scripted.Gateway) -> None:
+def test_the_same_image_is_one_file(client: openai.OpenAI, shared: scripted.Gateway) -> None:
     assert upload(client).id == upload(client, purpose="user_data").id != upload(client, 2).id
     assert len(list(client.files.list())) == 2
     num_bytes = len(png(1)) + len(png(2))
@@ -101,17 +101,17 @@ def test_expiry(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("as_url", [False, True])
 def test_a_chat_names_a_file(as_url: bool, client: openai.OpenAI, shared: scripted.Gateway) -> None:
     made = upload(client)
-    ask(client, {"type": "image_url", "image_url": {"url": data_url(picture(70, 50, 1))}})
+    ask(client, {"type": "image_url", "image_url": {"url": data_url(random_image(70, 50, 1))}})
     ask(
         client,
         {"type": "image_url", "image_url": {"url": made.id}}
         if as_url
         else {"type": "file", "file": {"file_id": made.id}},
     )
-    ask(client, {"type": "file", "file": {"file_data": data_url(picture(70, 50, 1)), "filename": "a.png"}})
+    ask(client, {"type": "file", "file": {"file_data": data_url(random_image(70, 50, 1)), "filename": "a.png"}})
     sent, named, inline = shared.worker.requests
     assert sent.token_ids == named.token_ids == inline.token_ids
-    # A picture is the same however it came, so its caches are too.
+    # An image is the same however it came, so its caches are too.
     assert sent.media[0].content_hash == named.media[0].content_hash == inline.media[0].content_hash
 
 
@@ -165,7 +165,7 @@ def test_another_tenants_file_is_not_found(client: openai.OpenAI, shared: script
 @pytest.mark.parametrize(
     ("file", "purpose", "param"),
     [
-        (("a.png", b"no picture"), "vision", "file"),
+        (("a.png", b"no image"), "vision", "file"),
         (("a.pdf", b"%PDF-1.7 "), "user_data", "file"),
         (("a.png", png()[:20]), "vision", "file"),
         (("a.png", png()), "fine-tune", "purpose"),

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 from openai.types.responses import Response
 
 from saccade.errors import WorkerFailed
@@ -146,9 +146,9 @@ def test_errors_name_the_clients_fields(client: openai.OpenAI) -> None:
     assert (raised.value.code, raised.value.param) == ("invalid_base64", "input[0].content[0].image_url")
 
 
-def test_a_large_picture_is_read(client: openai.OpenAI) -> None:
+def test_a_large_image_is_read(client: openai.OpenAI) -> None:
     """A body's other values are short, and `input` is none of them."""
-    url = data_url(picture(700, 500, 1))
+    url = data_url(random_image(700, 500, 1))
     assert len(url) > MAX_VALUE_BYTES
     large: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
     used = answer(client, stream=False, input=large).usage

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 
 from saccade.protocol.output import FinishReason
 
@@ -86,10 +86,10 @@ def test_without_tools_nothing_is_a_call(fields: Any, gateway: scripted.Gateway)
     assert "zoom" not in gateway.tokenizer.decode(gateway.worker.requests[-1].token_ids)
 
 
-def test_a_conversation_with_tools_and_pictures(gateway: scripted.Gateway) -> None:  # F2 F13
-    """The prompt has declarations, calls and results; what they say is text, and a result's picture is one."""
+def test_a_conversation_with_tools_and_images(gateway: scripted.Gateway) -> None:  # F2 F13
+    """The prompt has declarations, calls and results; what they say is text, and a result's image is one."""
     called = {"id": "a", "type": "function", "function": {"name": "zoom", "arguments": '{"a":  "</tool_call>"}'}}
-    shown = {"type": "image_url", "image_url": {"url": data_url(picture(64, 64, 0))}}
+    shown = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 0))}}
     messages = [
         {"role": "user", "content": "Zoom."},
         {"role": "assistant", "content": None, "tool_calls": [called]},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 from faults import wait_for
 
 from saccade.errors import UnsupportedParameter
@@ -68,7 +68,7 @@ def encoded(raw: bytes) -> str:
 
 def jpeg_half() -> bytes:
     buffer = io.BytesIO()
-    picture(160, 120, 1).save(buffer, "JPEG")
+    random_image(160, 120, 1).save(buffer, "JPEG")
     return buffer.getvalue()[:-900]
 
 
@@ -159,10 +159,10 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "unknown tool_choice": (body(tools=[tool()], tool_choice="some"), 400, "invalid_value", "tool_choice"),
     "effort": (body(reasoning_effort="high"), 400, "unsupported_parameter", "reasoning_effort"),
     "unknown effort": (body(reasoning_effort="some"), 400, "invalid_value", "reasoning_effort"),
-    "Ollama's pictures": (message(images=["aGk="]), 400, "unsupported_parameter", "messages[0].images"),
+    "Ollama's images": (message(images=["aGk="]), 400, "unsupported_parameter", "messages[0].images"),
     "Ollama's format": (body(format="json"), 400, "unsupported_parameter", "format"),
     "Ollama's options": (body(options={"temperature": 0}), 400, "unsupported_parameter", "options"),
-    "pictures beside the messages": (body(images=["aGk="]), 400, "unsupported_parameter", "images"),
+    "images beside the messages": (body(images=["aGk="]), 400, "unsupported_parameter", "images"),
     "a source in a part": (content({**TEXT[0], "source": {"data": "aGk="}}), 400, "unsupported_parameter", "messages[0].content[0].source"),
     "other media that are no text": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "images": "\\ud800"}]}', 400, "invalid_value", None),
     "other media that are not UTF-8": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a", "images": "\xff"}]}', 400, "invalid_value", None),
@@ -177,14 +177,14 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "processor settings of a wrong type": (body(mm_processor_kwargs=[]), 400, "invalid_value", "mm_processor_kwargs"),
     "no pixels": (body(mm_processor_kwargs={"max_pixels": 0}), 400, "invalid_value", "mm_processor_kwargs.max_pixels"),
     "limits crossed": (body(mm_processor_kwargs={"min_pixels": 9, "max_pixels": 8}), 400, "invalid_value", "mm_processor_kwargs"),
-    "limits crossed with the model's": ({**content(image(data_url(picture(8, 8, 1)))), "mm_processor_kwargs": {"min_pixels": 2**24}}, 400, "invalid_value", "mm_processor_kwargs"),
+    "limits crossed with the model's": ({**content(image(data_url(random_image(8, 8, 1)))), "mm_processor_kwargs": {"min_pixels": 2**24}}, 400, "invalid_value", "mm_processor_kwargs"),
     "switch": (body(chat_template_kwargs={"tokenize": True}), 400, "unsupported_parameter", "chat_template_kwargs.tokenize"),
     "switch of a wrong type": (body(chat_template_kwargs={"add_vision_id": [1]}), 400, "invalid_value", "chat_template_kwargs.add_vision_id"),
     "switches of a wrong type": (body(chat_template_kwargs=1), 400, "invalid_value", "chat_template_kwargs"),
     "include_reasoning as text": (body(include_reasoning="no"), 400, "invalid_value", "include_reasoning"),
     "reasoning of a user": (message(reasoning_content="Hm"), 400, "invalid_value", "messages[0].reasoning_content"),
     "reasoning of a wrong type": (message(role="assistant", reasoning={}), 400, "invalid_value", "messages[0].reasoning"),
-    "uuid for a picture": (content({"type": "image_url", "image_url": None, "uuid": "a"}), 400, "invalid_value", "messages[0].content[0].image_url"),
+    "uuid for an image": (content({"type": "image_url", "image_url": None, "uuid": "a"}), 400, "invalid_value", "messages[0].content[0].image_url"),
     "no choices": (body(n=0), 400, "invalid_value", "n"),
     "129 choices": (body(n=129), 400, "invalid_value", "n"),
     "min_p over 1": (body(min_p=1.5), 400, "invalid_value", "min_p"),
@@ -217,8 +217,8 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "best_of": (body(best_of=2, n=2), 400, "unsupported_parameter", "best_of"),
     "answer over the context": (body(max_tokens=9999), 400, "context_length_exceeded", "max_tokens"),
     "prompt over the context": (message(content="word " * 9000), 400, "context_length_exceeded", "messages"),
-    "picture over the context": (content(*[image(data_url(picture(900, 900, 1)))] * 6), 400, "context_length_exceeded", "messages"),
-    "17 pictures": (content(*[image(data_url(picture(8, 8, 1)))] * 17), 400, "too_many_images", "messages"),
+    "image over the context": (content(*[image(data_url(random_image(900, 900, 1)))] * 6), 400, "context_length_exceeded", "messages"),
+    "17 images": (content(*[image(data_url(random_image(8, 8, 1)))] * 17), 400, "too_many_images", "messages"),
     "http URL": (content(image("http://example.com/a.png")), 400, "invalid_image_url", URL),
     "private URL": (content(image("https://127.0.0.1/a.png")), 400, "invalid_image_url", URL),
     "file URL": (content(image("file:///etc/passwd")), 400, "invalid_image_url", URL),
@@ -228,10 +228,10 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "garbage in base64": (content(image("data:image/png;base64,@@@@")), 400, "invalid_base64", URL),
     "base64 cut short": (content(image("data:image/png;base64,YWJjZ")), 400, "invalid_base64", URL),
     "base64 that is not ASCII": (content(image("data:image/png;base64,YWé=")), 400, "invalid_base64", URL),
-    "empty picture": (content(image("data:image/png;base64,")), 400, "invalid_image", URL),
-    "a text as picture": (content(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL),
+    "empty image": (content(image("data:image/png;base64,")), 400, "invalid_image", URL),
+    "a text as image": (content(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL),
     "truncated header": (content(image(encoded(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"))), 400, "invalid_image", URL),
-    "truncated picture": (content(image(encoded(jpeg_half()))), 400, "invalid_image", URL),
+    "truncated image": (content(image(encoded(jpeg_half()))), 400, "invalid_image", URL),
     "plain string as image_url": (content({"type": "image_url", "image_url": "ftp://x"}), 400, "invalid_image_url", "messages[0].content[0].image_url"),
 }  # fmt: skip
 

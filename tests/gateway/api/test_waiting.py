@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grammar_trials
-import pictures
+import images
 import scripted
 from waiting import wait_until
 
@@ -20,17 +20,17 @@ from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import FinishReason, TokenDelta
 
 HERE = FetchConfig(allowed_networks=("127.0.0.0/8",))
-PICTURE = base64.b64encode(pictures.encode(pictures.picture(400, 300), "PNG")).decode()
+IMAGE = base64.b64encode(images.encode(images.random_image(400, 300), "PNG")).decode()
 
 
 class Tarpit:
-    """A picture host that accepts and never answers; *connections* are those that were opened."""
+    """An image host that accepts and never answers; *connections* are those that were opened."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self.connections: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/picture.png"
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/image.png"
 
     def __enter__(self) -> "Tarpit":
         self._thread.start()
@@ -70,7 +70,7 @@ def image(url: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def asking(gateway: scripted.Gateway, *urls: str, text: str = "") -> Iterator[http.client.HTTPConnection]:
-    """Ask about pictures and do not wait for the answer."""
+    """Ask about images and do not wait for the answer."""
     content = [*map(image, urls), {"type": "text", "text": text}]
     body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]})
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
@@ -81,7 +81,7 @@ def asking(gateway: scripted.Gateway, *urls: str, text: str = "") -> Iterator[ht
         connection.close()
 
 
-def test_slow_picture_hosts_hold_up_no_chat(tiny_qwen3_vl: Path) -> None:
+def test_slow_image_hosts_hold_up_no_chat(tiny_qwen3_vl: Path) -> None:
     """They hold neither the turns of the event loop nor the places of requests."""
     config = GatewayConfig(max_requests=2, fetch=HERE)
     with (
@@ -94,16 +94,16 @@ def test_slow_picture_hosts_hold_up_no_chat(tiny_qwen3_vl: Path) -> None:
         wait_until(lambda: len(tarpit.connections) == 8)
         gateway.answer_two_tokens()
         assert gateway.chat().status == 200
-        assert gateway.chat([image(f"data:image/png;base64,{PICTURE}")]).status == 200
+        assert gateway.chat([image(f"data:image/png;base64,{IMAGE}")]).status == 200
         open_requests.close()
         wait_until(lambda: tarpit.num_left == 8)
 
 
-def test_one_failed_picture_ends_the_fetches_of_its_siblings(tiny_qwen3_vl: Path) -> None:
+def test_one_failed_image_ends_the_fetches_of_its_siblings(tiny_qwen3_vl: Path) -> None:
     patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
     with (
         Tarpit() as tarpit,
-        Shelf(b"no picture", wait=lambda: len(tarpit.connections) == 4) as shelf,
+        Shelf(b"no image", wait=lambda: len(tarpit.connections) == 4) as shelf,
         scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=patient)) as gateway,
     ):
         urls = [*(f"{tarpit.url}?{number}" for number in range(4)), shelf.url]
@@ -112,11 +112,11 @@ def test_one_failed_picture_ends_the_fetches_of_its_siblings(tiny_qwen3_vl: Path
         wait_until(lambda: tarpit.num_left == 4)
 
 
-def test_a_picture_over_a_limit_is_refused_before_its_siblings_are_there(tiny_qwen3_vl: Path) -> None:
+def test_an_image_over_a_limit_is_refused_before_its_siblings_are_there(tiny_qwen3_vl: Path) -> None:
     patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
-    config = GatewayConfig(fetch=patient, max_picture_pixels=10_000)
+    config = GatewayConfig(fetch=patient, max_image_pixels=10_000)
     with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, config) as gateway:
-        answer = gateway.chat([image(tarpit.url), image(f"data:image/png;base64,{PICTURE}")])
+        answer = gateway.chat([image(tarpit.url), image(f"data:image/png;base64,{IMAGE}")])
         error = answer.json["error"]
         assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[1].image_url.url")
 
@@ -125,7 +125,7 @@ def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
         gateway.worker.script = [30.0]
         memory = gateway.application.memory
-        with asking(gateway, f"data:image/png;base64,{PICTURE}", text="a" * 1000):
+        with asking(gateway, f"data:image/png;base64,{IMAGE}", text="a" * 1000):
             wait_until(lambda: gateway.worker.requests)
             assert memory.num_bytes == 0
             assert gateway.metric("saccade_requests_in_flight") == 1
@@ -150,7 +150,7 @@ def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen
 
 
 def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_vl: Path) -> None:
-    """Else a few clients that announce much and send little would keep out everybody's pictures."""
+    """Else a few clients that announce much and send little would keep out everybody's images."""
     config = GatewayConfig(max_body_bytes=8 << 20, max_request_memory_bytes=16 << 20)
     body = json.dumps({"prompt": "a " * (2 << 20)}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -171,8 +171,8 @@ def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_
 
 
 def test_the_encoded_bytes_of_one_request_are_bounded(tiny_qwen3_vl: Path) -> None:
-    picture = base64.b64decode(PICTURE)
-    padded = picture + bytes(200_000)
+    png = base64.b64decode(IMAGE)
+    padded = png + bytes(200_000)
 
     with Shelf(padded) as shelf:
         config = GatewayConfig(max_body_bytes=2 * len(padded) + 1000, fetch=HERE)
@@ -241,8 +241,8 @@ def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scr
 def test_fetches_end_when_the_client_that_counts_tokens_leaves(tiny_qwen3_vl: Path) -> None:
     patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
     with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=patient)) as gateway:
-        picture = {"type": "image", "source": {"type": "url", "url": f"{tarpit.url}?1"}}
-        for path, part in (("/tokenize", image(tarpit.url)), ("/v1/messages/count_tokens", picture)):
+        block = {"type": "image", "source": {"type": "url", "url": f"{tarpit.url}?1"}}
+        for path, part in (("/tokenize", image(tarpit.url)), ("/v1/messages/count_tokens", block)):
             num_before = len(tarpit.connections)
             body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": [part]}]})
             connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)

@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from saccade.gateway.confinement import sandbox
-from saccade.gateway.pictures.decode_pool import server as media_server
-from saccade.gateway.pictures.decode_pool.job import PictureJob
-from saccade.gateway.pictures.decode_pool.server import DecodeProcess, DecodeServer
-from saccade.media.header import PictureLimits
-from saccade.protocol.media import PictureLayout
+from saccade.gateway.images.decode_pool import server as media_server
+from saccade.gateway.images.decode_pool.job import ImageJob
+from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
+from saccade.media.header import ImageLimits
+from saccade.protocol.media import ImageLayout
 from saccade.transport.shared_memory import FOLDER, Slot, SlotPool, open_descriptor, read_slot
 
-LAYOUT = PictureLayout(
+LAYOUT = ImageLayout(
     grid=(1, 1, 1), num_tokens=1, pixel_shape=(1000,), pixel_dtype="uint8", resized_width=1, resized_height=1
 )
 SECRETS = {"SACCADE_API_KEYS": "k-1", "HF_TOKEN": "hf_1", "AWS_SECRET_ACCESS_KEY": "a-1", "https_proxy": "http://u:p@h"}
@@ -61,13 +61,13 @@ def acquire(slots: SlotPool) -> Slot:
 
 
 def found(process: DecodeProcess, code: str, slot: Slot | None = None) -> Any:
-    """Run *code* where pictures are decoded; return what it left in `found`."""
+    """Run *code* where images are decoded; return what it left in `found`."""
 
     async def ask() -> Any:
         descriptor = None if slot is None else open_descriptor(slot.ref)
         try:
             ref = None if slot is None else slot.ref
-            job = PictureJob(code.encode(), "none", {}, LAYOUT, PictureLimits(), ref)
+            job = ImageJob(code.encode(), "none", {}, LAYOUT, ImageLimits(), ref)
             answer = await asyncio.wait_for(process.exchange(job, descriptor), 20)
         finally:
             if descriptor is not None:

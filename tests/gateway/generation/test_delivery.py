@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import scripted
-from chats import data_url, picture
+from chats import data_url, random_image
 from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
@@ -16,7 +16,10 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.workers.dispatch import DispatchLimits
 from saccade.protocol.output import TokenDelta
 
-CONTENT = [{"type": "image_url", "image_url": {"url": data_url(picture(64, 96, 1))}}, {"type": "text", "text": "?"}]
+CONTENT = [
+    {"type": "image_url", "image_url": {"url": data_url(random_image(64, 96, 1))}},
+    {"type": "text", "text": "?"},
+]
 
 
 @contextmanager
@@ -25,7 +28,7 @@ def gateway_of(
 ) -> Iterator[tuple[scripted.Gateway, list[scripted.ScriptedWorker]]]:
     """A gateway and its workers, which get requests in turn and answer two tokens."""
     config = GatewayConfig(
-        routing_policy="round_robin", dispatch=DispatchLimits(max_retries=max_retries), picture_cache_bytes=0
+        routing_policy="round_robin", dispatch=DispatchLimits(max_retries=max_retries), image_cache_bytes=0
     )
     with scripted.running(folder, config) as gateway:
         gateway.answer_two_tokens()
@@ -46,7 +49,7 @@ def booked(gateway: scripted.Gateway) -> int:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("failure", [WorkerFailed("it died"), WorkerUnavailable("it is away")])
-def test_another_worker_answers_with_the_same_picture(tiny_qwen3_vl: Path, stream: bool, failure: Exception) -> None:
+def test_another_worker_answers_with_the_same_image(tiny_qwen3_vl: Path, stream: bool, failure: Exception) -> None:
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
         first.script = [failure]
         answer = gateway.chat(CONTENT, stream=stream)
@@ -90,7 +93,7 @@ def test_retries_are_bounded_and_each_worker_is_asked_once(
 
 
 def test_a_request_that_had_one_worker_does_not_go_to_one_that_came_later(tiny_qwen3_vl: Path) -> None:
-    """Its pictures were not kept."""
+    """Its images were not kept."""
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
         second.ready = False
         first.script = [1.0, WorkerFailed("it died")]

@@ -93,11 +93,11 @@ async def test_a_slow_body_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -
         waiting.cancel()
 
 
-async def test_turns_of_text_do_not_wait_for_pictures() -> None:  # A6
+async def test_turns_of_text_do_not_wait_for_images() -> None:  # A6
     admission = Admission(max_requests=99, max_pixel_bytes=0)
-    async with contextlib.AsyncExitStack() as pictures:
+    async with contextlib.AsyncExitStack() as images:
         for _ in range(TURNS):
-            await pictures.enter_async_context(admission.turn(LARGE_BODY_BYTES + 1))
+            await images.enter_async_context(admission.turn(LARGE_BODY_BYTES + 1))
         async with admission.turn(LARGE_BODY_BYTES):
             pass
 

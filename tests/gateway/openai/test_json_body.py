@@ -8,7 +8,7 @@ import pytest
 from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.gateway.openai import json_body
 from saccade.gateway.openai.json_body import (
-    MAX_BYTES_BESIDE_PICTURES,
+    MAX_BYTES_BESIDE_IMAGES,
     MAX_DATA_URLS,
     MAX_STRINGS,
     check_bounds,
@@ -16,10 +16,10 @@ from saccade.gateway.openai.json_body import (
 )
 
 URL = '"data:image/png;base64,'
-LARGE = MAX_BYTES_BESIDE_PICTURES + 1
+LARGE = MAX_BYTES_BESIDE_IMAGES + 1
 
 
-def test_pictures_do_not_count() -> None:
+def test_images_do_not_count() -> None:
     check_bounds(f'{{"a": [{URL}{"A" * LARGE}"], "b": {URL}{"A" * LARGE}", "c": "{"x" * 1000}"}}'.encode())
     check_bounds(("{" + f'"a": {URL}' + "AAA\\/" * (LARGE // 32) + "A" * LARGE + '"}').encode())  # as PHP writes it
     check_bounds(b'{"text": "\xc3\xa9", "url": ' + URL.encode() + b"A" * LARGE + b'"}')

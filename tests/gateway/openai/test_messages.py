@@ -8,11 +8,11 @@ import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.openai.media_options import MAX_PIXELS
-from saccade.gateway.openai.messages import MAX_SWITCH, PARTS, Chat, PictureSource, read_chat
+from saccade.gateway.openai.messages import MAX_SWITCH, PARTS, Chat, ImageSource, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.models.family import Family, PictureOptions
+from saccade.models.family import Family, ImageOptions
 
-FAMILY = Family(("Some",), "<picture>", template_switches=("enable_thinking", "add_vision_id"))
+FAMILY = Family(("Some",), "<image>", template_switches=("enable_thinking", "add_vision_id"))
 TEXT = {"type": "text", "text": "hi"}
 
 
@@ -29,8 +29,8 @@ def image(url: Any = "a", **fields: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": url, **fields}
 
 
-def options_of(**fields: Any) -> PictureOptions:
-    return user(image(), **fields).pictures[0].options
+def options_of(**fields: Any) -> ImageOptions:
+    return user(image(), **fields).images[0].options
 
 
 def refused(error: type[RequestError], param: str, words: str = "", **fields: Any) -> None:
@@ -41,7 +41,7 @@ def refused(error: type[RequestError], param: str, words: str = "", **fields: An
     assert raised.value.message.endswith(".")
 
 
-def test_text_and_pictures_keep_their_order() -> None:  # F1
+def test_text_and_images_keep_their_order() -> None:  # F1
     chat = read(
         [
             {"role": "developer", "content": [image("a"), TEXT]},
@@ -49,13 +49,13 @@ def test_text_and_pictures_keep_their_order() -> None:  # F1
             {"role": "assistant", "content": "yes"},
         ]
     )
-    text, picture = {"type": "text", "text": "hi"}, {"type": "image"}
+    text, place = {"type": "text", "text": "hi"}, {"type": "image"}
     assert chat.messages == [
-        {"role": "system", "content": [picture, text]},
-        {"role": "user", "content": [text, picture, picture, text], "name": "me"},
+        {"role": "system", "content": [place, text]},
+        {"role": "user", "content": [text, place, place, text], "name": "me"},
         {"role": "assistant", "content": "yes"},
     ]
-    assert [(source.field, source.url) for source in chat.pictures] == [
+    assert [(source.field, source.url) for source in chat.images] == [
         ("messages[0].content[0].image_url", "a"),
         ("messages[1].content[1].image_url.url", "b"),
         ("messages[1].content[2].image_url", "c"),
@@ -78,7 +78,7 @@ CONTINUED: dict[str, Any] = {
 }  # fmt: skip
 NOT_CONTINUED: dict[str, tuple[Any, str]] = {
     "user": ({"role": "user", "content": "a"}, "assistant"),
-    "a picture": ({"role": "assistant", "content": [image() | {"text": "a"}]}, "text"),
+    "an image": ({"role": "assistant", "content": [image() | {"text": "a"}]}, "text"),
     "no part": ({"role": "assistant", "content": []}, "text"),
     "calls": ({"role": "assistant", "content": "a", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}, "tool_calls"),
 }  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_prompt_has_one_end(kind: type) -> None:
     ],
 )
 def test_pixel_limits(kind: type, given: Any, expected: dict[str, int]) -> None:
-    assert options_of(kind=kind, mm_processor_kwargs=given) == PictureOptions("auto", **expected)
+    assert options_of(kind=kind, mm_processor_kwargs=given) == ImageOptions("auto", **expected)
 
 
 BAD_LIMITS = (0, -1, MAX_PIXELS + 1, 10**30, 1.0, 1e300, True, "9", [9], {})
@@ -160,16 +160,16 @@ def test_other_processor_settings_are_refused_by_name(given: Any, error: type[Re
 def test_detail(detail: str) -> None:
     first, second, third = user(
         image({"url": "a", "detail": detail}), image({"url": "b", "detail": None}), image()
-    ).pictures
-    assert first.options == PictureOptions(detail)  # type: ignore[arg-type]
-    assert second.options == third.options == PictureOptions("auto")
+    ).images
+    assert first.options == ImageOptions(detail)  # type: ignore[arg-type]
+    assert second.options == third.options == ImageOptions("auto")
 
 
 def test_detail_and_limits_together() -> None:
     chat = user(image({"url": "a", "detail": "low"}), image("b"), mm_processor_kwargs={"max_pixels": 9})
-    assert [source.options for source in chat.pictures] == [
-        PictureOptions("low", None, 9),
-        PictureOptions("auto", None, 9),
+    assert [source.options for source in chat.images] == [
+        ImageOptions("low", None, 9),
+        ImageOptions("auto", None, 9),
     ]
 
 
@@ -197,7 +197,7 @@ def test_other_switches_are_refused_by_name(name: str) -> None:
 
 
 def test_family_without_switches() -> None:
-    family = Family(("Other",), "<picture>")
+    family = Family(("Other",), "<image>")
     field = "chat_template_kwargs.add_vision_id"
     refused(UnsupportedParameter, field, "has none", family=family, chat_template_kwargs={"add_vision_id": True})
     assert user(TEXT, family=family, chat_template_kwargs={}).switches == {}
@@ -206,7 +206,7 @@ def test_family_without_switches() -> None:
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
 @pytest.mark.parametrize("switches", [(), ("add_vision_id",)])
 def test_thinking_is_taken_where_nothing_switches_it(kind: type, switches: tuple[str, ...]) -> None:
-    family = Family(("Other",), "<picture>", template_switches=switches)
+    family = Family(("Other",), "<image>", template_switches=switches)
     for value in (True, False, None):
         chat = user(
             TEXT,
@@ -224,7 +224,7 @@ def test_thinking_is_taken_where_nothing_switches_it(kind: type, switches: tuple
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])
 def test_parameters_about_reasoning_set_the_templates_switch(switch: str) -> None:
-    family = Family(("Some",), "<picture>", template_switches=(switch,))
+    family = Family(("Some",), "<image>", template_switches=(switch,))
 
     def switches(**fields: Any) -> Mapping[str, Any]:
         return read([{"role": "user", "content": "hi"}], family, **fields).switches
@@ -261,7 +261,7 @@ MEDIA = [
 @pytest.mark.parametrize("name", MEDIA)
 @pytest.mark.parametrize("value", [["aGk="], {"url": "a"}, "data:image/png;base64,aGk=", 1])
 def test_media_under_another_name_is_refused(name: str, value: Any) -> None:
-    """Dropped, the model would answer that it sees no picture."""
+    """Dropped, the model would answer that it sees no image."""
     spelling = '{"type": "image_url", "image_url": {"url": '
     in_message = [{"role": "user", "content": "hi"}, {"role": "user", "content": "hi", name: value}]
     if name == "source":  # may say anything of a message
@@ -282,7 +282,7 @@ def test_empty_media_under_another_name_are_nothing(value: Any) -> None:
     assert user({**TEXT, **dict.fromkeys(MEDIA, value)}) == user(TEXT)
 
 
-def test_a_picture_at_the_wrong_place_is_refused() -> None:
+def test_an_image_at_the_wrong_place_is_refused() -> None:
     url = {"url": "data:image/png;base64,aGk="}
     message = {"role": "user", "content": "hi", "image_url": url}
     refused(UnsupportedParameter, "messages[0].image_url", "parts of a message", messages=[message])
@@ -293,7 +293,7 @@ def test_a_picture_at_the_wrong_place_is_refused() -> None:
 @pytest.mark.parametrize(
     "part", [{"type": "image", "source": {"data": "a"}}, {"type": "input_image", "image_url": "a"}]
 )
-def test_pictures_of_other_apis_are_told_how_openai_spells_them(part: dict[str, Any]) -> None:
+def test_images_of_other_apis_are_told_how_openai_spells_them(part: dict[str, Any]) -> None:
     messages = [{"role": "user", "content": [part]}]
     refused(UnsupportedParameter, "messages[0].content[0].type", '{"type": "image_url"', messages=messages)
 
@@ -342,10 +342,10 @@ def test_parts_that_a_refusal_offers_are_served(kind: str) -> None:
     refused(InvalidValue, f"messages[0].content[0].{kind}", messages=[{"role": "user", "content": [{"type": kind}]}])
 
 
-def test_uuid_beside_a_picture_changes_nothing() -> None:
+def test_uuid_beside_an_image_changes_nothing() -> None:
     with_uuid, without = user(image({"url": "a"}, uuid="x")), user(image({"url": "a"}))
     assert with_uuid == without
-    assert with_uuid.pictures == [PictureSource("messages[0].content[0].image_url.url", "a", PictureOptions())]
+    assert with_uuid.images == [ImageSource("messages[0].content[0].image_url.url", "a", ImageOptions())]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_uuid_beside_a_picture_changes_nothing() -> None:
         (image({"url": ""}), InvalidImageUrl, "image_url.url"),
     ],
 )
-def test_uuid_cannot_stand_for_a_picture(part: dict[str, Any], error: type[RequestError], field: str) -> None:
+def test_uuid_cannot_stand_for_an_image(part: dict[str, Any], error: type[RequestError], field: str) -> None:
     for given, words in ((part, field), ({**part, "uuid": "x"}, "uuid")):
         messages = [{"role": "user", "content": [given]}]
         refused(error, f"messages[0].content[0].{field}", words, messages=messages)

@@ -7,13 +7,13 @@ import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.openai.media_options import read_media_options
-from saccade.gateway.openai.messages import Chat, PictureSource, read_chat
+from saccade.gateway.openai.messages import Chat, ImageSource, read_chat
 from saccade.gateway.openai.requests import ChatRequest
-from saccade.models.family import Family, PictureOptions, VideoOptions
+from saccade.models.family import Family, ImageOptions, VideoOptions
 
 FAMILY = Family(architectures=("A",), placeholder="<image>", video_placeholder="<video>")
 TEXT = {"type": "text", "text": "What is it?"}
-PICTURE = {"type": "image_url", "image_url": {"url": "p"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "p"}}
 
 
 def video(url: Any = "v", **more: Any) -> dict[str, Any]:
@@ -31,13 +31,13 @@ def refused(kind: type[RequestError], field: str, *parts: dict[str, Any], **fiel
     assert caught.value.param == field
 
 
-def test_videos_and_pictures_stand_in_their_order() -> None:
-    chat = read(TEXT, video({"url": "v"}), PICTURE, video())
+def test_videos_and_images_stand_in_their_order() -> None:
+    chat = read(TEXT, video({"url": "v"}), IMAGE, video())
     assert [part["type"] for part in chat.messages[0]["content"]] == ["text", "video", "image", "video"]
-    assert chat.pictures == [
-        PictureSource("messages[0].content[1].video_url.url", "v", VideoOptions()),
-        PictureSource("messages[0].content[2].image_url.url", "p", PictureOptions()),
-        PictureSource("messages[0].content[3].video_url", "v", VideoOptions()),
+    assert chat.images == [
+        ImageSource("messages[0].content[1].video_url.url", "v", VideoOptions()),
+        ImageSource("messages[0].content[2].image_url.url", "p", ImageOptions()),
+        ImageSource("messages[0].content[3].video_url", "v", VideoOptions()),
     ]
 
 
@@ -54,7 +54,7 @@ def test_videos_and_pictures_stand_in_their_order() -> None:
     ],
 )
 def test_options_are_the_requests(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    (source,) = read(video(), **fields).pictures
+    (source,) = read(video(), **fields).images
     assert source.options == VideoOptions(**expected)
 
 
@@ -101,6 +101,6 @@ def test_wrong_parts_name_their_field() -> None:
     refused(InvalidImageUrl, "messages[0].content[0].video_url", video(""))
     refused(InvalidImageUrl, "messages[0].content[0].video_url.url", video({"url": ""}))
     refused(InvalidValue, "messages[0].content[0].image_url", video(image_url="p"))
-    refused(InvalidValue, "messages[0].content[0].video_url", {**PICTURE, "video_url": "v"})
+    refused(InvalidValue, "messages[0].content[0].video_url", {**IMAGE, "video_url": "v"})
     refused(InvalidValue, "messages[0].content[0].video_url", {**TEXT, "video_url": "v"})
     refused(UnsupportedParameter, "messages[0].content[0].audio", video(audio={"url": "a"}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import scripted
-from chats import openai_messages, picture
+from chats import openai_messages, random_image
 
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenDelta
@@ -113,9 +113,9 @@ def test_error_of_one_sample_is_the_requests(
     assert b"[DONE]" not in answer.body
 
 
-def test_openai_sdk_gets_several_choices_for_a_picture(gateway: scripted.Gateway) -> None:
+def test_openai_sdk_gets_several_choices_for_an_image(gateway: scripted.Gateway) -> None:
     gateway.worker.script = [delta(1, [300], STOP), delta(0, [301], STOP)]
-    messages = openai_messages(picture(64, 64, 1), "What is it?")
+    messages = openai_messages(random_image(64, 64, 1), "What is it?")
     whole = gateway.client().chat.completions.create(model="tiny", messages=messages, n=2)
     assert [choice.index for choice in whole.choices] == [0, 1]
     with gateway.client().chat.completions.stream(model="tiny", messages=messages, n=2) as stream:

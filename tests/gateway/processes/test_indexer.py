@@ -46,8 +46,8 @@ class Holding(Front):
         super().__init__()
         self._count = count
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
-        watcher = super().watch(blocks, pictures)
+    def watch(self, blocks: bool, images: bool) -> Connection:
+        watcher = super().watch(blocks, images)
         if blocks:
             events = [BlockStored(key, b"", []) for key in KEYS[: self._count]]
             watcher.send(msgspec.msgpack.encode(KvEvents(1, list(events), snapshot=True)))

@@ -122,7 +122,7 @@ def test_limits_are_for_all_processes_together() -> None:
         max_request_memory_bytes=8,
         num_decode_processes=3,
         shared_memory_bytes=100,
-        picture_cache_bytes=0,
+        image_cache_bytes=0,
         url_cache_bytes=11,
         connections=ConnectionLimits(max_connections=7, max_per_address=1),
         dispatch=DispatchLimits(worker_queue=64, max_waiting=9),
@@ -130,7 +130,7 @@ def test_limits_are_for_all_processes_together() -> None:
     )
     part = whole.shared(Member(Path("/x"), 1, 2))
     assert (part.max_requests, part.max_request_memory_bytes, part.num_decode_processes) == (3, 4, 2)
-    assert (part.shared_memory_bytes, part.picture_cache_bytes, part.url_cache_bytes) == (50, 0, 6)
+    assert (part.shared_memory_bytes, part.image_cache_bytes, part.url_cache_bytes) == (50, 0, 6)
     assert (part.connections.max_connections, part.connections.max_per_address) == (4, 1)
     assert (part.dispatch.max_waiting, part.dispatch.num_processes, part.dispatch.worker_queue) == (5, 2, 64)
     assert part.max_tenant_requests < whole.max_tenant_requests

@@ -12,7 +12,7 @@ from saccade.gateway.openai.messages import Chat, read_chat
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.files import read_model_files
 
 
@@ -27,9 +27,9 @@ def chat_of(served: ServedModel, *messages: ChatMessage, switches: Mapping[str, 
 
 
 def user(*parts: str | None) -> ChatMessage:
-    """A turn of texts and pictures."""
-    picture = ContentPart("image_url", image_url=ImageUrl("data:,"))
-    return ChatMessage("user", [picture if part is None else ContentPart("text", part) for part in parts])
+    """A turn of texts and images."""
+    image = ContentPart("image_url", image_url=ImageUrl("data:,"))
+    return ChatMessage("user", [image if part is None else ContentPart("text", part) for part in parts])
 
 
 @pytest.mark.parametrize(
@@ -78,24 +78,24 @@ def test_special_tokens_in_users_text(message: ChatMessage, served_of: Any) -> N
     assert error.param == "messages"
 
 
-def test_picture_tags_in_users_text(served_of: Any) -> None:  # E5 F2
+def test_image_tags_in_users_text(served_of: Any) -> None:  # E5 F2
     served = served_of("phi3_v")
     assert isinstance(why_not_as_chat(served, chat_of(served, user("<|image_1|>", None)), []), InvalidValue)
     assert why_not_as_chat(served, chat_of(served, user("image_1", None)), []) is None
 
 
-def test_pictures_with_settings_of_their_own(served_of: Any) -> None:  # E5
+def test_images_with_settings_of_their_own(served_of: Any) -> None:  # E5
     served = served_of("qwen3_vl")
-    plain, small = served.layout.settings, served.layout.settings_for(PictureOptions(max_pixels=65536))
+    plain, small = served.layout.settings, served.layout.settings_for(ImageOptions(max_pixels=65536))
     error = why_not_as_chat(served, chat_of(served, user(None, None)), [plain, small])
     assert isinstance(error, UnsupportedParameter)
 
 
-def test_pictures_keep_their_places_where_a_template_takes_strings(served_of: Any) -> None:  # F1
+def test_images_keep_their_places_where_a_template_takes_strings(served_of: Any) -> None:  # F1
     served = served_of("phi3_v")
     messages = (user("a", None, "b"), ChatMessage("assistant", "c"), user(None, "d", None))
     prompt = chat_prompt(served, chat_of(served, *messages), [b"1", b"2", b"3"])
-    assert prompt.pictures == (b"1", b"2", b"3")
+    assert prompt.images == (b"1", b"2", b"3")
     first, answer, second = prompt.messages
     image = {"type": "image"}
     assert first["content"] == [{"type": "text", "text": "a<|image_1|>\nb"}, image]

@@ -1,4 +1,4 @@
-"""Where videos are refused by name: models of pictures, and workers whose wires have none. C1"""
+"""Where videos are refused by name: models of images, and workers whose wires have none. C1"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,12 @@ import pytest
 
 from saccade.errors import TooManyImages, UnsupportedParameter
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.images.collect import EncodedImage
+from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
+from saccade.gateway.images.pixels import PromptImages
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
-from saccade.gateway.pictures.collect import Picture
-from saccade.gateway.pictures.decode_pool.pool import DecodePool, DecodePoolConfig
-from saccade.gateway.pictures.pixels import PromptPictures
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import MediaLimits, PromptDrafter
@@ -21,7 +21,7 @@ from saccade.models.files import read_model_files
 from saccade.protocol.media import VideoHeader
 from saccade.telemetry import Metrics
 
-PICTURE = ContentPart(type="image_url", image_url="data:image/png;base64,AAAA")
+IMAGE = ContentPart(type="image_url", image_url="data:image/png;base64,AAAA")
 VIDEO = ContentPart(type="video_url", video_url="data:video/mp4;base64,AAAA")
 
 
@@ -44,7 +44,7 @@ def model(checkpoint: Callable[[str], Path]) -> Callable[[str], ServedModel]:
     return lambda name: ServedModel.from_files("m", read_model_files(checkpoint(name)), 4096)
 
 
-async def test_models_of_pictures_refuse_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
+async def test_models_of_images_refuse_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
     with pytest.raises(UnsupportedParameter, match="no videos") as caught:
         prompts.read(model("llava"), asked(ContentPart(type="text", text="a"), VIDEO))
     assert caught.value.param == "messages[0].content[1].video_url"
@@ -52,16 +52,16 @@ async def test_models_of_pictures_refuse_videos(prompts: PromptDrafter, model: C
 
 async def test_a_request_has_four_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
     served = model("qwen2_vl")
-    assert len(prompts.read(served, asked(*[VIDEO] * 4)).pictures) == 4
+    assert len(prompts.read(served, asked(*[VIDEO] * 4)).images) == 4
     with pytest.raises(TooManyImages, match="5 videos"):
         prompts.read(served, asked(*[VIDEO] * 5))
 
 
-async def test_pictures_and_videos_have_limits_of_their_own(model: Callable[[str], ServedModel]) -> None:
+async def test_images_and_videos_have_limits_of_their_own(model: Callable[[str], ServedModel]) -> None:
     """As with vLLM's --limit-mm-per-prompt."""
     served, prompts = model("qwen2_vl"), prompts_of(GatewayConfig(media_limits=MediaLimits(images=2, videos=1)))
-    assert len(prompts.read(served, asked(PICTURE, VIDEO, PICTURE)).pictures) == 3
-    for parts, words in (([PICTURE] * 3, "3 images; at most 2"), ([PICTURE, VIDEO, VIDEO], "2 videos; at most 1")):
+    assert len(prompts.read(served, asked(IMAGE, VIDEO, IMAGE)).images) == 3
+    for parts, words in (([IMAGE] * 3, "3 images; at most 2"), ([IMAGE, VIDEO, VIDEO], "2 videos; at most 1")):
         with pytest.raises(TooManyImages, match=words):
             prompts.read(served, asked(*parts))
 
@@ -76,8 +76,8 @@ async def test_workers_of_other_engines_take_no_videos(
     header = VideoHeader(4, 2.0, 64, 64)
     settings = served.videos.layout.settings
     layout = served.videos.layout.video(header, settings)
-    media = PromptPictures((Picture("a.video_url", b"", 4096, bytes(32), layout, settings, header),), ((),))
-    assert media.on_wire(served.layout, "uint8").pictures == media.pictures
+    media = PromptImages((EncodedImage("a.video_url", b"", 4096, bytes(32), layout, settings, header),), ((),))
+    assert media.on_wire(served.layout, "uint8").images == media.images
     with pytest.raises(UnsupportedParameter, match="no videos") as caught:
         media.on_wire(served.layout, "bfloat16")
     assert caught.value.param == "a.video_url"

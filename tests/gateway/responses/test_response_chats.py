@@ -12,7 +12,7 @@ from saccade.gateway.openai.requests import ChatMessage
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.models.family import Family
 
-FAMILY = Family(("Some",), "<picture>", template_switches=("enable_thinking",))
+FAMILY = Family(("Some",), "<image>", template_switches=("enable_thinking",))
 IMAGE = {"type": "input_image", "image_url": "http://a", "detail": "low"}
 CALL = {
     "type": "function_call",
@@ -82,7 +82,7 @@ def test_items_of_a_turn_are_one_message() -> None:
         {"role": "assistant", "content": [text("Red.")]},
         {"role": "system", "content": "Go on."},
     ]
-    assert [(picture.url, picture.options.detail) for picture in chat.pictures] == [("http://a", "low")] * 2
+    assert [(image.url, image.options.detail) for image in chat.images] == [("http://a", "low")] * 2
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def sound(tiny_qwen3_vl: Path) -> Description:
 
 @pytest.fixture
 def broken(sound: Description) -> Description:
-    """A model whose config.json names a token for pictures that the tokenizer does not have."""
+    """A model whose config.json names a token for images that the tokenizer does not have."""
     config = json.loads(sound.files.files["config.json"])
     changed = {**sound.files.files, "config.json": json.dumps({**config, "image_token_id": 99999}).encode()}
     return msgspec.structs.replace(sound, model="broken", fingerprint=b"b" * 32, files=ModelFiles(files=changed))
@@ -67,7 +67,7 @@ async def tried() -> None:
 
 async def test_the_only_model_cannot_be_served(broken: Description) -> None:
     registry, _ = await built(Described(broken), Described(broken))
-    assert "token 99999 stands for pictures" in registry.unservable.result().message
+    assert "token 99999 stands for images" in registry.unservable.result().message
 
 
 async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:

@@ -40,7 +40,7 @@ def changed(description: Description, name: str, content: bytes | None) -> Descr
         ("tokenizer_config.json", b"[", "tokenizer_config.json"),
         ("generation_config.json", b'{"temperature": "hot"}', "generation_config.json"),
         ("chat_template.jinja", b"{% if %}", "chat template"),
-        ("chat_template.jinja", b"no pictures here", "one placeholder"),
+        ("chat_template.jinja", b"no images here", "one placeholder"),
         ("chat_template.jinja", b"<|image_pad|><|image_pad|>", "one placeholder"),
     ],
 )
@@ -65,14 +65,14 @@ def test_missing_placeholder_id_is_named(description: Description) -> None:  # A
     token_id = config.pop("image_token_id")
     silent = changed(description, "config.json", json.dumps(config).encode())
     assert ServedModel.from_description(silent).placeholder_token_id == token_id  # E2: the declared token's own
-    tokenizer = description.files.files["tokenizer.json"].replace(b"<|image_pad|>", b"<|picture|>")
+    tokenizer = description.files.files["tokenizer.json"].replace(b"<|image_pad|>", b"<|image|>")
     unnamed = changed(silent, "tokenizer.json", tokenizer)
-    settings = description.files.files["tokenizer_config.json"].replace(b"<|image_pad|>", b"<|picture|>")
+    settings = description.files.files["tokenizer_config.json"].replace(b"<|image_pad|>", b"<|image|>")
     with pytest.raises(StartupError, match=r"image_token_id.*<\|image_pad\|>"):
         ServedModel.from_description(changed(unnamed, "tokenizer_config.json", settings))
 
 
-def test_processor_files_are_part_of_a_pictures_identity(description: Description) -> None:  # F3
+def test_processor_files_are_part_of_an_images_identity(description: Description) -> None:  # F3
     served = ServedModel.from_description(description)
     processor = served.fingerprint(served.layout.settings)
     assert len(processor) == 32

@@ -1,4 +1,4 @@
-"""Tokenizer, template and placeholder of a checkpoint agree about pictures, or the model is not served."""
+"""Tokenizer, template and placeholder of a checkpoint agree about images, or the model is not served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from saccade.protocol.description import ModelFiles
 
 LLAVA = Family(("x",), "<image>", ("image_token_index",))
 KIMI = Family(("x",), "<|media_pad|>", ("media_placeholder_token_id",), tiktoken_pattern=PATTERN)
-PHI3 = Family(("x",), "<|image|>", (), picture_tag="<|image_{number}|>\n", split_at_pictures=True)
+PHI3 = Family(("x",), "<|image|>", (), image_tag="<|image_{number}|>\n", split_at_images=True)
 STRINGS = b"{% for m in messages %}{{ m.content + '</s>' }}{% endfor %}"
 
 
@@ -38,7 +38,7 @@ def changed(files: ModelFiles, **contents: bytes) -> ModelFiles:
         ),
     ],
 )
-def test_one_picture_is_one_placeholder(
+def test_one_image_is_one_placeholder(
     name: str, family: Family, contents: dict[str, bytes], prompt: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A9 F1
     text = text_side(family, {}, changed(read_model_files(checkpoint(name)), **contents))
@@ -53,8 +53,8 @@ def test_one_picture_is_one_placeholder(
         (LLAVA, {"image_token_index": 99999}, "image_token_index.*99999.*<image>"),
         (Family(("x",), "<pic>", ("a", "b")), {}, "none of a, b.*<pic>"),
         (Family(("x",), "<pic>", ()), {}, "no token <pic>"),
-        (Family(("x",), "<pad>", ()), {}, "one placeholder for one picture"),
-        (KIMI, {"media_placeholder_token_id": 0}, "one placeholder for one picture"),
+        (Family(("x",), "<pad>", ()), {}, "one placeholder for one image"),
+        (KIMI, {"media_placeholder_token_id": 0}, "one placeholder for one image"),
     ],
 )
 def test_what_cannot_be_resolved_is_named(

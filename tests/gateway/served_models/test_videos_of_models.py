@@ -7,7 +7,7 @@ import pytest
 
 from saccade import models
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.placeholders import expand, write_pictures
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -31,16 +31,16 @@ def test_declarations_agree_with_the_parts_for_videos() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_VIDEOS)
-def test_a_video_and_a_picture_have_room_in_their_order(name: str, checkpoint: Callable[[str], Path]) -> None:
+def test_a_video_and_an_image_have_room_in_their_order(name: str, checkpoint: Callable[[str], Path]) -> None:
     model = served(checkpoint(name))
     assert model.videos is not None
     video = model.videos.layout.video(HEADER, model.videos.layout.settings)
-    picture = model.layout.picture(150, 100, model.layout.settings)
+    image = model.layout.image(150, 100, model.layout.settings)
     special = model.tokenizer.special_tokens
-    for kinds, layouts in ((("video", "image"), [video, picture]), (("image", "video"), [picture, video])):
+    for kinds, layouts in ((("video", "image"), [video, image]), (("image", "video"), [image, video])):
         content = [TEXT, *({"type": kind} for kind in kinds), TEXT]
         segments = model.template.render([{"role": "user", "content": content}])
-        written = write_pictures(segments, special, model.placeholders, layouts)
+        written = write_images(segments, special, model.placeholders, layouts)
         token_ids, spans = expand(model.tokenizer.encode(written), model.placeholders, layouts)
         for layout, of_item in zip(layouts, spans, strict=True):
             assert sum(span.length for span in of_item) == layout.num_tokens
@@ -55,7 +55,7 @@ def test_a_video_and_a_picture_have_room_in_their_order(name: str, checkpoint: C
         assert shown.count(TEXT["text"]) == 2
         assert all(piece in shown for piece in video.prompt if isinstance(piece, str))
         with pytest.raises(InvalidValue):
-            list(write_pictures(segments, special, model.placeholders, layouts[::-1]))
+            list(write_images(segments, special, model.placeholders, layouts[::-1]))
 
 
 def test_a_template_without_videos_refuses_them(checkpoint: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import chats
 import grammar_trials
-import pictures
+import images
 import psutil
 import pytest
 import scripted
@@ -26,8 +26,8 @@ from saccade.protocol.output import TokenDelta
 MIB = 1 << 20
 FILLER = "A" * (2 * MIB)
 NOT_JSON = b'{"messages": "' + FILLER.encode()
-DAMAGED = "data:image/png;base64," + base64.b64encode(pictures.png(640, 640) + FILLER.encode()).decode()
-NOISE = chats.data_url(chats.picture(700, 700, 0))
+DAMAGED = "data:image/png;base64," + base64.b64encode(images.png(640, 640) + FILLER.encode()).decode()
+NOISE = chats.data_url(chats.random_image(700, 700, 0))
 MOST_KEPT = MIB // 2
 """Of 2 MiB and more that a request brings: small things of the server may grow meanwhile."""
 
@@ -75,11 +75,11 @@ REFUSED: dict[str, tuple[int, str, Any, dict[str, str]]] = {
     "too long a regular expression": (400, CHATS, chat("a", guided_regex=FILLER), {}),
     "a schema that is none": (400, CHATS, chat("a", guided_json={"type": FILLER}), {}),
     "not base64": (400, CHATS, chat(image(DAMAGED + "!")), {}),
-    "not a picture": (400, CHATS, chat(image("data:image/png;base64," + FILLER)), {}),
-    "one picture of two that is none": (400, CHATS, chat(image(DAMAGED, "data:image/png;base64,AAAA")), {}),
-    "damaged picture": (400, CHATS, chat(image(DAMAGED)), {}),
-    "damaged picture of a stream": (400, CHATS, chat(image(DAMAGED), stream=True), {}),
-    "picture at a host that is not allowed": (400, CHATS, chat(image("http://127.0.0.1/" + FILLER)), {}),
+    "not an image": (400, CHATS, chat(image("data:image/png;base64," + FILLER)), {}),
+    "one image of two that is none": (400, CHATS, chat(image(DAMAGED, "data:image/png;base64,AAAA")), {}),
+    "damaged image": (400, CHATS, chat(image(DAMAGED)), {}),
+    "damaged image of a stream": (400, CHATS, chat(image(DAMAGED), stream=True), {}),
+    "image at a host that is not allowed": (400, CHATS, chat(image("http://127.0.0.1/" + FILLER)), {}),
     "video for a model without videos": (400, CHATS, chat([{"type": "video_url", "video_url": {"url": DAMAGED}}]), {}),
     "Messages, unknown model": (404, MESSAGES, chat(model="none", max_tokens=5), {}),
     "Messages, too long a text": (400, MESSAGES, chat(max_tokens=5), {}),
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[int, str, Any, dict[str, str]]] = {
     "tokenize, neither": (400, "/tokenize", {"model": "tiny", "text": FILLER}, {}),
     "tokenize, unknown model": (404, "/tokenize", {"model": "none", "prompt": FILLER}, {}),
     "detokenize, too long a text": (400, "/detokenize", {"model": "tiny", "tokens": FILLER}, {}),
-    "file that is no picture": (400, "/v1/files", form(purpose="vision"), FORM),
+    "file that is no image": (400, "/v1/files", form(purpose="vision"), FORM),
     "file without purpose": (400, "/v1/files", form(), FORM),
     "form that is none": (400, "/v1/files", FILLER.encode(), FORM),
     "no such path": (404, "/v1/none", chat(), {}),
@@ -292,7 +292,7 @@ def test_forty_large_bodies_are_freed(tiny_qwen3_vl: Path) -> None:
                 assert refuse(gateway, CHATS, large) == 400
                 leave_at_once(gateway, CHATS, large)
                 wait_until(lambda: is_idle(gateway))
-                # A thread may still decode the picture of the client that left.
+                # A thread may still decode the image of the client that left.
                 with contextlib.suppress(AssertionError):
                     wait_until(lambda: process.memory_info().rss - before < 64 * MIB)
                 grown = process.memory_info().rss - before

@@ -88,7 +88,7 @@ def test_other_values_are_refused_by_name(fields: dict[str, Any]) -> None:
 
 
 def test_nothing_of_the_body_is_kept() -> None:
-    """Raw values refer to the whole body, with its pictures."""
+    """Raw values refer to the whole body, with its images."""
     request = without_constraint(parsed(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}))
     request = msgspec.structs.replace(request, messages=[])
     assert not any(isinstance(value, msgspec.Raw) for value in msgspec.structs.asdict(request).values())

@@ -94,16 +94,16 @@ def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first()
     assert tenant.usage == Usage(requests=3, refused=2, prompt_tokens=91, completion_tokens=9, cached_tokens=1)
 
 
-def test_bytes_of_pictures() -> None:
+def test_bytes_of_images() -> None:
     clock = Clock()
     tenant = account(clock, picture_bytes=600)
     serve(tenant)
-    tenant.use_pictures(650)
-    assert refused(lambda: tenant.use_pictures(1)) == 6  # -50 to 1, 10 a second
-    assert refused(lambda: tenant.begin_pictures(2)) == 6
+    tenant.use_images(650)
+    assert refused(lambda: tenant.use_images(1)) == 6  # -50 to 1, 10 a second
+    assert refused(lambda: tenant.begin_images(2)) == 6
     serve(tenant)  # text needs none
-    tenant.begin_pictures(0)
-    tenant.use_pictures(0)
+    tenant.begin_images(0)
+    tenant.use_images(0)
     assert tenant.usage.picture_bytes == 650
     assert shown(tenant) == {}
 
@@ -113,7 +113,7 @@ def test_without_limits_everything_is_counted_and_nothing_refused() -> None:
     for _ in range(1000):
         serve(tenant)
         tenant.use_prompt(1 << 40)
-        tenant.use_pictures(1 << 40)
+        tenant.use_images(1 << 40)
     assert tenant.usage.requests == 1000
     assert shown(tenant) == {}
 

@@ -91,7 +91,7 @@ def test_salts_stay_when_keys_and_limits_change_and_go_with_the_salt_key() -> No
         ("[tenants.a]\npriority = 0\n" + entry("a"), "`priority` in .*1 to 100"),
         ("[tenants.a]\npriority = true\n" + entry("a"), "`priority`"),
         ("[tenants.a]\ntokens_per_minute = 1.5\n" + entry("a"), "`tokens_per_minute`"),
-        ("[tenants.a]\npicture_bytes_per_minute = 0\n" + entry("a"), "`picture_bytes_per_minute`"),
+        ("[tenants.a]\nimage_bytes_per_minute = 0\n" + entry("a"), "`picture_bytes_per_minute`"),
         ("salt_key = 'short'\n[tenants.a]\n" + entry("a"), "`salt_key` must be .* at least 32"),
         ("other = 1\n[tenants.a]\n" + entry("a"), "unknown name at the top level"),
     ],

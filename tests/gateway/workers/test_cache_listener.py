@@ -38,8 +38,8 @@ class Telling(Front):
         super().__init__()
         self.feeds: list[Connection] = []
 
-    def watch(self, blocks: bool, pictures: bool) -> Connection:
-        watcher = super().watch(blocks, pictures)
+    def watch(self, blocks: bool, images: bool) -> Connection:
+        watcher = super().watch(blocks, images)
         if blocks:
             self.feeds.append(watcher)
         return watcher
@@ -146,7 +146,7 @@ class Flooding:
         self.url = url
         self.num_events = num_events
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield messages without end, and without a wait."""
         for number in itertools.count():
             keys = range(number * self.num_events, (number + 1) * self.num_events)
@@ -159,7 +159,7 @@ class Changing(Flooding):
 
     exactness = EXACT
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield a snapshot, two increments, and nothing more."""
         yield KvEvents(0, [], snapshot=True)
         self.exactness = Exactness("DEGRADED", "it reports what is not known")
@@ -247,7 +247,7 @@ class Full:
     def key(self, number: int) -> bytes:
         return self.url.encode().ljust(8) + number.to_bytes(8, "big")
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield a snapshot, then changes without end: every message replaces a tenth of the blocks."""
         size, step = self.num_blocks, self.num_blocks // 10
         yield KvEvents(0, [BlockStored(self.key(number), b"", []) for number in range(size)], snapshot=True)

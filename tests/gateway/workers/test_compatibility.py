@@ -56,7 +56,7 @@ SAME = {
             "tokenizer_config.json": {"eos_token": "</s>", "tokenizer_class": "B"},
         }
     ),
-    "settings of pictures in the other file": described(
+    "settings of images in the other file": described(
         {
             "preprocessor_config.json": None,
             "processor_config.json": {"image_processor": {"patch_size": 16, "image_processor_type": "Fast"}},

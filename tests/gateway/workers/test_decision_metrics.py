@@ -21,7 +21,7 @@ KEYS = [bytes([number]) * 16 for number in range(10)]
 PROMPT = RoutedPrompt(170, {PARTITION: KEYS})
 WORKERS = (WorkerClient("unix:/a"), WorkerClient("unix:/b"))
 OPTIONS = [Option(worker.url, PARTITION) for worker in WORKERS]
-SILENT = Exactness("TEXT_PREFIX", "it hashes pictures by itself")
+SILENT = Exactness("TEXT_PREFIX", "it hashes images by itself")
 
 
 class Decisions:

@@ -203,7 +203,7 @@ async def test_pixels_travel_inline_to_another_machine_or_user(tmp_path: Path, p
 
 
 class Asking:
-    """A worker that asks for the pixels of its third picture before it answers."""
+    """A worker that asks for the pixels of its third image before it answers."""
 
     url = "asking"
 
@@ -488,6 +488,6 @@ async def test_draining_workers_get_nothing_and_the_load_of_others_counts() -> N
     assert chosen == {"b"}
 
 
-def test_runs_of_a_picture_in_pieces_go_on_where_the_last_one_ended() -> None:
-    pictures = [(b"a", (Span(2, 3), Span(9, 4))), (b"b", (Span(6, 2),))]
-    assert media_runs(pictures) == (MediaRun(2, 3, b"a", 0), MediaRun(6, 2, b"b", 0), MediaRun(9, 4, b"a", 3))
+def test_runs_of_an_image_in_pieces_go_on_where_the_last_one_ended() -> None:
+    images = [(b"a", (Span(2, 3), Span(9, 4))), (b"b", (Span(6, 2),))]
+    assert media_runs(images) == (MediaRun(2, 3, b"a", 0), MediaRun(6, 2, b"b", 0), MediaRun(9, 4, b"a", 3))

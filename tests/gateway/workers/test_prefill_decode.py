@@ -84,7 +84,7 @@ class ScriptedWorker:
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         return False
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         raise WorkerUnavailable("no feed")
         yield
 
@@ -168,7 +168,7 @@ def cluster(**roles: str) -> Cluster:
 
 
 def ask(max_tokens: int = 3, **changes: Any) -> EngineRequest:
-    """A prompt with a picture in a slot."""
+    """A prompt with an image in a slot."""
     item = MediaItem(
         modality="image",
         content_hash=bytes(32),

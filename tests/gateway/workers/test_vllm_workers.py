@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from echo_worker import until
-from vllm_worker import VllmServer, ask, event, listening, picture, usage
+from vllm_worker import VllmServer, ask, event, image, listening, usage
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.gateway.workers.connectors import check_url
@@ -86,7 +86,7 @@ async def test_token_ids_go_first_where_they_are_taken(fleet_of: Any) -> None:
     async with listening(tokens) as url, fleet_of(url) as fleet:
         dispatcher = Dispatcher(fleet)
         assert dispatcher.takers_of_chats("m") == (False, False)
-        request = ask(picture())
+        request = ask(image())
         async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
             assert [delta.token_ids async for delta in dispatcher.stream(placement, request)] == [[1]]
     assert tokens.paths[1:] == ["/inference/v1/generate"]

@@ -20,18 +20,18 @@ from saccade.routing.router import Router
 
 
 class Refusing(Described):
-    """A worker that takes no pictures and one answer at a time."""
+    """A worker that takes no images and one answer at a time."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
         if traits.num_samples > 1:
             return UnsupportedParameter("No `n` here.", "n")
-        return UnsupportedParameter("No pictures here.", "messages") if traits.has_pictures else None
+        return UnsupportedParameter("No images here.", "messages") if traits.has_images else None
 
 
 MODEL = DESCRIPTION.model
 SHORT = msgspec.structs.replace(DESCRIPTION, max_model_len=128)
 TEXT = Prompt(list(range(100)))
-PICTURE = Prompt(list(range(100)), (MediaRun(20, 50, b"h" * 32),))
+IMAGE = Prompt(list(range(100)), (MediaRun(20, 50, b"h" * 32),))
 SEVERAL = Prompt(list(range(100)), num_samples=2)
 FITTING = Prompt(list(range(100)), sampling=SamplingParams(max_tokens=28))
 LONG = Prompt(list(range(100)), sampling=SamplingParams(max_tokens=29))
@@ -53,7 +53,7 @@ async def placed(over: Dispatcher, prompt: Prompt, times: int = 4) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("prompt", [PICTURE, SEVERAL], ids=["pictures", "n"])
+@pytest.mark.parametrize("prompt", [IMAGE, SEVERAL], ids=["images", "n"])
 async def test_what_one_kind_refuses_goes_to_another(prompt: Prompt) -> None:  # F9
     _, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
     assert await placed(over, TEXT) == {"tokenspeed://a:1", "unix:/b"}
@@ -87,10 +87,10 @@ async def test_a_context_that_is_too_short_is_passed_over() -> None:
 
 async def test_the_operator_sees_why() -> None:
     fleet, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
-    preview = await over.preview(MODEL, PICTURE)
+    preview = await over.preview(MODEL, IMAGE)
     listener = CacheListener(WorkerPool((), lambda _: None), Router("auto", BlockIndex(1), Random(0)))
     report = route_report(preview, fleet, listener)
     assert report.worker == "unix:/b"
     assert [(one.worker, one.reason) for one in report.excluded] == [
-        ("tokenspeed://a:1", "it cannot serve this request: No pictures here.")
+        ("tokenspeed://a:1", "it cannot serve this request: No images here.")
     ]

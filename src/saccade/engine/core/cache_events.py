@@ -19,10 +19,10 @@ from saccade.protocol.engine_ipc import CacheEvents
 from saccade.protocol.kv_events import (
     BlockRemoved,
     BlockStored,
+    ImageRemoved,
+    ImageStored,
     KvEvent,
     KvEvents,
-    PictureRemoved,
-    PictureStored,
     StateRemoved,
     StateStored,
 )
@@ -35,13 +35,13 @@ class Caches(NamedTuple):
     """The caches that a watcher follows; *blocks* includes the snapshots of recurrent states."""
 
     blocks: bool
-    pictures: bool
+    images: bool
 
     def kinds(self) -> tuple[type, ...]:
         """Return the event types of these caches."""
         blocks = (BlockStored, BlockRemoved, StateStored, StateRemoved) if self.blocks else ()
-        pictures = (PictureStored, PictureRemoved) if self.pictures else ()
-        return (*blocks, *pictures)
+        images = (ImageStored, ImageRemoved) if self.images else ()
+        return (*blocks, *images)
 
 
 class _Snapshot:
@@ -96,7 +96,7 @@ class CacheFeed:
             events.append(self.blocks.snapshot())
             if self._states is not None:
                 events.append(self._states.snapshot())
-        if caches.pictures:
+        if caches.images:
             events.append(self._encodings.snapshot())
         channel.watchers[watcher] = _Snapshot(channel.number, itertools.chain(*events))
         self._listen()
@@ -128,7 +128,7 @@ class CacheFeed:
         self.blocks.on_event = self._record if any(caches.blocks for caches in self._channels) else None
         if self._states is not None:
             self._states.on_event = self.blocks.on_event
-        self._encodings.on_event = self._record if any(caches.pictures for caches in self._channels) else None
+        self._encodings.on_event = self._record if any(caches.images for caches in self._channels) else None
 
     def _record(self, event: KvEvent) -> None:
         self._changes.append(event)

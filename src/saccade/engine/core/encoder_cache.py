@@ -1,6 +1,6 @@
-"""Track which pictures' features executors hold, by content, under a byte budget. Executors hold the tensors, by id.
+"""Track which images' features executors hold, by content, under a byte budget. Executors hold the tensors, by id.
 
-Room is made before a picture is encoded, since its size is known in advance. Entries that an unfinished prefill still
+Room is made before an image is encoded, since its size is known in advance. Entries that an unfinished prefill still
 needs are pinned; the others are evicted, least recently used first. Pinned entries and entries that are being encoded
 may exceed the budget: the encode budget limits what one step encodes.
 """
@@ -9,23 +9,23 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from saccade.byte_lru import ByteLru
-from saccade.engine.core.pictures import EncoderKey, RequestPicture, Until
-from saccade.protocol.kv_events import KvEvent, PictureRemoved, PictureStored
+from saccade.engine.core.images import EncoderKey, RequestImage, Until
+from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvent
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A picture that is encoded or planned to be. *pictures* are the pinned pictures of requests."""
+    """An image that is encoded or planned to be. *images* are the pinned images of requests."""
 
     encoding_id: int
     is_encoded: bool = False
-    pictures: set[RequestPicture] = field(default_factory=set)
+    images: set[RequestImage] = field(default_factory=set)
 
 
 class EncoderCache:
-    """Least-recently-used cache with pins. It also moves the pinned pictures from state to state.
+    """Least-recently-used cache with pins. It also moves the pinned images from state to state.
 
-    *on_event* is called for every picture that becomes usable or is removed.
+    *on_event* is called for every image that becomes usable or is removed.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -48,9 +48,9 @@ class EncoderCache:
         return self._entries.num_bytes
 
     @property
-    def pins(self) -> dict[EncoderKey, frozenset[RequestPicture]]:
-        """The pinned pictures of requests, by key."""
-        return {key: frozenset(entry.pictures) for key, entry in self._entries.items() if entry.pictures}
+    def pins(self) -> dict[EncoderKey, frozenset[RequestImage]]:
+        """The pinned images of requests, by key."""
+        return {key: frozenset(entry.images) for key, entry in self._entries.items() if entry.images}
 
     @property
     def has_dropped(self) -> bool:
@@ -58,7 +58,7 @@ class EncoderCache:
         return bool(self._dropped)
 
     def has_begun(self, key: EncoderKey) -> bool:
-        """Whether the picture is encoded, or is planned to be and not reported yet."""
+        """Whether the image is encoded, or is planned to be and not reported yet."""
         return key in self._entries
 
     def encoding_id(self, key: EncoderKey) -> int:
@@ -69,48 +69,48 @@ class EncoderCache:
         return entry.encoding_id
 
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
-        """Add an entry for a picture that is going to be encoded, and evict others if needed."""
+        """Add an entry for an image that is going to be encoded, and evict others if needed."""
         self._num_begun += 1
         self._entries.put(key, _Entry(self._num_begun), num_bytes)
 
     def complete(self, key: EncoderKey) -> None:
-        """Record that the picture is encoded."""
+        """Record that the image is encoded."""
         entry = self._entry(key)
         entry.is_encoded = True
-        for picture in entry.pictures:
-            picture.complete()
+        for image in entry.images:
+            image.complete()
         if self.on_event is not None:
-            self.on_event(PictureStored(key.salt, key.content_hash))
+            self.on_event(ImageStored(key.salt, key.content_hash))
         self._evict(key)
 
     def abandon(self, key: EncoderKey) -> None:
-        """Remove the entry and pins of a picture that was not encoded, or whose step failed."""
+        """Remove the entry and pins of an image that was not encoded, or whose step failed."""
         entry = self._entry(key)
         self._entries.pop(key)
-        for picture in entry.pictures:
-            picture.abandon()
+        for image in entry.images:
+            image.abandon()
         self._dropped.append(entry.encoding_id)
 
-    def pin(self, picture: RequestPicture, sample: int, until: Until) -> None:
-        """Keep the entry of *picture*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
-        entry = self._entry(picture.key)
-        picture.pin(sample, until, is_encoded=entry.is_encoded)
-        entry.pictures.add(picture)
+    def pin(self, image: RequestImage, sample: int, until: Until) -> None:
+        """Keep the entry of *image*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
+        entry = self._entry(image.key)
+        image.pin(sample, until, is_encoded=entry.is_encoded)
+        entry.images.add(image)
 
-    def unpin(self, picture: RequestPicture, sample: int, untils: Collection[Until] = tuple(Until)) -> None:
+    def unpin(self, image: RequestImage, sample: int, untils: Collection[Until] = tuple(Until)) -> None:
         """Undo pins of *sample*, if it has them."""
-        if picture.unpin(sample, untils):
-            self._entry(picture.key).pictures.remove(picture)
-            self._evict(picture.key)
+        if image.unpin(sample, untils):
+            self._entry(image.key).images.remove(image)
+            self._evict(image.key)
 
     def clear(self) -> None:
         """Drop every entry that is encoded and not pinned."""
         self._entries.clear()
 
-    def snapshot(self) -> Iterator[PictureStored]:
-        """Return every picture that is encoded now; later changes are not included."""
+    def snapshot(self) -> Iterator[ImageStored]:
+        """Return every image that is encoded now; later changes are not included."""
         keys = [key for key, entry in self._entries.items() if entry.is_encoded]
-        return (PictureStored(key.salt, key.content_hash) for key in keys)
+        return (ImageStored(key.salt, key.content_hash) for key in keys)
 
     def take_dropped(self) -> tuple[int, ...]:
         """Return the ids that executors must drop, each once."""
@@ -131,9 +131,9 @@ class EncoderCache:
 
     def _is_kept(self, key: EncoderKey) -> bool:
         entry = self._entry(key)
-        return bool(entry.pictures) or not entry.is_encoded
+        return bool(entry.images) or not entry.is_encoded
 
     def _drop(self, key: EncoderKey, entry: _Entry) -> None:
         self._dropped.append(entry.encoding_id)
         if self.on_event is not None:
-            self.on_event(PictureRemoved(key.salt, key.content_hash))
+            self.on_event(ImageRemoved(key.salt, key.content_hash))

@@ -1,13 +1,13 @@
-"""Choose the pictures to encode, and pin encodings for as long as sequences need them. No torch.
+"""Choose the images to encode, and pin encodings for as long as sequences need them. No torch.
 
-A chunk ends before a picture that does not fit the step's patch budget. A picture larger than the whole budget is
-encoded alone. While no sequence decodes, pictures are encoded in the step that needs them. While a sequence decodes,
-and the machine has enough threads, pictures are encoded in jobs aside, one after the other. Steps continue meanwhile,
-and only the sequences that need those pictures wait.
+A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is
+encoded alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes,
+and the machine has enough threads, images are encoded in jobs aside, one after the other. Steps continue meanwhile,
+and only the sequences that need those images wait.
 
-More pictures would then wait for a long time, and steps with only a few decodes use the machine poorly. Therefore one
-further picture is encoded within a step. After that, no picture is encoded within a step until the decodes have had
-about as much time as that picture took. A second job is always queued, because a step that encodes is long and no job
+More images would then wait for a long time, and steps with only a few decodes use the machine poorly. Therefore one
+further image is encoded within a step. After that, no image is encoded within a step until the decodes have had
+about as much time as that image took. A second job is always queued, because a step that encodes is long and no job
 can be submitted before it ends.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.pictures import EncoderKey, RequestPicture, State, Until
 from saccade.engine.core.schedule import Left, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.models.facts import Grid, Size
@@ -38,9 +38,9 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their pictures, by job id.
+    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their images, by job id.
 
-    While *begins_no_jobs* is set, every picture is encoded within a step.
+    While *begins_no_jobs* is set, every image is encoded within a step.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EncoderScheduler:
         """Keep the encodings that further samples of the request will read pinned until `share`.
 
         The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
-        whole prompt. What is kept for samples of all requests has the cache's budget, or is one picture; the samples
+        whole prompt. What is kept for samples of all requests has the cache's budget, or is one image; the samples
         encode the rest again.
         """
         manager, last = self._block_manager, sequence.num_prompt_tokens - 1
@@ -69,14 +69,14 @@ class EncoderScheduler:
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
         """Give further samples of the request of *sequence* its pins, and undo the pins that it held for them."""
-        for picture in sequence.pictures:
-            is_claimed, is_kept = picture.is_claimed(sequence.index), (sequence.index, Until.ENDED) in picture.pins
+        for image in sequence.images:
+            is_claimed, is_kept = image.is_claimed(sequence.index), (sequence.index, Until.ENDED) in image.pins
             for sample in samples:
                 if is_claimed:
-                    self.encoder_cache.pin(picture, sample.index, self._claim_of(sample, picture))
+                    self.encoder_cache.pin(image, sample.index, self._claim_of(sample, image))
                 if is_kept:
-                    self.encoder_cache.pin(picture, sample.index, Until.ENDED)
-            self.encoder_cache.unpin(picture, sequence.index, (Until.STARTED,))
+                    self.encoder_cache.pin(image, sample.index, Until.ENDED)
+            self.encoder_cache.unpin(image, sequence.index, (Until.STARTED,))
         sequence.samples_start = None
 
     def begin(self, decodes: bool) -> None:
@@ -85,91 +85,91 @@ class EncoderScheduler:
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
-        """Plan the encodings for a chunk, and return its length. It ends before a picture that will not be encoded."""
+        """Plan the encodings for a chunk, and return its length. It ends before an image that will not be encoded."""
         start = sequence.num_computed_tokens
-        for run, picture in sequence.media_between(start, start + num_tokens):
-            is_claimed = picture.is_claimed(sequence.index) or self._claim(sequence, picture, step, left)
-            is_there = picture.state is State.ENCODED or (picture.key in step.encode and picture.key not in step.aside)
+        for run, image in sequence.media_between(start, start + num_tokens):
+            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, left)
+            is_there = image.state is State.ENCODED or (image.key in step.encode and image.key not in step.aside)
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
 
-    def _claim(self, sequence: Sequence, picture: RequestPicture, step: Schedule, left: Left) -> bool:
-        """Pin a picture that is encoded, or planned to be, in this step or aside. Return False if it cannot be."""
-        if picture.key in step.encode:
-            step.encode[picture.key].append((sequence, picture))
+    def _claim(self, sequence: Sequence, image: RequestImage, step: Schedule, left: Left) -> bool:
+        """Pin an image that is encoded, or planned to be, in this step or aside. Return False if it cannot be."""
+        if image.key in step.encode:
+            step.encode[image.key].append((sequence, image))
             self.num_hits += 1
-        elif self.encoder_cache.has_begun(picture.key):
+        elif self.encoder_cache.has_begun(image.key):
             self.num_hits += 1
-        elif not picture.has_pixels:
-            step.lacking[sequence] = sequence.pictures_without_pixels
+        elif not image.has_pixels:
+            step.lacking[sequence] = sequence.images_without_pixels
             return False
-        elif self._fits(patches := self.costs.patches(picture.key.grid), left):
-            self._begin(sequence, picture, patches, step)
+        elif self._fits(patches := self.costs.patches(image.key.grid), left):
+            self._begin(sequence, image, patches, step)
             left.patches = max(0, left.patches - patches)
         else:
             return False
-        self.encoder_cache.pin(picture, sequence.index, self._claim_of(sequence, picture))
+        self.encoder_cache.pin(image, sequence.index, self._claim_of(sequence, image))
         return True
 
-    def _begin(self, sequence: Sequence, picture: RequestPicture, patches: int, step: Schedule) -> None:
-        """Plan to encode a picture, in this step or aside."""
-        self.encoder_cache.begin(picture.key, self.costs.num_bytes(picture.key.grid, picture.key.original_size))
-        step.encode[picture.key] = [(sequence, picture)]
+    def _begin(self, sequence: Sequence, image: RequestImage, patches: int, step: Schedule) -> None:
+        """Plan to encode an image, in this step or aside."""
+        self.encoder_cache.begin(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
+        step.encode[image.key] = [(sequence, image)]
         if self._is_beside and len(self.jobs) < NUM_JOBS:
-            step.aside.add(picture.key)
+            step.aside.add(image.key)
         elif self._is_beside:
             self._owed_patches += patches
 
     def lacking(self, sequence: Sequence) -> list[int]:
-        """Return the indices of the pictures of *sequence* without pixels, if it needs one that is not encoded either.
+        """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
 
-        The list holds all pictures without pixels: the gateway is asked only once, and the other encodings may be
-        evicted before its answer arrives. If the sequence lacks no picture, its encodings are pinned until it ends.
+        The list holds all images without pixels: the gateway is asked only once, and the other encodings may be
+        evicted before its answer arrives. If the sequence lacks no image, its encodings are pinned until it ends.
         """
-        indices = sequence.pictures_without_pixels
+        indices = sequence.images_without_pixels
         if not indices:
             return []
         num_reused = sequence.num_tokens - self._block_manager.num_missing_tokens(sequence)
-        absent = [sequence.pictures[index] for index in indices]
-        for picture in absent:
-            is_here = self.encoder_cache.has_begun(picture.key)
-            if picture.state is State.ASKED or (picture.end > num_reused and not is_here):
+        absent = [sequence.images[index] for index in indices]
+        for image in absent:
+            is_here = self.encoder_cache.has_begun(image.key)
+            if image.state is State.ASKED or (image.end > num_reused and not is_here):
                 return indices
-        for picture in absent:
-            if self.encoder_cache.has_begun(picture.key):
-                self.encoder_cache.pin(picture, sequence.index, Until.ENDED)
+        for image in absent:
+            if self.encoder_cache.has_begun(image.key):
+                self.encoder_cache.pin(image, sequence.index, Until.ENDED)
         return []
 
     def commit(self, sequence: Sequence, start: int) -> None:
         """Unpin the encodings whose last token was computed; tokens before *start* are not examined."""
-        for _, picture in sequence.media_between(start, sequence.num_computed_tokens):
-            if picture.end <= sequence.num_computed_tokens:
-                self.encoder_cache.unpin(picture, sequence.index, (Until.COMPUTED,))
+        for _, image in sequence.media_between(start, sequence.num_computed_tokens):
+            if image.end <= sequence.num_computed_tokens:
+                self.encoder_cache.unpin(image, sequence.index, (Until.COMPUTED,))
 
     def unpin(self, sequence: Sequence, untils: Collection[Until] = tuple(Until)) -> None:
         """Undo pins of *sequence* early: all by default, when it has ended or waits for pixels."""
-        for picture in sequence.pictures:
-            self.encoder_cache.unpin(picture, sequence.index, untils)
+        for image in sequence.images:
+            self.encoder_cache.unpin(image, sequence.index, untils)
 
     def _fits(self, patches: int, left: Left) -> bool:
         if len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
             return False
-        # A picture larger than the whole budget would never fit, so it is encoded alone.
+        # An image larger than the whole budget would never fit, so it is encoded alone.
         return patches <= left.patches or left.patches == self._budget_patches
 
-    def _claim_of(self, sequence: Sequence, picture: RequestPicture) -> Until:
-        """Return how long a chunk that reads the encoding of *picture* pins it."""
-        is_shared = sequence.samples_start is not None and picture.end > sequence.samples_start
-        return Until.STARTED if is_shared and self._may_keep(picture.key) else Until.COMPUTED
+    def _claim_of(self, sequence: Sequence, image: RequestImage) -> Until:
+        """Return how long a chunk that reads the encoding of *image* pins it."""
+        is_shared = sequence.samples_start is not None and image.end > sequence.samples_start
+        return Until.STARTED if is_shared and self._may_keep(image.key) else Until.COMPUTED
 
     def _may_keep(self, key: EncoderKey) -> bool:
         """Whether an encoding may be kept for samples that have not started, beside those that are."""
         pins = self.encoder_cache.pins
-        kept = {other for other, pictures in pins.items() if any(map(_is_kept_for_samples, pictures))}
+        kept = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
         num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in kept | {key})
         return key in kept or not kept or num_bytes <= self.encoder_cache.budget_bytes
 
 
-def _is_kept_for_samples(picture: RequestPicture) -> bool:
-    return any(until is Until.STARTED for _, until in picture.pins)
+def _is_kept_for_samples(image: RequestImage) -> bool:
+    return any(until is Until.STARTED for _, until in image.pins)

@@ -1,8 +1,8 @@
 """Exchange pixels with gateways: read those that a step needs, request those that are missing, and accept the answers.
 
-A picture may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
-does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps a picture only
-until the first token. The gateway of a decode leg, which has no pixels, keeps its pictures until the request ends: a
+An image may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
+does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
+until the first token. The gateway of a decode leg, which has no pixels, keeps its images until the request ends: a
 sequence that is retracted computes its prompt here.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from saccade.engine.core.frame_builder import FrameBuilder
-from saccade.engine.core.pictures import EncoderKey, State
+from saccade.engine.core.images import EncoderKey, State
 from saccade.engine.core.scheduler import Schedule, Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError, WorkerUnavailable
@@ -24,7 +24,7 @@ from saccade.protocol.request import MediaPixels, Pixels
 PATIENCE_SECONDS = 60.0
 """After this time without an answer the request for pixels counts as lost; the gateway's own deadline is shorter."""
 
-NO_LONGER_HELD = "The worker no longer holds a picture of this request; the request can be sent again."
+NO_LONGER_HELD = "The worker no longer holds an image of this request; the request can be sent again."
 
 logger = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ Fail = Callable[[Sequence, SaccadeError], object]
 
 
 class PixelRequests:
-    """Requests for pixels. Each is open, until its deadline, for the pictures that are in the state ASKED."""
+    """Requests for pixels. Each is open, until its deadline, for the images that are in the state ASKED."""
 
     def __init__(self, scheduler: Scheduler, frames: FrameBuilder) -> None:
         self._scheduler = scheduler
@@ -63,24 +63,24 @@ class PixelRequests:
             expired.add(key := next(iter(self._deadlines)))
             del self._deadlines[key]
         for sequence in [one for one in self._scheduler.parked if (one.connection, one.request_id) in expired]:
-            fail(sequence, WorkerUnavailable("The picture's pixels did not arrive in time; send the request again."))
+            fail(sequence, WorkerUnavailable("The image's pixels did not arrive in time; send the request again."))
 
     def _read(self, schedule: Schedule, fail: Fail) -> PixelsByKey:
-        """Return the pixels to encode. A picture that cannot be read ends only the requests that sent it."""
+        """Return the pixels to encode. An image that cannot be read ends only the requests that sent it."""
         pixels: PixelsByKey = {}
         for key, claims in schedule.encode.items():
             failures: dict[Sequence, SaccadeError] = {}
-            for sequence, picture in claims:
-                if picture.state is not State.ENCODING or not picture.has_pixels:
+            for sequence, image in claims:
+                if image.state is not State.ENCODING or not image.has_pixels:
                     continue
                 try:
-                    pixels[key] = picture.read(self._frames.released(sequence.connection))
+                    pixels[key] = image.read(self._frames.released(sequence.connection))
                     break
                 except SaccadeError as error:
                     failures[sequence] = error
                 except Exception:
-                    logger.exception("reading a picture failed", request_id=sequence.request_id)
-                    failures[sequence] = InternalError("Reading the picture's pixels failed.", picture.param)
+                    logger.exception("reading an image failed", request_id=sequence.request_id)
+                    failures[sequence] = InternalError("Reading the image's pixels failed.", image.param)
             else:
                 self._do_without(key, schedule, failures, fail)
         running = self._scheduler.running
@@ -90,26 +90,26 @@ class PixelRequests:
     def _do_without(
         self, key: EncoderKey, schedule: Schedule, failures: Mapping[Sequence, SaccadeError], fail: Fail
     ) -> None:
-        """Fail the requests whose pixels could not be read; park sequences that have the picture by its hash alone."""
+        """Fail the requests whose pixels could not be read; park sequences that have the image by its hash alone."""
         for sequence, failure in failures.items():
             fail(sequence, failure)
         for sequence in dict.fromkeys(sequence for sequence, _ in schedule.encode[key]):
             if sequence in self._scheduler.running:
-                self._scheduler.park(sequence, schedule, sequence.pictures_without_pixels)
+                self._scheduler.park(sequence, schedule, sequence.images_without_pixels)
 
     def _ask(self, schedule: Schedule, fail: Fail) -> None:
         """Request the pixels that parked sequences lack. A sequence whose gateway may have dropped them fails."""
         for sequence, media in schedule.lacking.items():
             key = (sequence.connection, sequence.request_id)
-            pictures = [sequence.pictures[index] for index in media]
-            if key in self._deadlines and all(picture.state is State.ASKED for picture in pictures):
+            images = [sequence.images[index] for index in media]
+            if key in self._deadlines and all(image.state is State.ASKED for image in images):
                 continue
             has_begun = sequence.index or sequence.num_generated_tokens
             if has_begun and not isinstance(sequence.request.kv_transfer, ReceiveKv):
                 fail(sequence, WorkerUnavailable(NO_LONGER_HELD))
                 continue
-            for picture in pictures:
-                picture.ask()
+            for image in images:
+                image.ask()
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
             self._deadlines.pop(key, None)
             self._deadlines[key] = time.monotonic() + PATIENCE_SECONDS
@@ -129,7 +129,7 @@ class PixelRequests:
             fail(samples[0], InternalError(problem))
             return
         for pixels in answer.media if samples else ():
-            samples[0].pictures[pixels.index].bring(pixels.slot, pixels.inline)
+            samples[0].images[pixels.index].bring(pixels.slot, pixels.inline)
         for sequence in samples:
             if sequence in self._scheduler.parked:
                 self._scheduler.resume(sequence)
@@ -137,14 +137,14 @@ class PixelRequests:
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
     """Return a sentence on what is wrong with the pixels of *media*; empty if they match the request for pixels."""
-    asked = [index for index, picture in enumerate(sequence.pictures) if picture.state is State.ASKED]
+    asked = [index for index, image in enumerate(sequence.images) if image.state is State.ASKED]
     if not asked:
         return "The gateway sent pixels that were not requested."
     if sorted(pixels.index for pixels in media) != asked:
-        return "The gateway sent pixels of other pictures than those requested."
+        return "The gateway sent pixels of other images than those requested."
     for pixels in media:
         sizes = [len(pixels.inline)] if pixels.inline is not None else []
         sizes += [pixels.slot.nbytes] if pixels.slot is not None else []
         if sizes != [math.prod(sequence.request.media[pixels.index].pixel_shape)]:
-            return "The gateway sent a picture's pixels twice, not at all, or in a size that does not match the grid."
+            return "The gateway sent an image's pixels twice, not at all, or in a size that does not match the grid."
     return ""

@@ -22,7 +22,7 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """What the device has memory for: *num_patches* of a picture or a frame, and *num_bytes* of an item's features.
+    """What the device has memory for: *num_patches* of an image or a frame, and *num_bytes* of an item's features.
 
     A value of features has *itemsize* bytes.
     """
@@ -99,11 +99,11 @@ class RequestValidator:
         except InvalidValue as error:
             raise InvalidValue(error.message, f"{param}.grid") from error
         if item.modality == IMAGE and item.grid[0] != 1:
-            raise InvalidValue(f"A picture's grid has one frame, not {item.grid[0]}.", f"{param}.grid")
+            raise InvalidValue(f"An image's grid has one frame, not {item.grid[0]}.", f"{param}.grid")
         covered = sum(span.length for span in item.spans)
         if covered != num_tokens:
             raise InvalidValue(
-                f"The spans cover {covered} tokens, but the picture's grid makes {num_tokens}.", f"{param}.spans"
+                f"The spans cover {covered} tokens, but the image's grid makes {num_tokens}.", f"{param}.spans"
             )
         lengths = self.facts.span_lengths(item.grid, item.modality)
         if lengths is not None and tuple(span.length for span in item.spans) != lengths:
@@ -119,7 +119,7 @@ class RequestValidator:
         for span in item.spans:
             _check_span(span, token_ids, placeholder, f"{param}.spans")
         if any(span.start >= following.start for span, following in itertools.pairwise(item.spans)):
-            raise InvalidValue("The spans of a picture must be in the prompt's order.", f"{param}.spans")
+            raise InvalidValue("The spans of an image must be in the prompt's order.", f"{param}.spans")
         self._check_pixels(item, param)
         if self.media_memory is not None:
             self._check_memory(item, param, self.media_memory)
@@ -128,7 +128,7 @@ class RequestValidator:
         num_patches = self.facts.encode_cost((1, *item.grid[1:]))
         if num_patches > limits.num_patches:
             raise InvalidValue(
-                f"A picture or frame of {num_patches} patches is too large for this worker, which has memory for "
+                f"An image or frame of {num_patches} patches is too large for this worker, which has memory for "
                 f"{limits.num_patches}. Send it smaller, or start the worker with a larger --encode-budget-patches.",
                 param,
             )
@@ -145,24 +145,24 @@ class RequestValidator:
         shape = of_modality(item.grid)
         if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
             raise InvalidValue(
-                f"This picture's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",
+                f"This image's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",
                 f"{param}.pixel_shape",
             )
         sizes = (None if item.inline is None else len(item.inline), None if item.slot is None else item.slot.nbytes)
         for size in sizes:
             if size is not None and size != math.prod(shape):
-                raise InvalidValue(f"The picture has {size} bytes of pixels instead of {math.prod(shape)}.", param)
+                raise InvalidValue(f"The image has {size} bytes of pixels instead of {math.prod(shape)}.", param)
 
     def _check_coverage(self, request: EngineRequest) -> None:
         spans = sorted((span.start, span.length) for item in request.media for span in item.spans)
         for (start, length), (following, _) in itertools.pairwise(spans):
             if start + length > following:
-                raise InvalidValue("Spans of pictures must not overlap.", "media")
+                raise InvalidValue("Spans of images must not overlap.", "media")
         placeholders = sum(request.token_ids.count(token_id) for token_id in self.facts.placeholder_token_ids)
         covered = sum(length for _, length in spans)
         if placeholders != covered:
             raise InvalidValue(
-                f"The prompt has {placeholders} placeholder tokens, but its pictures cover {covered}.", "media"
+                f"The prompt has {placeholders} placeholder tokens, but its images cover {covered}.", "media"
             )
 
 

@@ -27,7 +27,7 @@ class Requests:
     A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
     samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
-    cache each sample computes the whole prompt again, with pictures that are not encoded twice while the encoder cache
+    cache each sample computes the whole prompt again, with images that are not encoded twice while the encoder cache
     has room for them. Where the prompt's state is
     received, all samples are sequences from the start, and begin together. Slots are released when the last sample
     ends. *frames* collects the output. *on_end* is called with every sequence that has ended.
@@ -43,7 +43,7 @@ class Requests:
         return self._find(*key) is not None
 
     def samples(self, connection: int, request_id: str) -> list[Sequence]:
-        """Return the samples that are sequences now; all share the same pictures and pixels."""
+        """Return the samples that are sequences now; all share the same images and pixels."""
         request = self._find(connection, request_id)
         return [] if request is None else list(request.live.values())
 
@@ -148,8 +148,8 @@ class Requests:
         self._scheduler.remove(sequence)
         self.on_end(sequence)
         if not request.live:
-            for picture in sequence.pictures:
-                picture.release(self.frames.released(sequence.connection))
+            for image in sequence.images:
+                image.release(self.frames.released(sequence.connection))
             del self._open[sequence.connection][sequence.request_id]
 
     def _find(self, connection: int, request_id: str) -> _Request | None:

@@ -2,23 +2,23 @@
 
 from dataclasses import dataclass, field
 
-from saccade.engine.core.pictures import EncoderKey, RequestPicture
+from saccade.engine.core.images import EncoderKey, RequestImage
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive, KvSend
 
 
 @dataclass(slots=True)
 class Schedule:
-    """The work of one step: the number of tokens of each sequence, and the pictures that must be encoded before them.
+    """The work of one step: the number of tokens of each sequence, and the images that must be encoded before them.
 
-    *encode* maps a key to the step's sequences that bring or need that picture, in order of arrival. Pictures *aside*
-    are encoded while this step and later ones run, and no chunk of this step extends past the start of such a picture.
-    *lacking* maps parked sequences to the indices of the pictures whose pixels they lack. *admitted* have reserved room
+    *encode* maps a key to the step's sequences that bring or need that image, in order of arrival. Images *aside*
+    are encoded while this step and later ones run, and no chunk of this step extends past the start of such an image.
+    *lacking* maps parked sequences to the indices of the images whose pixels they lack. *admitted* have reserved room
     for a state that a prefill worker sends; each maps to the number of blocks that are held already.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
-    encode: dict[EncoderKey, list[tuple[Sequence, RequestPicture]]] = field(default_factory=dict)
+    encode: dict[EncoderKey, list[tuple[Sequence, RequestImage]]] = field(default_factory=dict)
     aside: set[EncoderKey] = field(default_factory=set)
     lacking: dict[Sequence, list[int]] = field(default_factory=dict)
     admitted: dict[Sequence, int] = field(default_factory=dict)

@@ -20,8 +20,8 @@ from itertools import chain, islice, takewhile
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
+from saccade.engine.core.images import CLAIMS
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.pictures import CLAIMS
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Left, Schedule
 from saccade.engine.core.sequence import Sequence
@@ -37,7 +37,7 @@ help.
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, the maximum number of waiting sequences, and whether pictures may be encoded aside."""
+    """The limits of one step, the maximum number of waiting sequences, and whether images may be encoded aside."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -131,7 +131,7 @@ class Scheduler:
         for sequence, num_tokens in step.chunks.items():
             start = sequence.num_computed_tokens
             self.block_manager.commit(sequence, start + num_tokens)
-            if sequence.pictures:
+            if sequence.images:
                 self.encodings.commit(sequence, start)
 
     def remove(self, sequence: Sequence) -> None:
@@ -199,7 +199,7 @@ class Scheduler:
     def can_start_over(self) -> bool:
         """Whether every sequence can be computed again from nothing, and none was at the last `start_over`.
 
-        A sequence whose pictures came by their hash alone cannot be once it has a token: its gateway may have dropped
+        A sequence whose images came by their hash alone cannot be once it has a token: its gateway may have dropped
         them.
         """
         return all(
@@ -246,8 +246,8 @@ class Scheduler:
             free_rows -= num_rows
             del self.waiting[0]
             self.running[sequence] = None
-            if sequence.pictures:
-                # A sample may have pins on pictures whose tokens are already cached.
+            if sequence.images:
+                # A sample may have pins on images whose tokens are already cached.
                 self.encodings.commit(sequence, 0)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
@@ -306,7 +306,7 @@ class Scheduler:
             num_tokens = -(-room // 2) if shares else room
         if num_tokens > 1:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
-        if sequence.pictures and num_tokens > planned:
+        if sequence.images and num_tokens > planned:
             num_tokens = self.encodings.plan(sequence, num_tokens, step, left)
         if num_tokens > planned:
             step.chunks[sequence] = num_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.engine.core.grammar_matcher import GrammarMatcher
-from saccade.engine.core.pictures import EncoderKey, RequestPicture
+from saccade.engine.core.images import EncoderKey, RequestImage
 from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.token_counts import TokenCounts
 from saccade.identity.blocks import MediaRun, block_key
@@ -42,7 +42,7 @@ class Sequence:
     rest; when none is left, the step samples the next token. A retracted sequence starts again from 0: prompt and
     answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries that were
     exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs. *runs* (by
-    start) say which tokens show which *pictures*; all samples of the request share the pictures. *arrival* orders
+    start) say which tokens show which *images*; all samples of the request share the images. *arrival* orders
     sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
     wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
     penalties, biases or a minimum length change its logits. *matcher* holds the answer to the request's *grammar*, and
@@ -86,9 +86,7 @@ class Sequence:
         self.replaced_blocks: list[int] = []
         self.row: int | None = None
         self.positions = positions
-        self.pictures = [
-            RequestPicture(item, request.salt, f"media[{index}]") for index, item in enumerate(request.media)
-        ]
+        self.images = [RequestImage(item, request.salt, f"media[{index}]") for index, item in enumerate(request.media)]
         self.samples_start: int | None = None
         self.runs: list[MediaRun] = []
         self._place_media()
@@ -103,30 +101,30 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob] | None = [] if wanted else None
 
     def sample(self, index: int, arrival: int) -> "Sequence":
-        """Return another sample of the request, which has no answer yet. The samples share prompt and pictures."""
+        """Return another sample of the request, which has no answer yet. The samples share prompt and images."""
         sample = Sequence(
             self.connection, self.request, arrival, self.request_seed, self._keys[0], self.positions, index
         )
         sample.num_cached_tokens = self.num_cached_tokens
         sample.clock.arrived = self.clock.arrived
         sample._keys = list(self._keys)
-        sample.pictures = self.pictures
+        sample.images = self.images
         sample.matcher = None if self.matcher is None else self.matcher.copy()
         sample._place_media()
         return sample
 
     def _place_media(self) -> None:
         placed = []
-        for item, picture in zip(self.request.media, self.pictures, strict=True):
+        for item, image in zip(self.request.media, self.images, strict=True):
             offset = 0
             for span in item.spans:
-                placed.append((MediaRun(span.start, span.length, item.content_hash, offset), picture))
+                placed.append((MediaRun(span.start, span.length, item.content_hash, offset), image))
                 offset += span.length
         placed.sort(key=lambda pair: pair[0].start)
         self.runs = [run for run, _ in placed]
         self._run_starts = [run.start for run in self.runs]
         self._run_ends = [run.start + run.length for run in self.runs]
-        self._run_pictures = [picture for _, picture in placed]
+        self._run_images = [image for _, image in placed]
 
     @property
     def num_tokens(self) -> int:
@@ -170,21 +168,21 @@ class Sequence:
     @property
     def recomputable(self) -> bool:
         """Whether the sequence can be computed again from nothing, even if the caches have dropped its encodings."""
-        return all(picture.has_pixels for picture in self.pictures)
+        return all(image.has_pixels for image in self.images)
 
     @property
-    def pictures_without_pixels(self) -> list[int]:
-        """Indices of the pictures whose pixels are not here."""
-        return [index for index, picture in enumerate(self.pictures) if not picture.has_pixels]
+    def images_without_pixels(self) -> list[int]:
+        """Indices of the images whose pixels are not here."""
+        return [index for index, image in enumerate(self.images) if not image.has_pixels]
 
     def needs(self, keys: Collection[EncoderKey]) -> bool:
         """Whether chunks of the sequence read an encoding among *keys*."""
-        return any(picture.key in keys and picture.is_claimed(self.index) for picture in self.pictures)
+        return any(image.key in keys and image.is_claimed(self.index) for image in self.images)
 
-    def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, RequestPicture]]:
-        """Return the runs that overlap tokens [start, stop), in order, each with its picture."""
+    def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, RequestImage]]:
+        """Return the runs that overlap tokens [start, stop), in order, each with its image."""
         first, last = bisect.bisect_right(self._run_ends, start), bisect.bisect_left(self._run_starts, stop)
-        return list(zip(self.runs[first:last], self._run_pictures[first:last], strict=True))
+        return list(zip(self.runs[first:last], self._run_images[first:last], strict=True))
 
     def parent_key(self, index: int) -> bytes:
         """Return the key before that of block *index*; for block 0, the root. block_keys() must have computed it."""

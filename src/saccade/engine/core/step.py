@@ -2,7 +2,7 @@
 
 A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
 which a sequence occupies a row: the period ends when the sequence ends or is retracted, and the id is never reused. An
-*encoding_id* names the features of one picture and is never reused either. Within a step an executor performs these
+*encoding_id* names the features of one image and is never reused either. Within a step an executor performs these
 actions in order: drop encodings, end and start rows, change block tables, restore states, receive KV state, encode, run
 the network, save states, send KV state, sample.
 """
@@ -18,8 +18,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this value are greedy: a division by them would overflow."""
 
 
-class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's facts give."""
+class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
+    """An image to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's facts give."""
 
     encoding_id: int
     modality: str
@@ -29,18 +29,18 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """Pictures that are encoded together: within the step, or *beside* this step and later ones.
+    """Images that are encoded together: within the step, or *beside* this step and later ones.
 
     Every job beside the steps is reported exactly once, by Executor.finished_jobs(), even where its step fails.
     """
 
     job_id: int
-    pictures: tuple[Picture, ...]
+    images: tuple[EncoderInput, ...]
     beside: bool = False
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence starts to occupy a row. After the last picture, a token's position is index + *position_delta*."""
+    """A sequence starts to occupy a row. After the last image, a token's position is index + *position_delta*."""
 
     row: int
     sequence_id: int
@@ -186,7 +186,7 @@ class StepOutput(msgspec.Struct, frozen=True):
 
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
-    *network_seconds*. *failed_encodings* are pictures of jobs within the step that could not be encoded: what the step
+    *network_seconds*. *failed_encodings* are images of jobs within the step that could not be encoded: what the step
     computed for rows that show them means nothing. sent[i] is the content of the i-th KvSend.
     """
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 
 from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.snapshots import Moves, RecurrentSnapshots
-from saccade.engine.core.pictures import EncoderKey
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.seeds import uniforms
@@ -18,9 +18,9 @@ from saccade.engine.core.step import (
     GREEDY_BELOW,
     Chunk,
     EncodeJob,
+    EncoderInput,
     KvReceive,
     MediaSlice,
-    Picture,
     PromptScores,
     RowCounts,
     RowMask,
@@ -106,11 +106,11 @@ class StepBuilder:
 
     def _job(self, pixels: Mapping[EncoderKey, bytes], is_beside: bool) -> EncodeJob:
         self._num_jobs += 1
-        pictures = []
+        images = []
         for key, content in pixels.items():
             encoding_id = self._encoder_cache.encoding_id(key)
-            pictures.append(Picture(encoding_id, key.modality, key.grid, key.original_size, content))
-        return EncodeJob(self._num_jobs, tuple(pictures), is_beside)
+            images.append(EncoderInput(encoding_id, key.modality, key.grid, key.original_size, content))
+        return EncodeJob(self._num_jobs, tuple(images), is_beside)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
         start = sequence.num_computed_tokens
@@ -126,10 +126,10 @@ class StepBuilder:
         return Chunk(row, start, num_tokens, tuple(sequence.token_ids[start:stop]), positions, media, draws)
 
     def _media(self, sequence: Sequence, start: int, stop: int) -> Iterable[MediaSlice]:
-        for run, picture in sequence.media_between(start, stop):
+        for run, image in sequence.media_between(start, stop):
             begin, end = max(start, run.start), min(stop, run.start + run.length)
             shift = run.offset - run.start
-            encoding_id = self._encoder_cache.encoding_id(picture.key)
+            encoding_id = self._encoder_cache.encoding_id(image.key)
             yield MediaSlice(begin - start, encoding_id, begin + shift, end + shift)
 
 

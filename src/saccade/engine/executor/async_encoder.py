@@ -1,4 +1,4 @@
-"""Encode pictures on a separate thread, beside the steps."""
+"""Encode images on a separate thread, beside the steps."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """Replay the vision encoder as CUDA graphs: one graph for each of a few budgets, which are numbers of patches.
 
-A graph repeats the kernels of one call with the addresses and sizes that they had. So pictures are packed up to a
-budget, and one more picture takes the patches that are left: it is a sequence of its own, to which no other patch
+A graph repeats the kernels of one call with the addresses and sizes that they had. So images are packed up to a
+budget, and one more image takes the patches that are left: it is a sequence of its own, to which no other patch
 attends. The pixels and what the network prepares are copied into the graph's buffers. Sequences without patches are
 added up to the graph's number of sequences, and the attention backend must read the sequences' borders on the device
-(VisionAttentionBackend.captures_packed). Pictures that do not fit run without a graph.
+(VisionAttentionBackend.captures_packed). Images that do not fit run without a graph.
 
 CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: B bytes of
 pixels, U tokens, W width of features.
@@ -25,12 +25,12 @@ from saccade.models.network import Network
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 
 LEAST_BUDGET = 256
-MAX_PICTURES = 64
-"""Pictures of one replay, with the one that is added. Launches of attention grow with it."""
+MAX_IMAGES = 64
+"""Images of one replay, with the one that is added. Launches of attention grow with it."""
 
 
 class Replayed(NamedTuple):
-    """Features [U, W] that the next replay overwrites, and the tokens of each picture."""
+    """Features [U, W] that the next replay overwrites, and the tokens of each image."""
 
     features: torch.Tensor
     counts: list[int]
@@ -49,7 +49,7 @@ def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: boo
     if network.device.type != "cuda":
         return "they need a GPU"
     if network.facts.padding_grid(unit(network)) is None:
-        return "pictures of this model consist of whole views, which cannot fill a budget"
+        return "images of this model consist of whole views, which cannot fill a budget"
     if not backend.captures_packed:
         return f"{backend.name} depends on lengths that the host knows"
     if cuts_encoder:
@@ -58,7 +58,7 @@ def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: boo
 
 
 def unit(network: Network) -> int:
-    """Return the patches of the smallest picture; pictures have multiples of it."""
+    """Return the patches of the smallest image; images have multiples of it."""
     return network.facts.encode_cost(network.facts.square_grid(0))
 
 
@@ -72,17 +72,17 @@ def budgets(most: int, unit: int) -> list[int]:
     return sorted({max(1, size // unit) * unit for size in sizes})
 
 
-def packs(costs: Ordered[int], most: int, max_pictures: int) -> tuple[list[list[int]], list[int]]:
-    """Return groups of pictures, by index, of at most *most* patches together, and the pictures that are larger alone.
+def packs(costs: Ordered[int], most: int, max_images: int) -> tuple[list[list[int]], list[int]]:
+    """Return groups of images, by index, of at most *most* patches together, and the images that are larger alone.
 
-    The smallest pictures come first. A group leaves room for the picture that is added.
+    The smallest images come first. A group leaves room for the image that is added.
     """
     groups: list[list[int]] = []
     used = most
     for index in sorted(range(len(costs)), key=lambda index: costs[index]):
         if costs[index] > most:
             continue
-        if not groups or used + costs[index] > most or len(groups[-1]) == max_pictures - 1:
+        if not groups or used + costs[index] > most or len(groups[-1]) == max_images - 1:
             groups.append([])
             used = 0
         groups[-1].append(index)
@@ -119,11 +119,11 @@ class EncoderGraphs:
                 ) from error
 
     def packs(self, costs: Ordered[int]) -> tuple[list[list[int]], list[int]]:
-        """Return the groups of pictures that a graph may encode, by index, and the pictures that none can."""
-        return packs(costs, self.budgets[-1], MAX_PICTURES)
+        """Return the groups of images that a graph may encode, by index, and the images that none can."""
+        return packs(costs, self.budgets[-1], MAX_IMAGES)
 
     def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
-        """Return the features of pictures of at most the largest budget; None if they need another shape of input."""
+        """Return the features of images of at most the largest budget; None if they need another shape of input."""
         num_patches = sum(self._network.facts.encode_cost(item.grid) for item in items)
         budget = next(budget for budget in self.budgets if budget >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
@@ -149,19 +149,19 @@ class EncoderGraphs:
         return self._graphs[budget]
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
-        """Return pictures of *budget* patches together that have the longest sequences, and the most."""
+        """Return images of *budget* patches together that have the longest sequences, and the most."""
         yield [self._padding(budget)]
         square = self._network.facts.square_grid(budget)
         rest = budget - self._network.facts.encode_cost(square)
         yield [MediaShape(square), *([self._padding(rest)] if rest else [])]
-        count = min(MAX_PICTURES, budget // self._unit)
+        count = min(MAX_IMAGES, budget // self._unit)
         part = budget // self._unit // count * self._unit
         yield [*[self._padding(part)] * (count - 1), self._padding(budget - part * (count - 1))]
 
     def _padding(self, num_patches: int) -> MediaShape:
         grid = self._network.facts.padding_grid(num_patches)
         if grid is None:
-            raise ValueError(f"no picture has {num_patches} patches")
+            raise ValueError(f"no image has {num_patches} patches")
         return MediaShape(grid)
 
 

@@ -25,7 +25,7 @@ from saccade.nn.vision import PackedSelfAttention
 from saccade.protocol.model_files import CONFIG
 
 LARGE_SIDE = 1 << 13
-"""The sides of a picture, in pixels, that is larger than every family's settings leave it."""
+"""The sides of an image, in pixels, that is larger than every family's settings leave it."""
 
 logger = structlog.get_logger(__name__)
 
@@ -103,12 +103,12 @@ def encode_budget(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def most_patches(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the patches of the largest picture that the model's own settings make, or those of a step if more."""
+    """Return the patches of the largest image that the model's own settings make, or those of a step if more."""
     parsed = parse_json(model.files, CONFIG)
     family = models.family_of(parsed)
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
-    largest = layout.picture(LARGE_SIDE, LARGE_SIDE, layout.settings)
-    # Sides are rounded up to whole squares of patches in some families, of narrow pictures by an eighth.
+    largest = layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
+    # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
     return max(encode_budget(config, model), model.network.facts.encode_cost(largest.grid) * 9 // 8)
 
 

@@ -46,7 +46,7 @@ class LocalExecutor:
                 self.async_encoder.begin(job)
         self.peers.submit(step)
         self.runner.update(step)
-        self._forwarded.append(self.runner.forward(step, beside_pictures=self.async_encoder.is_busy))
+        self._forwarded.append(self.runner.forward(step, beside_images=self.async_encoder.is_busy))
         self._num_ended += 1
 
     def sample(self, sampling: SamplingInput) -> None:

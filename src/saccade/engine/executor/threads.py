@@ -26,13 +26,13 @@ class Threads:
 
     @property
     def aside(self) -> int:
-        """How many of the threads encode pictures beside the steps; 0 if there is only one thread."""
+        """How many of the threads encode images beside the steps; 0 if there is only one thread."""
         return self.count // 2
 
-    def use(self, num_tokens: int, num_context_tokens: int, beside_pictures: bool = False) -> None:
+    def use(self, num_tokens: int, num_context_tokens: int, beside_images: bool = False) -> None:
         """Set torch's threads for a step of *num_tokens*, patches included, over *num_context_tokens* in total."""
         serial = num_tokens <= self.serial_tokens and num_context_tokens <= SERIAL_CONTEXT
-        torch.set_num_threads(1 if serial else self.count - (self.aside if beside_pictures else 0))
+        torch.set_num_threads(1 if serial else self.count - (self.aside if beside_images else 0))
 
 
 def choose_threads(configured: int | None, num_parameters: int, num_ranks: int = 1) -> Threads:

@@ -10,7 +10,7 @@ from saccade.gateway.openai.answers import Usage
 
 
 class CountAnswer(Struct, frozen=True):
-    """How many tokens a chat has, those of its pictures included."""
+    """How many tokens a chat has, those of its images included."""
 
     input_tokens: int
 

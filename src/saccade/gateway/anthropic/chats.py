@@ -1,6 +1,6 @@
 """From Anthropic's messages to a chat.
 
-Turns are translated block by block: pictures become data: URLs, calls of tools belong to the assistant's message, and
+Turns are translated block by block: images become data: URLs, calls of tools belong to the assistant's message, and
 each result of a tool is a message of its own. FieldNames lead from the chat's fields back to the client's.
 """
 
@@ -76,12 +76,12 @@ IN_TURNS: Final = ("thinking", "text", "tool_use")
 
 MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
 
-_PICTURE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
+_IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 
-def find_picture(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find pictures as Anthropic's API has them, as `data` in base64 or as data: URLs, a FindPicture."""
-    found = _PICTURE.search(body, start, end)
+def find_image(body: bytes | bytearray, start: int, end: int) -> int:
+    """Find images as Anthropic's API has them, as `data` in base64 or as data: URLs, a FindImage."""
+    found = _IMAGE.search(body, start, end)
     return -1 if found is None else found.end()
 
 
@@ -242,7 +242,7 @@ def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> C
 
 
 def _url(source: Source, field: str) -> tuple[str, str]:
-    """Return the field that holds a picture, and its URL."""
+    """Return the field that holds an image, and its URL."""
     match source:
         case Source(type="base64", data=str(data), media_type=media_type):
             if media_type is not None and not MEDIA_TYPE.fullmatch(media_type):
@@ -335,9 +335,7 @@ def _output_config(request: CountRequest) -> dict[str, Any]:
     return {"response_format": ResponseFormat("json_schema", schema)}
 
 
-_MESSAGES: Final = ParameterReader(
-    MessagesRequest, later=LATER, without_effect=WITHOUT_EFFECT, find_picture=find_picture
-)
+_MESSAGES: Final = ParameterReader(MessagesRequest, later=LATER, without_effect=WITHOUT_EFFECT, find_image=find_image)
 _COUNT: Final = ParameterReader(
-    CountRequest, (MessagesRequest,), later=LATER, without_effect=WITHOUT_EFFECT, find_picture=find_picture
+    CountRequest, (MessagesRequest,), later=LATER, without_effect=WITHOUT_EFFECT, find_image=find_image
 )

@@ -30,7 +30,7 @@ ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "too
 
 
 class Source(Struct, frozen=True):
-    """A picture: its bytes in base64 as *data*, its *url*, or the *file_id* of one that was uploaded."""
+    """An image: its bytes in base64 as *data*, its *url*, or the *file_id* of one that was uploaded."""
 
     type: SourceType
     media_type: Annotated[str, Meta(max_length=64)] | None = None

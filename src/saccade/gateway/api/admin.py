@@ -155,7 +155,7 @@ class Admin:
         return self._reset(prefix=True)
 
     async def reset_mm_cache(self, request: Request) -> Response:
-        """POST /reset_mm_cache: the gateway drops pictures and URLs, the workers encodings that no request uses."""
+        """POST /reset_mm_cache: the gateway drops images and URLs, the workers encodings that no request uses."""
         missed = []
         if self._siblings is None:
             self._controls.forget_media()

@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
 from saccade.gateway.generation.generate import Asked, Generation
+from saccade.gateway.images.concurrency import all_or_none
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.pictures.concurrency import all_or_none
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.body import COPIES, BodyReader

@@ -12,12 +12,12 @@ from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavaila
 from saccade.gateway.anthropic.answers import CountAnswer
 from saccade.gateway.anthropic.chats import parse_count
 from saccade.gateway.api.openapi import describe, server_version
+from saccade.gateway.images.collect import Asker, ImageCollector
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.openai.answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer
 from saccade.gateway.openai.parameters import parse_detokenize, parse_tokenize
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.gateway.pictures.collect import Asker, PictureCollector
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -37,7 +37,7 @@ class Endpoints:
     admission: Admission
     model_registry: ModelRegistry
     prompts: PromptDrafter
-    pictures: PictureCollector
+    images: ImageCollector
     metrics: Metrics
     bodies: BodyReader
     memory: ByteBudget
@@ -55,7 +55,7 @@ class Endpoints:
         return _json(_card(name, self._served(name)))
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: the ids a prompt or a chat becomes, pictures expanded; text never becomes special tokens."""
+        """POST /tokenize: the ids a prompt or a chat becomes, images expanded; text never becomes special tokens."""
         with self.begin(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
@@ -72,7 +72,7 @@ class Endpoints:
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, pictures expanded."""
+        """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, images expanded."""
         with self.begin(request) as memory:
             body = await self.bodies.read(request.scope, request.receive, memory)
             async with self.admission.turn(len(body)):
@@ -128,13 +128,13 @@ class Endpoints:
         account = _account(request)
         chat = await self.prompts.read_long(served, asked)
         memory.keep(memory.num_bytes // COPIES)
-        account.begin_pictures(len(chat.pictures))
+        account.begin_images(len(chat.images))
         asker = Asker(account.tenant.id, account.tenant.salt)
-        pictures = await self.pictures.collect(served, chat.pictures, asker, memory)
-        num_bytes = sum(len(picture.encoded) for picture in pictures)
-        account.use_pictures(num_bytes)
+        images = await self.images.collect(served, chat.images, asker, memory)
+        num_bytes = sum(len(image.encoded) for image in images)
+        account.use_images(num_bytes)
         with self.admission.admit(account.tenant.id):
-            layouts = [picture.layout for picture in pictures]
+            layouts = [image.layout for image in images]
             return (await self.prompts.draft(served, asked, chat, layouts, num_bytes)).token_ids
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""/v1/files: pictures that are uploaded once and named in many requests."""
+"""/v1/files: images that are uploaded once and named in many requests."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.images.collect import THREAD_FROM_BYTES
+from saccade.gateway.images.file_store import FileStore, StoredFile, file_id
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.files import (
@@ -20,12 +22,10 @@ from saccade.gateway.openai.files import (
     FileList,
     FileObject,
 )
-from saccade.gateway.pictures.collect import THREAD_FROM_BYTES
-from saccade.gateway.pictures.file_store import FileStore, StoredFile, file_id
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.multipart import parse_form
 from saccade.gateway.tenants.account import ACCOUNT
-from saccade.media.header import PictureLimits, read_header
+from saccade.media.header import ImageLimits, read_header
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
@@ -39,11 +39,11 @@ class Files:
     store: FileStore
     begin: Callable[[Request], AbstractContextManager[Reservation]]
     bodies: BodyReader
-    limits: PictureLimits
+    limits: ImageLimits
     threads: WorkThreads
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/files: keep a picture."""
+        """POST /v1/files: keep an image."""
         self.store.check("file")
         tenant = _tenant(request)
         with self.begin(request) as memory:

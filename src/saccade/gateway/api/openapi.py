@@ -60,8 +60,8 @@ LISTING = [
 ]
 ANYTHING = {"type": "object"}
 LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
-TINY_PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
-"""A picture of one pixel."""
+TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+"""An image of one pixel."""
 
 
 def server_version() -> str:
@@ -127,7 +127,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
 
 
 def _files() -> dict[str, Any]:
-    upload = _get("Keep a picture, to be named in requests", _json(FileObject), *POST_ERRORS)
+    upload = _get("Keep an image, to be named in requests", _json(FileObject), *POST_ERRORS)
     upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     return {
@@ -147,7 +147,7 @@ def _files() -> dict[str, Any]:
 
 
 def _example(model: str) -> dict[str, Any]:
-    parts = [{"type": "image_url", "image_url": {"url": TINY_PICTURE}}, {"type": "text", "text": "What does it say?"}]
+    parts = [{"type": "image_url", "image_url": {"url": TINY_IMAGE}}, {"type": "text", "text": "What does it say?"}]
     return {"value": {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 16}}
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.gateway.images.collect import EncodedImage
+from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
-from saccade.gateway.pictures.collect import Picture
-from saccade.gateway.pictures.pixels import PixelPreparer, PixelResend, PromptPictures
 from saccade.gateway.prompt.chat_prompt import chat_prompt
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
@@ -76,18 +76,18 @@ class _Attempt:
 class Delivery:
     """Sends a request to a worker, and relays its deltas.
 
-    Until the first of them, the encoded *pictures* are kept where another worker could be tried: pixels are prepared
+    Until the first of them, the encoded *images* are kept where another worker could be tried: pixels are prepared
     anew for each. *memory* counts them. Call prepare() before deltas(), and close() at the end, whatever was raised.
     """
 
     def __init__(
-        self, sender: Sender, request: AnswerRequest, pictures: tuple[Picture, ...], memory: Reservation
+        self, sender: Sender, request: AnswerRequest, images: tuple[EncodedImage, ...], memory: Reservation
     ) -> None:
         self._sender = sender
         self._request = request
         self._served = request.served
         self._drafted = request.drafted
-        self._pictures = pictures
+        self._images = images
         self._memory = memory
         self._has_begun = False
         self._can_retry = False
@@ -104,15 +104,15 @@ class Delivery:
         self._can_retry = sender.dispatcher.can_retry(self._served.name, self._failed | {placement.worker.url})
         chat = self._chat() if takes_chats_only(placement.worker) else None
         is_held = partial(placement.worker.holds, drafted.prompt.salt) if chat is None else _needs_no_pixels
-        media = PromptPictures(self._pictures, drafted.draft.spans)
+        media = PromptImages(self._images, drafted.draft.spans)
         if not self._can_retry:
-            self._pictures = ()
+            self._images = ()
         media = media.on_wire(self._served.layout, placement.pixel_dtype, is_held)
         items = await self._pixels(media)
         unsent = self._held.enter_context(contextlib.ExitStack())
         unsent.callback(sender.pixels.release, items)
         await self._take_turn(media)
-        # The worker may ask for pictures that were sent by their hash; it has the pixels of the others. The decode
+        # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
         # worker of a pair has the pixels of none.
         resend = PixelResend(
             sender.pixels,
@@ -174,8 +174,8 @@ class Delivery:
     def _begun(self, attempt: _Attempt) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._pictures = ()
-            # A chat keeps its pictures, so they stay counted; a decode worker may ask for any of them.
+            self._images = ()
+            # A chat keeps its images, so they stay counted; a decode worker may ask for any of them.
             if attempt.chat is None and attempt.placement.pair is None:
                 attempt.resend.forget()
 
@@ -200,16 +200,16 @@ class Delivery:
         return worker
 
     def _chat(self) -> ChatPrompt:
-        return chat_prompt(self._served, self._drafted.chat, [picture.encoded for picture in self._pictures])
+        return chat_prompt(self._served, self._drafted.chat, [image.encoded for image in self._images])
 
-    async def _pixels(self, media: PromptPictures) -> tuple[MediaItem, ...]:
+    async def _pixels(self, media: PromptImages) -> tuple[MediaItem, ...]:
         await self._held.enter_async_context(self._sender.admission.pixels(media.num_pixel_bytes))
         salt = self._drafted.prompt.salt
         return await self._sender.pixels.prepare(self._served.family, media, salt, self._memory.client)
 
-    async def _take_turn(self, media: PromptPictures) -> None:
-        """Take turns with requests that waited for the same picture: they go on at the same moment."""
-        if media.pictures:
+    async def _take_turn(self, media: PromptImages) -> None:
+        """Take turns with requests that waited for the same image: they go on at the same moment."""
+        if media.images:
             async with self._sender.admission.turn(media.num_encoded_bytes):
                 pass
 

@@ -1,4 +1,4 @@
-"""From a request to the answer that a worker generates: collect pictures, draft, place, prepare pixels, send."""
+"""From a request to the answer that a worker generates: collect images, draft, place, prepare pixels, send."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -8,14 +8,14 @@ import msgspec
 
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.generation.delivery import AnswerRequest, Delivery, Drafted, Sender
+from saccade.gateway.images.collect import Asker, EncodedImage, ImageCollector
+from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import behind_reasoning, sampling_params
-from saccade.gateway.pictures.collect import Asker, Picture, PictureCollector
-from saccade.gateway.pictures.pixels import PixelPreparer
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
@@ -31,7 +31,7 @@ from saccade.telemetry import Metrics
 class Asked:
     """A request: its parameters, its chat, its model, its tenant's account, and *memory*, which counts its bytes.
 
-    *request* has no messages: its pictures are dropped as soon as they are decoded. The answer may be *held* to a
+    *request* has no messages: its images are dropped as soon as they are decoded. The answer may be *held* to a
     grammar.
     """
 
@@ -49,7 +49,7 @@ class Generation:
 
     admission: Admission
     prompts: PromptDrafter
-    pictures: PictureCollector
+    images: ImageCollector
     pixels: PixelPreparer
     dispatcher: Dispatcher
     metrics: Metrics
@@ -64,19 +64,19 @@ class Generation:
             held.enter_context(answer)
             with self.metrics.stage("prepare"):
                 salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
-                asked.account.begin_pictures(len(asked.chat.pictures))
+                asked.account.begin_images(len(asked.chat.images))
                 # While the request waits for other servers it holds no place.
-                pictures = await self.pictures.collect(served, asked.chat.pictures, _asker(asked, salt), asked.memory)
-                asked.account.use_pictures(sum(len(picture.encoded) for picture in pictures))
+                images = await self.images.collect(served, asked.chat.images, _asker(asked, salt), asked.memory)
+                asked.account.use_images(sum(len(image.encoded) for image in images))
                 held.enter_context(self.admission.admit(asked.account.tenant.id))
-                drafted = await self._draft(asked, pictures, salt)
+                drafted = await self._draft(asked, images, salt)
                 asked.account.use_prompt(len(drafted.draft.token_ids))
                 answer.begin(drafted.draft.token_ids)
                 sender = Sender(self.admission, self.pixels, self.dispatcher, self.metrics)
                 request = AnswerRequest(answer.id, len(answer.choices), served, drafted)
-                delivery = Delivery(sender, request, tuple(pictures), asked.memory)
-                # The delivery drops the pictures as soon as it can.
-                del pictures
+                delivery = Delivery(sender, request, tuple(images), asked.memory)
+                # The delivery drops the images as soon as it can.
+                del images
                 held.push_async_callback(delivery.close)
                 answer.sent_to(await delivery.prepare())
             async with contextlib.aclosing(delivery.deltas(answer.sent_to)) as deltas:
@@ -88,14 +88,14 @@ class Generation:
         Nothing is booked, and no pixel is decoded.
         """
         salt = request_salt(asked.account.tenant.salt, asked.request.cache_salt)
-        pictures = await self.pictures.collect(asked.served, asked.chat.pictures, _asker(asked, salt), asked.memory)
+        images = await self.images.collect(asked.served, asked.chat.images, _asker(asked, salt), asked.memory)
         with self.admission.admit(asked.account.tenant.id):
-            drafted = await self._draft(asked, pictures, salt)
+            drafted = await self._draft(asked, images, salt)
             return await self.dispatcher.preview(asked.served.name, drafted.prompt)
 
-    async def _draft(self, asked: Asked, pictures: Sequence[Picture], salt: bytes) -> Drafted:
-        layouts = [picture.layout for picture in pictures]
-        num_bytes = sum(len(picture.encoded) for picture in pictures)
+    async def _draft(self, asked: Asked, images: Sequence[EncodedImage], salt: bytes) -> Drafted:
+        layouts = [image.layout for image in images]
+        num_bytes = sum(len(image.encoded) for image in images)
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(asked.served.name)
         draft = await self.prompts.draft(
             asked.served, asked.request, asked.chat, layouts, num_bytes, as_vllm_chat=all_take_chats
@@ -104,8 +104,8 @@ class Generation:
         if asked.held is not None:
             grammar = behind_reasoning(asked.held.grammar, asked.served, draft.token_ids)
             sampling = msgspec.structs.replace(sampling, grammar=grammar)
-        runs = media_runs(zip((picture.content_hash for picture in pictures), draft.spans, strict=True))
-        settings = [picture.settings for picture in pictures]
+        runs = media_runs(zip((image.content_hash for image in images), draft.spans, strict=True))
+        settings = [image.settings for image in images]
         prompt = Prompt(
             draft.token_ids,
             runs,

@@ -11,10 +11,10 @@ TURNS = 2
 """Requests that may work on the event loop between two of its rounds; each takes about a millisecond."""
 
 LARGE_BODY_BYTES = 64 << 10
-"""Requests with longer bodies have turns of their own, so that a request with text only does not wait for pictures."""
+"""Requests with longer bodies have turns of their own, so that a request with text only does not wait for images."""
 
 HUGE_BODY_BYTES = 2 << 20
-"""Requests with longer bodies also have turns of their own to be read, which may last as long as a hundred pictures."""
+"""Requests with longer bodies also have turns of their own to be read, which may last as long as a hundred images."""
 
 READING_SECONDS = 0.005
 """How long a large body that is being read may pause and keep its turn; a slower one is read without."""
@@ -162,7 +162,7 @@ class Admission:
                     self._room.clear()
                     await self._room.wait()
         except TimeoutError as error:
-            raise QueueFull("Too many pictures are being served already; try again shortly.") from error
+            raise QueueFull("Too many images are being served already; try again shortly.") from error
         self.num_pixel_bytes += nbytes
         try:
             yield

@@ -1,4 +1,4 @@
-"""One budget for the encoded bytes that all requests hold: bodies, data: URLs and fetched pictures.
+"""One budget for the encoded bytes that all requests hold: bodies, data: URLs and fetched images.
 
 A request reserves bytes before it reads them and gives them back as soon as it drops them. Where there is no room the
 request waits in line, until a deadline: without one, two requests that wait for each other's bytes would never end.

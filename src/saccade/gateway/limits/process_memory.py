@@ -9,11 +9,11 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
 
 REQUEST_SHARE = 8
-"""Request bodies and fetched pictures may take one part in this many of the memory."""
+"""Request bodies and fetched images may take one part in this many of the memory."""
 
 M_MMAP_THRESHOLD = -3
 LARGE_BLOCK_BYTES = 8 << 20
-"""Freed blocks of at least this size return to the system; smaller ones, as most pictures take, are kept for reuse."""
+"""Freed blocks of at least this size return to the system; smaller ones, as most images take, are kept for reuse."""
 
 MIN_REQUEST_MEMORY_BYTES = 256 << 20
 MAX_REQUEST_MEMORY_BYTES = 4 << 30

@@ -8,7 +8,7 @@ from typing import TypeVar
 from saccade.gateway.limits.admission import Admission
 
 THREADS = 2
-"""Long texts and large pictures that are worked on at a time, beside the event loop."""
+"""Long texts and large images that are worked on at a time, beside the event loop."""
 
 T = TypeVar("T")
 

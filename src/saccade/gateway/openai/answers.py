@@ -8,7 +8,7 @@ from saccade.gateway.openai.requests import CalledFunction
 
 
 class TokenizeAnswer(Struct, frozen=True):
-    """Token ids; pictures appear as the placeholders that the model sees."""
+    """Token ids; images appear as the placeholders that the model sees."""
 
     count: int
     max_model_len: int
@@ -34,7 +34,7 @@ class CompletionTokensDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a request; *prompt_tokens* includes those of pictures."""
+    """Tokens of a request; *prompt_tokens* includes those of images."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -46,10 +46,10 @@ class DeletedFile(Struct, frozen=True):
 
 
 def url_of_file(file_id: str) -> str:
-    """Return what stands in place of the URL of an uploaded picture: its id. No other text is taken for a URL."""
+    """Return what stands in place of the URL of an uploaded image: its id. No other text is taken for a URL."""
     return file_id if is_file_id(file_id) else NO_FILE
 
 
 def is_file_id(url: str) -> bool:
-    """Whether what stands in place of a picture's URL is the id of an uploaded file."""
+    """Whether what stands in place of an image's URL is the id of an uploaded file."""
     return FILE_ID.fullmatch(url) is not None

@@ -14,7 +14,7 @@ import msgspec
 from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.transport.framing import UNREADABLE
 
-MAX_BYTES_BESIDE_PICTURES: Final = 12 * 2**20
+MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
 """Three times what is tokenised at most: the escape of a character has up to three times its bytes."""
 
 MAX_STRINGS: Final = 65_536
@@ -38,34 +38,34 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 
 
-FindPicture = Callable[[bytes | bytearray, int, int], int]
-"""Returns where the first picture in a body begins that is announced between two positions, -1 for none.
+FindImage = Callable[[bytes | bytearray, int, int], int]
+"""Returns where the first image in a body begins that is announced between two positions, -1 for none.
 
 It begins behind the quote that opens its string.
 """
 
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find pictures as OpenAI's API has them, a FindPicture."""
+    """Find images as OpenAI's API has them, a FindImage."""
     found = body.find(_DATA_URL, start, end)
     return found if found < 0 else found + len(_DATA_URL)
 
 
-def check_bounds(body: bytes | bytearray, find_picture: FindPicture = find_data_url) -> None:
-    """Raise BodyTooLarge for too many bytes beside pictures, and InvalidValue for too many strings.
+def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
+    """Raise BodyTooLarge for too many bytes beside images, and InvalidValue for too many strings.
 
     What lies between a quote that opens a string and the next quote holds no key and no string of its own wherever it
-    stands in valid JSON. The bytes of pictures are searched for that quote and for escapes, and not counted.
+    stands in valid JSON. The bytes of images are searched for that quote and for escapes, and not counted.
     """
     is_ascii = body.isascii()
     num_bytes = num_quotes = position = num_urls = 0
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than one that is not.
-        limit = position + MAX_BYTES_BESIDE_PICTURES - num_bytes + 1
-        found = find_picture(body, position, limit) if num_urls < MAX_DATA_URLS else -1
+        limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
+        found = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
         start = min(limit, len(body)) if found < 0 else found
         num_bytes += start - position
-        if num_bytes > MAX_BYTES_BESIDE_PICTURES:
+        if num_bytes > MAX_BYTES_BESIDE_IMAGES:
             raise _too_large()
         num_quotes += body.count(b'"', position, start)
         end = body.find(b'"', start)
@@ -73,7 +73,7 @@ def check_bounds(body: bytes | bytearray, find_picture: FindPicture = find_data_
         num_urls += 1
         if not _is_plain(body, start, position, is_ascii):
             num_bytes += position - start
-    if num_bytes > MAX_BYTES_BESIDE_PICTURES:
+    if num_bytes > MAX_BYTES_BESIDE_IMAGES:
         raise _too_large()
     if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
@@ -115,7 +115,7 @@ def _num_strings(body: bytes | bytearray) -> int:
 
 def _too_large() -> BodyTooLarge:
     return BodyTooLarge(
-        f"The request's body has more than {MAX_BYTES_BESIDE_PICTURES} bytes beside the pictures in data: URLs."
+        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes beside the images in data: URLs."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a request asks of its pictures and videos together: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
+"""What a request asks of its images and videos together: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""From OpenAI messages to a Chat: messages as a chat template takes them, the sources of pictures, and switches."""
+"""From OpenAI messages to a Chat: messages as a chat template takes them, the sources of images, and switches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from saccade.gateway.openai.json_body import decode, parse
 from saccade.gateway.openai.media_options import MediaOptions, read_media_options, shown
 from saccade.gateway.openai.requests import (
     EFFORTS,
-    PICTURE_PART,
+    IMAGE_PART,
     VIDEO_PART,
     ChatMessage,
     ChatRequest,
@@ -24,7 +24,7 @@ from saccade.gateway.openai.requests import (
     TokenizeRequest,
 )
 from saccade.gateway.openai.tools import num_tool_characters, read_calls, read_tools
-from saccade.models.family import Family, PictureOptions, VideoOptions
+from saccade.models.family import Family, ImageOptions, VideoOptions
 from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -36,7 +36,7 @@ REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
 
 MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
 MEDIA_FIELDS: Final = {
-    "image_url": ("image_url", "picture", PICTURE_PART),
+    "image_url": ("image_url", "image", IMAGE_PART),
     "video_url": ("video_url", "video", VIDEO_PART),
 }
 """Fields of parts that hold media: the type of part that each belongs to, what it holds, and how to send that."""
@@ -54,22 +54,22 @@ PART_CHARACTERS = 32
 MAX_EMPTY_BYTES = 16
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
-PICTURE_DATA = "data:image/"
+IMAGE_DATA = "data:image/"
 
 
 _FILE: Final = msgspec.json.Decoder(FileSource)
 
 
 @dataclass(frozen=True)
-class PictureSource:
-    """Where a picture or video of a request comes from, and its options. The *url* of a picture may be a file's id.
+class ImageSource:
+    """Where an image or video of a request comes from, and its options. The *url* of an image may be a file's id.
 
     *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
     """
 
     field: str
     url: str
-    options: PictureOptions | VideoOptions
+    options: ImageOptions | VideoOptions
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PlainPrompt:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat as templates take it: pictures[i] belongs to the i-th part of type "image" or "video". Or the token ids
+    """A chat as templates take it: images[i] belongs to the i-th part of type "image" or "video". Or the token ids
     of a *plain* prompt, which no template renders.
 
     *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
@@ -91,7 +91,7 @@ class Chat:
 
     messages: list[Message]
     num_characters: int
-    pictures: list[PictureSource]
+    images: list[ImageSource]
     add_generation_prompt: bool
     switches: Mapping[str, Any]
     tools: tuple[Tool, ...] = ()
@@ -115,9 +115,9 @@ class Chat:
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
     """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
     options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs)
-    pictures: list[PictureSource] = []
+    images: list[ImageSource] = []
     messages = [
-        _read_message(message, f"messages[{position}]", options, pictures)
+        _read_message(message, f"messages[{position}]", options, images)
         for position, message in enumerate(request.messages or ())
     ]
     switches = _read_switches(request.chat_template_kwargs, family.template_switches)
@@ -125,7 +125,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
     continues = _continues(request)
     add_generation_prompt = request.add_generation_prompt is not False and not continues
     tools = read_tools(request)
-    return Chat(messages, num_characters(request), pictures, add_generation_prompt, switches, tools, continues)
+    return Chat(messages, num_characters(request), images, add_generation_prompt, switches, tools, continues)
 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
@@ -161,7 +161,7 @@ def _continues(request: ChatRequest | TokenizeRequest) -> bool:
     raise InvalidValue(f"`continue_final_message` {reason}.", "continue_final_message")
 
 
-def _read_message(message: ChatMessage, field: str, options: MediaOptions, pictures: list[PictureSource]) -> Message:
+def _read_message(message: ChatMessage, field: str, options: MediaOptions, images: list[ImageSource]) -> Message:
     _refuse_other_media(message, field)
     if message.role == "function" or _holds_something(message.function_call):
         raise UnsupportedParameter(
@@ -190,7 +190,7 @@ def _read_message(message: ChatMessage, field: str, options: MediaOptions, pictu
             return {**read, "content": text}
         case list(parts):
             named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
-            return {**read, "content": [_read_part(part, name, options, pictures) for name, part in named]}
+            return {**read, "content": [_read_part(part, name, options, images) for name, part in named]}
     # An answer that only called tools, or ended within reasoning, has no content, and clients send it back like that.
     if reasoning or calls:
         return {**read, "content": ""}
@@ -211,7 +211,7 @@ def _reasoning(message: ChatMessage, field: str) -> str | None:
     return None
 
 
-def _read_part(part: ContentPart, field: str, options: MediaOptions, pictures: list[PictureSource]) -> dict[str, str]:
+def _read_part(part: ContentPart, field: str, options: MediaOptions, images: list[ImageSource]) -> dict[str, str]:
     if part.type in MEDIA_OF_PARTS:
         _refuse_other_media(part, field)
     for name, (of_type, what, example) in MEDIA_FIELDS.items():
@@ -226,19 +226,19 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, pictures: l
         case ContentPart(type="text"):
             raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
         case ContentPart(type="image_url"):
-            pictures.append(_picture_source(part, f"{field}.image_url", options))
+            images.append(_image_source(part, f"{field}.image_url", options))
             return {"type": "image"}
         case ContentPart(type="file"):
-            pictures.append(_file_source(part, f"{field}.file", options))
+            images.append(_file_source(part, f"{field}.file", options))
             return {"type": "image"}
         case ContentPart(type="video_url"):
-            pictures.append(_video_source(part, f"{field}.video_url", options))
+            images.append(_video_source(part, f"{field}.video_url", options))
             return {"type": "video"}
         case _:
             named = f"`{part.type}`" if part.type in REFUSED_PARTS else "this type"
             served = ", ".join(f"`{kind}`" for kind in PARTS)
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of {named} are not served; those of {served} are, pictures as {PICTURE_PART}.",
+                f"`{field}.type`: parts of {named} are not served; those of {served} are, images as {IMAGE_PART}.",
                 f"{field}.type",
             )
 
@@ -248,7 +248,7 @@ def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
     for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
         if _holds_something(getattr(holder, name)):
             raise UnsupportedParameter(
-                f"`{field}.{name}` is not read here; send pictures as parts of a message's `content`: {PICTURE_PART}.",
+                f"`{field}.{name}` is not read here; send images as parts of a message's `content`: {IMAGE_PART}.",
                 f"{field}.{name}",
             )
 
@@ -260,9 +260,9 @@ def _holds_something(raw: Refused) -> bool:
     return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
 
 
-def _picture_source(part: ContentPart, field: str, options: MediaOptions) -> PictureSource:
-    """A `uuid` beside a picture is ignored; a `uuid` instead of a picture is refused."""
-    reason = " A `uuid` cannot stand for the picture: send the picture itself." if part.uuid is not None else ""
+def _image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """A `uuid` beside an image is ignored; a `uuid` instead of an image is refused."""
+    reason = " A `uuid` cannot stand for the image: send the image itself." if part.uuid is not None else ""
     if part.image_url is None:
         raise InvalidValue(f"`{field}` is missing.{reason}", field)
     if isinstance(part.image_url, str):
@@ -271,30 +271,30 @@ def _picture_source(part: ContentPart, field: str, options: MediaOptions) -> Pic
         field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
     if not url:
         raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
-    return PictureSource(field, url, PictureOptions(detail or "auto", **options.limits))
+    return ImageSource(field, url, ImageOptions(detail or "auto", **options.limits))
 
 
-def _file_source(part: ContentPart, field: str, given: MediaOptions) -> PictureSource:
+def _file_source(part: ContentPart, field: str, given: MediaOptions) -> ImageSource:
     if part.file is UNSET:
         raise InvalidValue(f"`{field}` is missing.", field)
     file = decode(part.file, _FILE, field)
     if (file.file_id is None) == (file.file_data is None):
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
-    options = PictureOptions("auto", **given.limits)
+    options = ImageOptions("auto", **given.limits)
     if file.file_id is not None:
-        return PictureSource(f"{field}.file_id", url_of_file(file.file_id), options)
+        return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options)
     url = file.file_data or ""
-    if not url[: len(PICTURE_DATA)].lower() == PICTURE_DATA:
+    if not url[: len(IMAGE_DATA)].lower() == IMAGE_DATA:
         raise UnsupportedParameter(
-            f"`{field}.file_data`: files other than pictures are not served; send a data: URL that begins with "
-            f"`{PICTURE_DATA}`.",
+            f"`{field}.file_data`: files other than images are not served; send a data: URL that begins with "
+            f"`{IMAGE_DATA}`.",
             f"{field}.file_data",
         )
-    return PictureSource(f"{field}.file_data", url, options)
+    return ImageSource(f"{field}.file_data", url, options)
 
 
-def _video_source(part: ContentPart, field: str, options: MediaOptions) -> PictureSource:
-    """As for pictures, a `uuid` is ignored."""
+def _video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """As for images, a `uuid` is ignored."""
     if part.video_url is None:
         raise InvalidValue(f"`{field}` is missing; send the video itself.", field)
     url = part.video_url
@@ -302,7 +302,7 @@ def _video_source(part: ContentPart, field: str, options: MediaOptions) -> Pictu
         field, url = f"{field}.url", url.url
     if not url:
         raise InvalidImageUrl(f"`{field}` is empty.", field)
-    return PictureSource(field, url, options.of_videos)
+    return ImageSource(field, url, options.of_videos)
 
 
 def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:

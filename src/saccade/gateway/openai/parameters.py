@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.json_body import FindPicture, check_bounds, decode, find_data_url, num_items, parse
+from saccade.gateway.openai.json_body import FindImage, check_bounds, decode, find_data_url, num_items, parse
 from saccade.gateway.openai.requests import (
+    IMAGE_PART,
     MAX_PARTS,
     MAX_TOKENS,
-    PICTURE_PART,
     ChatMessage,
     ChatRequest,
     DetokenizeRequest,
@@ -92,7 +92,7 @@ SPELLINGS: Final = {
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),
-        f"send pictures as parts of a message's `content`: {PICTURE_PART}",
+        f"send images as parts of a message's `content`: {IMAGE_PART}",
     ),
 }
 """Advice about parameters of other servers."""
@@ -117,7 +117,7 @@ class ParameterReader(Generic[T]):
     """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both.
 
     *later* are parameters that are not served, with the values besides null that change nothing; those of
-    *without_effect* are ignored. *find_picture* finds pictures in bodies.
+    *without_effect* are ignored. *find_image* finds images in bodies.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class ParameterReader(Generic[T]):
         *,
         later: Mapping[str, tuple[object, ...]] = LATER,
         without_effect: Collection[str] = WITHOUT_EFFECT,
-        find_picture: FindPicture = find_data_url,
+        find_image: FindImage = find_data_url,
     ) -> None:
         self._kind = kind
-        self._find_picture = find_picture
+        self._find_image = find_image
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
@@ -144,7 +144,7 @@ class ParameterReader(Generic[T]):
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
         parameters too.
         """
-        check_bounds(body, self._find_picture)
+        check_bounds(body, self._find_image)
         given = parse(body, dict[str, Raw])
         if len(given) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")

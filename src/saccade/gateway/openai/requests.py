@@ -34,8 +34,8 @@ MAX_CALL_ID = 1024
 MAX_TOOL_NAME = 64
 TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
 
-PICTURE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
-"""OpenAI's form of a picture, for errors about other forms."""
+IMAGE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
+"""OpenAI's form of an image, for errors about other forms."""
 
 VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}'
 """vLLM's form of a video, for errors about other forms."""
@@ -125,7 +125,7 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 class ImageUrl(Struct, frozen=True):
-    """Where a picture is; *detail* "low" makes the model see it smaller, all others in the model's default size."""
+    """Where an image is; *detail* "low" makes the model see it smaller, all others in the model's default size."""
 
     url: str
     detail: Detail | None = None
@@ -158,9 +158,9 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
 
 
 class ContentPart(OtherMedia, frozen=True):
-    """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or a picture as a `file`.
+    """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
-    *uuid* is accepted and has no effect: a picture is identified by its bytes.
+    *uuid* is accepted and has no effect: an image is identified by its bytes.
     """
 
     type: PartType
@@ -175,7 +175,7 @@ class ContentPart(OtherMedia, frozen=True):
 
 
 class FileSource(Struct, frozen=True):
-    """A picture as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
+    """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
 
     file_id: str | None = None
     file_data: str | None = None
@@ -306,7 +306,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
 
     *chat_template* replaces the model's where the operator allows it;
-    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all pictures,
+    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all images,
     *media_io_kwargs* which frames of videos the model sees.
     Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.

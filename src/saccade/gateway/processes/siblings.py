@@ -97,7 +97,7 @@ class Siblings:
         return [self._usages(), *found.values()]
 
     async def forget_media(self) -> list[str]:
-        """Have every process empty its caches of pictures and URLs; return the names of those that did not answer."""
+        """Have every process empty its caches of images and URLs; return the names of those that did not answer."""
         self._forget_media()
         found = await self._asked(self._clients, ForgetMedia(), type(None))
         return sorted(set(self._clients) - set(found))

@@ -8,21 +8,21 @@ from saccade.gateway.openai.messages import Chat
 from saccade.gateway.prompt.draft import texts_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.chat import ChatPrompt
-from saccade.tokenization.picture_tag import PictureTag
+from saccade.tokenization.image_tag import ImageTag
 
 
-def chat_prompt(served: ServedModel, chat: Chat, pictures: Sequence[bytes]) -> ChatPrompt:
-    """Return *chat* for a worker that renders and tokenises it; *pictures* are its encoded pictures."""
-    return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(pictures), chat.switches)
+def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> ChatPrompt:
+    """Return *chat* for a worker that renders and tokenises it; *images* are its encoded images."""
+    return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(images), chat.switches)
 
 
 def why_not_as_chat(
-    served: ServedModel, chat: Chat, picture_settings: Sequence[Mapping[str, Any]]
+    served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]]
 ) -> RequestError | None:
     """Return why a worker that renders and tokenises *chat* by itself would get another prompt; None if it would not.
 
-    Such a worker takes special tokens in users' text for the template's, and processes pictures by its own settings.
-    *picture_settings* are the processor settings of the chat's pictures.
+    Such a worker takes special tokens in users' text for the template's, and processes images by its own settings.
+    *image_settings* are the processor settings of the chat's images.
     """
     contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
     if any(part["type"] == "video" for parts in contents for part in parts):
@@ -36,7 +36,7 @@ def why_not_as_chat(
     if chat.continues or not chat.add_generation_prompt:
         field = "continue_final_message" if chat.continues else "add_generation_prompt"
         return UnsupportedParameter(f"`{field}` is not served by this model's workers; leave it out.", field)
-    tag = PictureTag(served.declaration.picture_tag or served.declaration.placeholder).pattern
+    tag = ImageTag(served.declaration.image_tag or served.declaration.placeholder).pattern
     special = [token for token in served.tokenizer.special_tokens if token.strip()]
     texts = texts_of(chat)
     if any(token in text for text in texts for token in special) or any(map(tag.search, texts)):
@@ -45,9 +45,9 @@ def why_not_as_chat(
             "one; remove it.",
             "messages",
         )
-    if any(settings != served.layout.settings for settings in picture_settings):
+    if any(settings != served.layout.settings for settings in image_settings):
         return UnsupportedParameter(
-            "This model's workers process all pictures alike: leave out `mm_processor_kwargs` and `detail`.",
+            "This model's workers process all images alike: leave out `mm_processor_kwargs` and `detail`.",
             "messages",
         )
     return None

@@ -1,7 +1,7 @@
-"""From a request to the token ids of its prompt, with room for its pictures.
+"""From a request to the token ids of its prompt, with room for its images.
 
-Whether the prompt fits the context shows first by the bytes of its text, before anything is fetched or tokenised. A
-picture's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
+Whether the prompt fits the context shows first by the bytes of its text, before anything is fetched or tokenised. An
+image's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
 """
 
 import json
@@ -12,12 +12,12 @@ from functools import partial
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
-from saccade.gateway.openai.requests import PICTURE_PART, ChatRequest, TokenizeRequest
+from saccade.gateway.openai.requests import IMAGE_PART, ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
-from saccade.gateway.prompt.placeholders import expand, write_pictures
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import VideoOptions
-from saccade.protocol.media import PictureLayout, Span
+from saccade.protocol.media import ImageLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import TEXT_FIELDS, ChatTemplate
 from saccade.tokenization.tokenizer import Segment
@@ -31,7 +31,7 @@ MAX_UTF8_BYTES = 4
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """The most pictures and the most videos of a request. Each video may take a decode process for half a minute."""
+    """The most images and the most videos of a request. Each video may take a decode process for half a minute."""
 
     images: int = 16
     videos: int = 4
@@ -43,7 +43,7 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class Draft:
-    """The token ids of a prompt; the tokens of its i-th picture lie in the spans of spans[i]."""
+    """The token ids of a prompt; the tokens of its i-th image lie in the spans of spans[i]."""
 
     token_ids: list[int]
     spans: tuple[tuple[Span, ...], ...] = ()
@@ -51,7 +51,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class PromptDrafter:
-    """Turns the requests of one gateway into token ids. A request holds as many pictures and videos as *limits*
+    """Turns the requests of one gateway into token ids. A request holds as many images and videos as *limits*
     allow. Only where it *takes_templates*, requests may bring their own.
     """
 
@@ -98,14 +98,14 @@ class PromptDrafter:
         served: ServedModel,
         request: ChatRequest | TokenizeRequest,
         chat: Chat,
-        layouts: Sequence[PictureLayout] = (),
-        num_picture_bytes: int = 0,
+        layouts: Sequence[ImageLayout] = (),
+        num_image_bytes: int = 0,
         *,
         as_vllm_chat: bool = False,
     ) -> Draft:
-        """Return the token ids of *chat*, whose i-th picture has layouts[i].
+        """Return the token ids of *chat*, whose i-th image has layouts[i].
 
-        The encoded pictures have *num_picture_bytes* together. With *as_vllm_chat* the ids are those that vLLM makes of
+        The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM makes of
         the chat. Raises RequestError, naming the field.
         """
         if chat.plain is not None:
@@ -115,9 +115,9 @@ class PromptDrafter:
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
                 chat.num_characters > THREAD_FROM_CHARACTERS,
-                num_picture_bytes,
+                num_image_bytes,
                 lambda: encode(
-                    write_pictures(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts)
+                    write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts)
                 ),
                 "messages",
             )
@@ -136,14 +136,14 @@ class PromptDrafter:
         return await self.threads.run(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
     def _check_media(self, served: ServedModel, chat: Chat) -> None:
-        """Raise RequestError for too many pictures or videos, and for videos of a model that takes none."""
-        videos = [source for source in chat.pictures if isinstance(source.options, VideoOptions)]
+        """Raise RequestError for too many images or videos, and for videos of a model that takes none."""
+        videos = [source for source in chat.images if isinstance(source.options, VideoOptions)]
         if videos and served.videos is None:
             raise UnsupportedParameter(
-                f"`{videos[0].field}`: this model takes no videos here; send pictures, as {PICTURE_PART}.",
+                f"`{videos[0].field}`: this model takes no videos here; send images, as {IMAGE_PART}.",
                 videos[0].field,
             )
-        num_images = len(chat.pictures) - len(videos)
+        num_images = len(chat.images) - len(videos)
         for kind, number, most in (
             ("images", num_images, self.limits.images),
             ("videos", len(videos), self.limits.videos),
@@ -213,7 +213,7 @@ def _plain_token_ids(served: ServedModel, request: ChatRequest, prompt: PlainPro
         )
     if served.placeholder_token_id in content:
         raise InvalidValue(
-            f"`{field}` has the token {served.placeholder_token_id}, which stands for pictures; send pictures to "
+            f"`{field}` has the token {served.placeholder_token_id}, which stands for images; send images to "
             "/v1/chat/completions.",
             field,
         )

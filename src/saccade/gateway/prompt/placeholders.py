@@ -1,27 +1,27 @@
-"""Make room for pictures and videos in a prompt: the text that stands for one, and its runs of placeholders."""
+"""Make room for images and videos in a prompt: the text that stands for one, and its runs of placeholders."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from saccade.errors import InvalidValue
 from saccade.gateway.served_models.media_tokens import Placeholders, media_segments
-from saccade.protocol.media import PictureLayout, Span
+from saccade.protocol.media import ImageLayout, Span
 from saccade.tokenization.tokenizer import Segment
 
 
-def runs(layout: PictureLayout) -> list[int]:
-    """Return the lengths of the runs of placeholders of a picture or video, in order."""
+def runs(layout: ImageLayout) -> list[int]:
+    """Return the lengths of the runs of placeholders of an image or video, in order."""
     return [piece for piece in layout.prompt if isinstance(piece, int)] or [layout.num_tokens]
 
 
-def write_pictures(
+def write_images(
     segments: Sequence[Segment],
     special_tokens: Mapping[str, int],
     placeholders: Placeholders,
-    layouts: Sequence[PictureLayout],
+    layouts: Sequence[ImageLayout],
 ) -> Iterator[Segment]:
     """Yield a rendered prompt with the text that stands for each of *layouts* in place of what the template wrote.
 
-    Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with other pictures than those of
+    Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with other images than those of
     *layouts* is left as it is, and `expand` refuses it. Raises InvalidValue for other videos.
     """
     written = list(media_segments(segments, special_tokens, placeholders))
@@ -41,11 +41,11 @@ def write_pictures(
 
 
 def expand(
-    token_ids: list[int], placeholders: Placeholders, layouts: Sequence[PictureLayout]
+    token_ids: list[int], placeholders: Placeholders, layouts: Sequence[ImageLayout]
 ) -> tuple[list[int], tuple[tuple[Span, ...], ...]]:
     """Replace each placeholder of *layouts* by as many as its run has.
 
-    Return the ids, and for each picture or video where its runs lie. Raises InvalidValue where the prompt has other
+    Return the ids, and for each image or video where its runs lie. Raises InvalidValue where the prompt has other
     placeholders than those of the runs.
     """
     found = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))

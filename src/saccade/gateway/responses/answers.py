@@ -69,7 +69,7 @@ class OutputTokensDetails(Struct, frozen=True):
 
 
 class ResponseUsage(Struct, frozen=True):
-    """Tokens of a request; *input_tokens* includes those of pictures."""
+    """Tokens of a request; *input_tokens* includes those of images."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails

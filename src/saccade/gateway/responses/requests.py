@@ -36,7 +36,7 @@ NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
 class Part(Struct, frozen=True):
-    """A piece of an item: text under several names, or a picture; which fields it has follows from its *type*."""
+    """A piece of an item: text under several names, or an image; which fields it has follows from its *type*."""
 
     type: PartType
     text: str | None = None

@@ -30,13 +30,13 @@ from saccade.protocol.model_files import (
     VIDEO_PREPROCESSOR_CONFIG,
 )
 from saccade.tokenization.chat_template import ChatTemplate, find_source
+from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
-from saccade.tokenization.picture_tag import PictureTag
 from saccade.tokenization.tokenizer import Tokenizer, special_variables
 
 PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
-"""The shortest chat with a picture; a template must write exactly one placeholder for it."""
+"""The shortest chat with an image; a template must write exactly one placeholder for it."""
 
 VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
 """The same with a video; where the template writes no placeholder for it, the model's videos are refused."""
@@ -79,9 +79,9 @@ class VideoSide:
     placeholder_token_id: int
     layout: VideoLayout
 
-    def placeholders(self, picture: int) -> Placeholders:
-        """Return what stands for media, *picture* being the id that stands for pictures."""
-        return Placeholders(picture, self.placeholder_token_id, self.placeholder, self.layout.template_tokens)
+    def placeholders(self, image: int) -> Placeholders:
+        """Return what stands for media, *image* being the id that stands for images."""
+        return Placeholders(image, self.placeholder_token_id, self.placeholder, self.layout.template_tokens)
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ class ServedModel:
 
     @property
     def placeholders(self) -> Placeholders:
-        """What stands for pictures and videos in prompts."""
-        picture = self.placeholder_token_id
-        return Placeholders(picture) if self.videos is None else self.videos.placeholders(picture)
+        """What stands for images and videos in prompts."""
+        image = self.placeholder_token_id
+        return Placeholders(image) if self.videos is None else self.videos.placeholders(image)
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Return what enters the content hash of a picture that is processed with *settings*."""
+        """Return what enters the content hash of an image that is processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, DECODER)
 
     def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
@@ -213,14 +213,14 @@ def text_side(
     begin: Callable[[str], None] = _ignore,
     video_tokens: tuple[str, ...] = (),
 ) -> TextSide:
-    """Return tokenizer, template and placeholder, which must agree about pictures. Raises StartupError.
+    """Return tokenizer, template and placeholder, which must agree about images. Raises StartupError.
 
     *video_tokens* are what the template writes for a video; they need not be in the vocabulary.
     """
     tokenizer_config = files.parse_json(given, TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)
-    tag = PictureTag(family.picture_tag or f"{family.placeholder}\n")
-    needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_pictures)
+    tag = ImageTag(family.image_tag or f"{family.placeholder}\n")
+    needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_images)
     begin(_tokenizer_file(family, given))
     tokenizer = load_tokenizer(given.files, tokenizer_config, needs)
     token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
@@ -228,20 +228,20 @@ def text_side(
         silent = (
             f"config.json has none of {', '.join(family.placeholder_keys)}, and " if family.placeholder_keys else ""
         )
-        raise StartupError(f"Nothing stands for pictures: {silent}the tokenizer has no token {family.placeholder}.")
+        raise StartupError(f"Nothing stands for images: {silent}the tokenizer has no token {family.placeholder}.")
     if token_id not in tokenizer.special_tokens.values():
         raise StartupError(
-            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for pictures as "
+            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for images as "
             f"{family.placeholder} does; the tokenizer has no such special token."
         )
     jinja, template_json = given.files.get(CHAT_TEMPLATE_JINJA), given.files.get(CHAT_TEMPLATE_JSON)
     source = find_source(jinja, template_json, tokenizer_config)
     begin(_template_file(given))
     variables, reason = special_variables(tokenizer_config), ""
-    for picture_tag in (None, tag):
+    for image_tag in (None, tag):
         try:
             special_tokens = {*tokenizer.special_tokens, *video_tokens}
-            template = ChatTemplate(source, special_tokens, variables, picture_tag, family.tool_variables)
+            template = ChatTemplate(source, special_tokens, variables, image_tag, family.tool_variables)
             if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:
@@ -249,5 +249,5 @@ def text_side(
         except StartupError as error:
             raise StartupError(f"{_template_file(given)}: {error.message}") from error
     raise StartupError(
-        f"{_template_file(given)}: the chat template does not write exactly one placeholder for one picture.{reason}"
+        f"{_template_file(given)}: the chat template does not write exactly one placeholder for one image.{reason}"
     )

@@ -29,7 +29,7 @@ class Account:
         limits = tenant.limits.part(num_processes)
         self._requests = TokenBucket(limits.requests, clock)
         self._tokens = TokenBucket(limits.tokens, clock)
-        self._picture_bytes = TokenBucket(limits.picture_bytes, clock)
+        self._image_bytes = TokenBucket(limits.picture_bytes, clock)
 
     def change(self, tenant: Tenant) -> None:
         """Go on with other limits, or another priority or group, of the same tenant."""
@@ -37,7 +37,7 @@ class Account:
         limits = tenant.limits.part(self._num_processes)
         self._requests.resize(limits.requests)
         self._tokens.resize(limits.tokens)
-        self._picture_bytes.resize(limits.picture_bytes)
+        self._image_bytes.resize(limits.picture_bytes)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -61,16 +61,16 @@ class Account:
             else:
                 self._requests.spend(-1)
 
-    def begin_pictures(self, num_pictures: int) -> None:
-        """Raise RateLimitExceeded where a request has pictures and no byte is left: they need not be fetched."""
-        if num_pictures:
-            self._check(self._picture_bytes, "bytes of pictures")
+    def begin_images(self, num_images: int) -> None:
+        """Raise RateLimitExceeded where a request has images and no byte is left: they need not be fetched."""
+        if num_images:
+            self._check(self._image_bytes, "bytes of images")
 
-    def use_pictures(self, num_bytes: int) -> None:
-        """Count the encoded bytes of a request's pictures. Raises RateLimitExceeded where nothing is left."""
+    def use_images(self, num_bytes: int) -> None:
+        """Count the encoded bytes of a request's images. Raises RateLimitExceeded where nothing is left."""
         if num_bytes:
-            self._check(self._picture_bytes, "bytes of pictures")
-            self._picture_bytes.spend(num_bytes)
+            self._check(self._image_bytes, "bytes of images")
+            self._image_bytes.spend(num_bytes)
             self.usage.picture_bytes += num_bytes
 
     def use_prompt(self, num_tokens: int) -> None:

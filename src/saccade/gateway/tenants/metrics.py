@@ -15,7 +15,7 @@ DESCRIPTIONS = {
     "prompt_tokens": "Tokens of a tenant's prompts.",
     "cached_tokens": "Tokens of a tenant's prompts that were computed before.",
     "completion_tokens": "Tokens that were generated for a tenant.",
-    "picture_bytes": "Bytes of a tenant's encoded pictures.",
+    "picture_bytes": "Bytes of a tenant's encoded images.",
 }
 
 

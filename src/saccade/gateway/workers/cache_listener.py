@@ -203,7 +203,7 @@ class CacheListener:
             return
         if feed.reason == AWAY:
             feed.reason = STARTING
-        async with contextlib.aclosing(worker.kv_events(blocks=True, pictures=False)) as messages:
+        async with contextlib.aclosing(worker.kv_events(blocks=True, images=False)) as messages:
             async for message in messages:
                 for piece in _pieces(message):
                     await self._learn(worker, feed, piece)

@@ -99,7 +99,7 @@ def _traits(files: ModelFiles) -> Traits:
 
 
 def _placeholder_id(files: ModelFiles) -> int | None:
-    """Return the token id that stands for pictures, None where the files name none. Raises StartupError."""
+    """Return the token id that stands for images, None where the files name none. Raises StartupError."""
     family = models.families()[models.family_of(parse_json(files, CONFIG))]
     token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]
     return token_id

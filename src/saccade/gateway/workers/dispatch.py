@@ -31,7 +31,7 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
 from saccade.routing.prompt_keys import PromptKeys
-from saccade.routing.router import Booking, Choice, Option, RoutedPicture, RoutedPrompt, Router
+from saccade.routing.router import Booking, Choice, Option, RoutedImage, RoutedPrompt, Router
 from saccade.transport import shared_memory
 from saccade.transport.client import Supply
 
@@ -45,7 +45,7 @@ INDEX_BYTES = 512 << 20
 """Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
 
 AFFINITY_TOKENS = 256
-"""consistent_hash goes by the first picture; without one, by the prompt's beginning."""
+"""consistent_hash goes by the first image; without one, by the prompt's beginning."""
 
 
 UNBOUNDED = 1 << 30
@@ -54,7 +54,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the choice of a worker depends on: token ids, pictures in their places, and the tenant's *salt*.
+    """What the choice of a worker depends on: token ids, images in their places, and the tenant's *salt*.
 
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
     answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
@@ -83,7 +83,7 @@ class Prompt:
 class Placement:
     """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
 
-    With a *pair*, *worker* is its prefill worker, and pixels of any picture may be asked for until the answer's end.
+    With a *pair*, *worker* is its prefill worker, and pixels of any image may be asked for until the answer's end.
     *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
     """
 
@@ -269,7 +269,7 @@ class Dispatcher:
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
         *on_delta* is called with every delta. *chat* is needed where the worker takes chats only.
-        *supply* returns the pixels of pictures that the worker does not hold after all. Every slot of *request*, and of
+        *supply* returns the pixels of images that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
         """
@@ -367,10 +367,10 @@ class Dispatcher:
             )
             for partition in {option.partition for option in options}
         }
-        pictures = tuple(
-            RoutedPicture(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
+        images = tuple(
+            RoutedImage(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
         )
-        return RoutedPrompt(num_tokens, keys, pictures, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
+        return RoutedPrompt(num_tokens, keys, images, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
     async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return await self._reachable(worker, await supplied(media))
@@ -384,9 +384,7 @@ class Dispatcher:
         try:
             return await asyncio.to_thread(lambda: tuple(_inlined(item) for item in media))
         except shared_memory.SlotError as error:
-            raise InternalError(
-                "A picture was lost on its way to the worker; the request can be sent again."
-            ) from error
+            raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
         finally:
             self._fleet.release(slots)
 
@@ -401,7 +399,7 @@ class _Supplied:
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return the pixels of *media*, by index. Raises what *supply* raises."""
         if self._supply is None:
-            raise InternalError("The worker asked for pixels that it was not sent a picture for.")
+            raise InternalError("The worker asked for pixels that it was not sent an image for.")
         try:
             return await self._supply(media)
         except BaseException:
@@ -409,10 +407,10 @@ class _Supplied:
             raise
 
 
-def media_runs(pictures: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
-    """Return the runs of a prompt's pictures, each given by its content hash and spans, in prompt order."""
+def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
+    """Return the runs of a prompt's images, each given by its content hash and spans, in prompt order."""
     runs = []
-    for content_hash, spans in pictures:
+    for content_hash, spans in images:
         offset = 0
         for span in spans:
             runs.append(MediaRun(span.start, span.length, content_hash, offset))

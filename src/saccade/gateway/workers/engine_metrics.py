@@ -15,7 +15,7 @@ GAUGES = (
     ("vllm:num_requests_waiting", "Requests that wait for the engine.", "num_waiting"),
     ("saccade_kv_blocks", "KV blocks of the engine.", "num_blocks"),
     ("saccade_kv_blocks_free", "KV blocks that no running request holds.", "num_free_blocks"),
-    ("saccade_encoder_cache_bytes", "Bytes of encoded pictures that are kept.", "encoder_cache_bytes"),
+    ("saccade_encoder_cache_bytes", "Bytes of encoded images that are kept.", "encoder_cache_bytes"),
 )
 COUNTERS = (
     ("vllm:prompt_tokens", "Prompt tokens taken in.", "prompt_tokens_total"),
@@ -24,10 +24,10 @@ COUNTERS = (
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "cached_tokens_total"),
     ("vllm:num_preemptions", "Sequences put back to wait for room.", "preemptions_total"),
     ("saccade_engine_steps", "Steps of the engine.", "steps_total"),
-    ("saccade_encoded_items", "Pictures that went through the vision encoder.", "encoded_items_total"),
+    ("saccade_encoded_items", "Images that went through the vision encoder.", "encoded_items_total"),
     ("saccade_encoded_patches", "Patches that went through the vision encoder.", "encoded_patches_total"),
     ("saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.", "evicted_blocks_total"),
-    ("vllm:mm_cache_hits", "Pictures found in the encoder cache.", "encoder_cache_hits_total"),
+    ("vllm:mm_cache_hits", "Images found in the encoder cache.", "encoder_cache_hits_total"),
 )
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks")
 """The labels of a KV cache; the names are vLLM's, on a CPU too."""
@@ -52,9 +52,7 @@ class FleetCollector(Collector):
             yield _filled(GaugeMetricFamily(name, words, labels=LABELS), loads, field)
         for name, words, field in COUNTERS:
             yield _filled(CounterMetricFamily(name, words, labels=LABELS), loads, field)
-        lookups = CounterMetricFamily(
-            "vllm:mm_cache_queries", "Pictures looked up in the encoder cache.", labels=LABELS
-        )
+        lookups = CounterMetricFamily("vllm:mm_cache_queries", "Images looked up in the encoder cache.", labels=LABELS)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS)
         seconds = CounterMetricFamily("saccade_step_seconds", "Wall time of steps by stage.", labels=(*LABELS, "stage"))
         for labels, load in loads.items():

@@ -190,7 +190,7 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 def legs_of(request: EngineRequest, source: str) -> tuple[EngineRequest, EngineRequest]:
     """Return the prefill leg and the decode leg of *request*; the state goes from *source*, host:port.
 
-    The prefill leg draws one token. The decode leg has the pictures' grids, hashes and spans, and no pixels. Both draw
+    The prefill leg draws one token. The decode leg has the images' grids, hashes and spans, and no pixels. Both draw
     from one sequence of random numbers.
     """
     key = new_key()

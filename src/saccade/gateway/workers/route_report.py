@@ -17,8 +17,8 @@ NO_ROOM = "it has all the requests that it may have"
 GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
 
 
-class PicturePlace(msgspec.Struct, frozen=True):
-    """Tokens [start, start + tokens) of the prompt stand for a picture, or for a part of one."""
+class ImagePlace(msgspec.Struct, frozen=True):
+    """Tokens [start, start + tokens) of the prompt stand for an image, or for a part of one."""
 
     start: int
     tokens: int
@@ -56,7 +56,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     prompt_tokens: int
-    pictures: list[PicturePlace]
+    pictures: list[ImagePlace]
     policy: str
     worker: str
     reason: str
@@ -69,7 +69,7 @@ def route_report(preview: Preview, fleet: WorkerPool, listener: CacheView) -> Ro
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
-        pictures=[PicturePlace(run.start, run.length) for run in preview.prompt.runs],
+        pictures=[ImagePlace(run.start, run.length) for run in preview.prompt.runs],
         policy=preview.choice.policy,
         worker=preview.choice.chosen.name,
         reason=_reason(preview.choice),
@@ -119,7 +119,7 @@ def _candidate(candidate: Candidate, preview: Preview, listener: CacheView) -> C
 def _terms(candidate: Candidate) -> dict[str, float]:
     return {
         "prompt_tokens": candidate.prompt_tokens,
-        "picture_tokens": candidate.picture_tokens,
+        "picture_tokens": candidate.image_tokens,
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
         "foreign_tokens": candidate.foreign_tokens,

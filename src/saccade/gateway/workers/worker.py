@@ -61,9 +61,9 @@ class Worker(Protocol):
         """Return why this kind of worker cannot serve such a request, None where it can. Changes nothing."""
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether it is believed to hold a picture's encoding, so that the pixels need not be sent."""
+        """Whether it is believed to hold an image's encoding, so that the pixels need not be sent."""
 
-    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what its caches hold, in our keys: a snapshot's messages, then increments.
 
         Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then. Called only

@@ -39,7 +39,7 @@ LARGE_336: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """A tower for square pictures. Sizes of pictures and patches are in pixels; *depth* counts blocks."""
+    """A tower for square images. Sizes of images and patches are in pixels; *depth* counts blocks."""
 
     depth: int
     hidden_size: int
@@ -78,12 +78,12 @@ class ClipConfig:
 
     @property
     def side(self) -> int:
-        """Number of patches along each side of a picture."""
+        """Number of patches along each side of an image."""
         return self.image_size // self.patch_size
 
     @property
     def num_patches(self) -> int:
-        """Number of patches of a picture."""
+        """Number of patches of an image."""
         return self.side**2
 
     def num_blocks(self, feature_layer: object) -> int:

@@ -1,9 +1,9 @@
-"""CLIP's vision tower: square pictures to hidden states of a chosen block (Radford et al. 2021, arXiv:2103.00020).
+"""CLIP's vision tower: square images to hidden states of a chosen block (Radford et al. 2021, arXiv:2103.00020).
 
 Formulas: transformers, modeling_clip.py (CLIPVision*). Parameters have the names of the releases, with `pre_layrnorm`
 as they spell it. Encoder contract: `prepare` runs on the host; `forward` then runs without a device sync.
-Shapes: V pictures of one size, S the side of a picture in pixels, P patches of all pictures, C values of a patch,
-T tokens of all pictures (each has a class token before its patches), H heads, D head size, E hidden size.
+Shapes: V images of one size, S the side of an image in pixels, P patches of all images, C values of a patch,
+T tokens of all images (each has a class token before its patches), H heads, D head size, E hidden size.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FUSED = (("self_attn.q_proj.", 0), ("self_attn.k_proj.", 1), ("self_attn.v_proj.
 
 @dataclass(frozen=True, slots=True)
 class ViewMetadata:
-    """What depends on the number of pictures alone. Raises ValueError if the layout lacks what the backend needs."""
+    """What depends on the number of images alone. Raises ValueError if the layout lacks what the backend needs."""
 
     layout: PackedLayout
     backend: VisionAttentionBackend
@@ -36,12 +36,12 @@ class ViewMetadata:
 
     @property
     def num_views(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return len(self.layout.sequence_lengths)
 
 
 class SelfAttention(nn.Module):
-    """Bidirectional attention within each picture, with biases and without rotary positions."""
+    """Bidirectional attention within each image, with biases and without rotary positions."""
 
     def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """A class token and the embedded patches of each picture, plus learned positions."""
+    """A class token and the embedded patches of each image, plus learned positions."""
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Embeddings(nn.Module):
         self.position_embedding.weight = nn.Parameter(table_PE, requires_grad=False)
 
     def forward(self, patches_PC: torch.Tensor, num_views: int) -> torch.Tensor:
-        """Map the patches of all pictures to [T, E]."""
+        """Map the patches of all images to [T, E]."""
         patches_VPE = self.patch_embedding(patches_PC).unflatten(0, (num_views, -1))
         class_V1E = self.class_embedding.expand(num_views, 1, -1)
         positions_TE: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
@@ -141,7 +141,7 @@ class ClipTower(nn.Module):
         self.embeddings.patch_embedding.fold()
 
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return all that depends on the number of pictures, computed on the host and copied without a device sync."""
+        """Return all that depends on the number of images, computed on the host and copied without a device sync."""
         lengths = (1 + self.config.num_patches,) * num_views
         return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
 
@@ -154,6 +154,6 @@ class ClipTower(nn.Module):
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Return the patches [P, 3 * patch_size^2] of pictures, by rows; what exceeds whole patches is left out."""
+    """Return the patches [P, 3 * patch_size^2] of images, by rows; what exceeds whole patches is left out."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

@@ -1,7 +1,7 @@
 """What networks of a vision tower and a text decoder share: the ends of the text side, and pixel normalisation.
 
 Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of
-pictures, W = E, but for families with several features for each token.
+images, W = E, but for families with several features for each token.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
 
 class ImageTextNetwork(Layer):
-    """models.network.Network, but for names and pictures. Parameters are empty until the loader has filled them."""
+    """models.network.Network, but for names and images. Parameters are empty until the loader has filled them."""
 
     language_model: Decoder
 

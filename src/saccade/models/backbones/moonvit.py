@@ -1,6 +1,6 @@
-"""MoonViT, a tower for pictures of any size and clips of a few frames, and the projector behind it.
+"""MoonViT, a tower for images of any size and clips of a few frames, and the projector behind it.
 
-Every picture attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
+Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
 frames of a clip attend to each other, have positions in time as well, and become one by their mean; a video is clips
 of `clip_frames`, the last one of what remains. Patches come in raster order, frame after frame, and are put into
 merge-block order at once, while they are bytes.
@@ -97,7 +97,7 @@ def frame_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
 
 
 def clips_of(grid: Grid, most: int) -> list[Grid]:
-    """Return the grids of the clips of a video or picture, each of *most* frames but the last."""
+    """Return the grids of the clips of a video or image, each of *most* frames but the last."""
     frames, rows, columns = grid
     return [(min(most, frames - first), rows, columns) for first in range(0, frames, most)]
 

@@ -208,7 +208,7 @@ class TowerConfig:
 
     @property
     def num_features(self) -> int:
-        """Vectors of the text model's width that each token of a picture has."""
+        """Vectors of the text model's width that each token of an image has."""
         return 1
 
 

@@ -24,7 +24,7 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
     """Whether the family's videos are served."""
 
     divides_videos: ClassVar[bool] = False
-    """Whether text stands between the groups of a video's frames, so that each has the positions of a picture."""
+    """Whether text stands between the groups of a video's frames, so that each has the positions of an image."""
 
     text: TextConfig
     vision: Tower
@@ -63,7 +63,7 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
         return (self.item_tokens(grid) // num_runs,) * num_runs
 
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
-        """Return positions in which the tokens of a picture or video lie on the merged grid."""
+        """Return positions in which the tokens of an image or video lie on the merged grid."""
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
 
     def time_step(self, item: MediaItem) -> float:

@@ -1,7 +1,7 @@
 """A vision tower, its projector and Qwen's text decoder as one network; families differ in the tower and in names.
 
 Shapes: N tokens, B bytes of pixels, P patches, C values of a patch, E hidden size, R rows to predict from,
-V vocabulary, U tokens of pictures in the step, W = E * number of features of a token.
+V vocabulary, U tokens of images in the step, W = E * number of features of a token.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the facts of several families share: the sizes of the text half, and pictures of merged patches. No torch."""
+"""What the facts of several families share: the sizes of the text half, and images of merged patches. No torch."""
 
 from collections.abc import Mapping
 from math import isqrt, prod
@@ -59,7 +59,7 @@ class TextFacts:
 
 
 class MergedPatchFacts(TextFacts):
-    """The methods of models.facts.ModelFacts for pictures of one frame whose patches are merged, and videos of them."""
+    """The methods of models.facts.ModelFacts for images of one frame whose patches are merged, and videos of them."""
 
     vision: MergedPatches
     placeholder_of: Mapping[str, int]
@@ -72,7 +72,7 @@ class MergedPatchFacts(TextFacts):
         if min(grid) < 1 or (frames > 1 and not takes_videos) or rows % merge or columns % merge:
             number = "one frame, or in a video several," if takes_videos else "one frame"
             raise InvalidValue(
-                f"A picture's grid must be {number} of rows and columns that are multiples of {merge}, "
+                f"An image's grid must be {number} of rows and columns that are multiples of {merge}, "
                 f"not {tuple(grid)}."
             )
         return frames * rows * columns // merge**2

@@ -1,7 +1,7 @@
 """Vision tower, projector and text decoder.
 
 Shapes: N tokens, B bytes of pixels, P patches, I values of a patch, E hidden size, R rows to predict from,
-V vocabulary, U tokens of pictures in the step.
+V vocabulary, U tokens of images in the step.
 """
 
 from collections.abc import Mapping, Sequence

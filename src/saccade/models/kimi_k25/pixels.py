@@ -1,4 +1,4 @@
-"""A decoded picture or video to the patches of the wire. Runs in a decode process."""
+"""A decoded image or video to the patches of the wire. Runs in a decode process."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from PIL import Image
 
 from saccade.errors import InternalError
 from saccade.media.resample import resample
-from saccade.models.kimi_k25.layout import picture_layout, resized
+from saccade.models.kimi_k25.layout import image_layout, resized
 from saccade.models.preprocessing.normalisation import bfloat16
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 
 class Pixels:
@@ -21,16 +21,16 @@ class Pixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write the patches of *picture* [height, width, 3] into *out* of layout.pixel_shape.
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the patches of *image* [height, width, 3] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
-        height, width, _ = picture.shape
-        own = picture_layout(width, height, self._settings)
+        height, width, _ = image.shape
+        own = image_layout(width, height, self._settings)
         if msgspec.structs.replace(own, pixel_dtype=layout.pixel_dtype) != layout:
-            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
-        small = resample(picture, *resized(width, height, self._settings), Image.Resampling.BICUBIC)
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        small = resample(image, *resized(width, height, self._settings), Image.Resampling.BICUBIC)
         if layout.pixel_dtype == "uint8":
             write_patches(small, layout, out)
         else:
@@ -38,13 +38,13 @@ class Pixels:
             write_patches(small, layout, patches)
             self._normalise(patches, layout, out)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
-        """Return the padded picture [height, width, 3] that *patches* show."""
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+        """Return the padded image [height, width, 3] that *patches* show."""
         _, rows, columns = layout.grid
         grid = patches.reshape(rows, columns, *layout.pixel_shape[1:])
         return grid.transpose(0, 3, 1, 4, 2).reshape(layout.resized_height, layout.resized_width, -1)
 
-    def _normalise(self, patches: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
+    def _normalise(self, patches: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the normalised *patches* into *out*, both of layout.pixel_shape, with one table per channel."""
         tables = self._tables(layout.pixel_dtype)
         _, rows, columns = layout.grid
@@ -69,12 +69,12 @@ class Pixels:
 
 
 class VideoPixels:
-    """uint8 patches of the frames, one frame after the other, each as a picture's."""
+    """uint8 patches of the frames, one frame after the other, each as an image's."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frames* into *out* of layout.pixel_shape, one frame at a time.
 
         Raises InternalError if there are not as many frames as *layout* says, or if they have another size.
@@ -83,7 +83,7 @@ class VideoPixels:
         count = 0
         for frame in frames:
             height, width, _ = frame.shape
-            if picture_layout(width, height, self._settings).grid[1:] != layout.grid[1:]:
+            if image_layout(width, height, self._settings).grid[1:] != layout.grid[1:]:
                 raise InternalError("A frame's size differs from the size for which the video's tokens were counted.")
             small = resample(frame, *resized(width, height, self._settings), Image.Resampling.BICUBIC)
             write_patches(small, layout, targets[count])
@@ -92,21 +92,21 @@ class VideoPixels:
             raise InternalError(f"A video gave {count} frames instead of {len(layout.frames)}.")
 
 
-def write_patches(picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
-    """Write *picture* [height, width, 3] into *out*, one frame's patches, with zeros as padding, both uint8.
+def write_patches(image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
+    """Write *image* [height, width, 3] into *out*, one frame's patches, with zeros as padding, both uint8.
 
     Whole patches take one strided copy; partial patches at the edges take one for each edge and the corner.
     """
     _, rows, columns = layout.grid
     patch = layout.pixel_shape[-1]
-    height, width, channels = picture.shape
+    height, width, channels = image.shape
     target = out.reshape((rows, columns, channels, patch, patch), copy=False)
     target[height // patch :] = 0
     target[:, width // patch :] = 0
     for first_row, num_rows, tall in _runs(height, patch):
         for first_column, num_columns, wide in _runs(width, patch):
             top, left = first_row * patch, first_column * patch
-            piece = picture[top : top + num_rows * tall, left : left + num_columns * wide]
+            piece = image[top : top + num_rows * tall, left : left + num_columns * wide]
             blocks = piece.reshape(num_rows, tall, num_columns, wide, channels).transpose(0, 2, 4, 1, 3)
             reached = target[first_row : first_row + num_rows, first_column : first_column + num_columns]
             reached[..., :tall, :wide] = blocks

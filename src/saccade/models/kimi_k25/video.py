@@ -14,10 +14,10 @@ import numpy as np
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.moonvit_config import CLIP_FRAMES
 from saccade.models.family import VideoOptions
-from saccade.models.kimi_k25.layout import picture_layout
+from saccade.models.kimi_k25.layout import image_layout
 from saccade.models.kimi_k25.settings import NESTED, resolve
 from saccade.models.preprocessing.processor_config import whole_number
-from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 ABSENT = ("in_patch_limit_video", "max_num_frames_each_video", "num_frames")
@@ -25,7 +25,7 @@ ABSENT = ("in_patch_limit_video", "max_num_frames_each_video", "num_frames")
 
 TIMES = "hh:mm:ss.fff"
 OF_PATCHES = ("patch_size", "merge_size", "image_mean", "image_std")
-"""Settings that pictures and videos share, because one network reads the patches of both."""
+"""Settings that images and videos share, because one network reads the patches of both."""
 
 EACH_FRAME = "in_patch_limit_each_frame"
 SPELLINGS: Mapping[str, tuple[tuple[str, ...], Any]] = {
@@ -43,7 +43,7 @@ PLACES = ("init_pos_emb_time", "pos_emb_time")
 class VideoLayout:
     """Layout of Kimi-K2.5: clips of four frames, each with the tokens of one, behind their times.
 
-    The grid counts frames. A frame's patches are a picture's; its limit of patches is lower.
+    The grid counts frames. A frame's patches are an image's; its limit of patches is lower.
     """
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<|kimi_k25_video_placeholder|>",)
@@ -75,10 +75,10 @@ class VideoLayout:
             settings["fps"] = options.fps
         return settings
 
-    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (frames, rows, columns), tokens, patch shape, the prompt and the frames."""
         frames = _sampled(header, settings)
-        one = picture_layout(header.width, header.height, settings)
+        one = image_layout(header.width, header.height, settings)
         starts = frames[:: settings["clip_frames"]]
         prompt: list[str | int] = []
         for start in starts:
@@ -93,7 +93,7 @@ class VideoLayout:
             frames=frames,
         )
 
-    def _check(self, given: Mapping[str, Any], of_pictures: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+    def _check(self, given: Mapping[str, Any], of_images: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
         for key in ("in_patch_limit", "clip_frames"):
             whole_number(self.settings[key], SPELLINGS[key][0][0])
         fps = self.settings["fps"]
@@ -105,9 +105,9 @@ class VideoLayout:
         if given.get("timestamp_mode") not in (None, TIMES):
             raise StartupError(f"{SETTINGS}: timestamp_mode must be {TIMES!r}, not {given['timestamp_mode']!r}.")
         for key in OF_PATCHES:
-            if self.settings[key] != of_pictures[key]:
+            if self.settings[key] != of_images[key]:
                 raise StartupError(
-                    f"{SETTINGS}: {key} is {self.settings[key]!r}, but {of_pictures[key]!r} for pictures; the network "
+                    f"{SETTINGS}: {key} is {self.settings[key]!r}, but {of_images[key]!r} for images; the network "
                     "reads the patches of both alike."
                 )
         for key in PLACES:

@@ -7,7 +7,7 @@ FAMILY = Family(
     model_types=("llava", "llava_next"),
     placeholder="<image>",
     placeholder_keys=("image_token_index", "image_token_id"),
-    picture_tag="<image>\n",
+    image_tag="<image>\n",
     limits=(
         "Vision towers other than CLIP's are refused.",
         "Text networks other than Llama and Mistral are refused by the engine.",

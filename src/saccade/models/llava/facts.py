@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 class Facts(TextFacts):
     """models.facts.ModelFacts, and the validated parts of config.json for the network.
 
-    The features of a picture are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
+    The features of an image are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
     LLaVA-NeXT; a view's features begin with the class token's where *has_class_token*.
     """
 
@@ -100,14 +100,14 @@ class Facts(TextFacts):
             # The original size may drop almost all features, so the tokens do not limit the tiles that are encoded.
             if rows * columns > self.max_position_embeddings:
                 raise InvalidValue(
-                    f"A picture's tiles must have at most {self.max_position_embeddings} features, as many as the "
+                    f"An image's tiles must have at most {self.max_position_embeddings} features, as many as the "
                     f"model has positions, not {rows} x {columns}."
                 )
             return 1 + rows * columns // self.vision.num_patches
         if not self.has_tiles and tuple(grid) == (1, side, side):
             return 1
         wanted = f"rows and columns that are multiples of {side}" if self.has_tiles else f"{side} rows and columns"
-        raise InvalidValue(f"A picture's grid must be one frame of {wanted}, not {tuple(grid)}.")
+        raise InvalidValue(f"An image's grid must be one frame of {wanted}, not {tuple(grid)}.")
 
     def kept(self, grid: Grid, original_size: Size | None) -> tuple[int, int]:
         """Return how many (rows, columns) of the tiles' features are not padding: all without an original size."""
@@ -116,7 +116,7 @@ class Facts(TextFacts):
             return rows, columns
         height, width = original_size
         if min(height, width) < 1:
-            raise InvalidValue(f"A picture's original size must be at least 1 x 1, not {height} x {width}.")
+            raise InvalidValue(f"An image's original size must be at least 1 x 1, not {height} x {width}.")
         return tiles.unpadded(height, width, rows, columns)
 
     def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ class Facts(TextFacts):
         return 1, side, side
 
     def padding_grid(self, num_patches: int) -> None:
-        """Return None: a picture consists of whole views."""
+        """Return None: an image consists of whole views."""
 
     def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
         """Return positions that are the tokens' indices."""

@@ -1,4 +1,4 @@
-"""Grid and token count of a picture, from its dimensions. Runs in the gateway: no torch.
+"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch.
 
 Source of the counts: transformers 5.23, models/llava/processing_llava.py, models/llava_next/processing_llava_next.py.
 """
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.llava import tiles
 from saccade.models.llava.settings import resolve
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 
 class Layout:
@@ -20,40 +20,40 @@ class Layout:
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
-    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings`; for `detail: low` only with the pinpoints of least area. Raises InvalidValue."""
         for key in ("min_pixels", "max_pixels"):
             if getattr(options, key) is not None:
                 raise InvalidValue(
-                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
+                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
                 )
         if options.detail != "low" or self.settings["pinpoints"] is None:
             return self.settings
         pinpoints = tiles.smallest(self.settings["pinpoints"])
         return self.settings if pinpoints == self.settings["pinpoints"] else {**self.settings, "pinpoints": pinpoints}
 
-    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens, and the shape of the views: [3, s, s], or [1 + tiles, 3, s, s]."""
-        return picture_layout(width, height, settings)
+        return image_layout(width, height, settings)
 
-    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's images."""
         raise UnsupportedParameter(
-            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
             "workers take them."
         )
 
 
-def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture.
+def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    """Return the layout of an upright image.
 
-    Grid and resized size are those of the square view, or with pinpoints those of the padded picture of all tiles.
+    Grid and resized size are those of the square view, or with pinpoints those of the padded image of all tiles.
     """
     side, pinpoints = settings["image_size"], settings["pinpoints"]
     view = side // settings["patch_size"]
     base_tokens = view * view + settings["has_class_token"]
     if pinpoints is None:
-        return PictureLayout(
+        return ImageLayout(
             resized_height=side,
             resized_width=side,
             grid=(1, view, view),
@@ -62,7 +62,7 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
         )
     full_height, full_width = tiles.best_resolution(height, width, pinpoints)
     rows, columns = full_height // side * view, full_width // side * view
-    return PictureLayout(
+    return ImageLayout(
         resized_height=full_height,
         resized_width=full_width,
         grid=(1, rows, columns),

@@ -1,7 +1,7 @@
 """Vision tower, projector and text decoder.
 
 Formulas: transformers, modeling_llava.py and modeling_llava_next.py. Shapes: N tokens, B bytes of pixels, V square
-views of all pictures, F features of all views, E hidden size, R rows to predict from, U tokens of pictures.
+views of all images, F features of all views, E hidden size, R rows to predict from, U tokens of images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class EncoderMetadata:
     """What depends on shapes alone.
 
     *order* int64 [U] chooses from the newline, which is number 0, and the features of all views, from 1. It is None
-    where the pictures' features are those of their views.
+    where the images' features are those of their views.
     """
 
     views: ViewMetadata
@@ -103,7 +103,7 @@ class Network(ImageTextNetwork):
         return to_device(np.concatenate(orders), self.device)
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
-        """Map uint8 views to features [U, E], picture after picture."""
+        """Map uint8 views to features [U, E], image after image."""
         vision = self.facts.vision
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches = self.normalised(view_patches(views, vision.patch_size), self.dtype)

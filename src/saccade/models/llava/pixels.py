@@ -1,4 +1,4 @@
-"""A decoded picture to the views of the wire. Runs in a decode process.
+"""A decoded image to the views of the wire. Runs in a decode process.
 
 Source of both: transformers 5.23, models/clip/image_processing_clip.py and
 models/llava_next/image_processing_llava_next.py, with their torchvision backend.
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from saccade.errors import InternalError
 from saccade.media.resize import resize
 from saccade.models.llava import tiles
-from saccade.models.llava.layout import picture_layout
-from saccade.protocol.media import PictureLayout
+from saccade.models.llava.layout import image_layout
+from saccade.protocol.media import ImageLayout
 
 
 class Pixels:
@@ -23,45 +23,45 @@ class Pixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *picture* [height, width, 3] into *out* of layout.pixel_shape.
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
-        height, width, _ = picture.shape
-        if picture_layout(width, height, self._settings) != layout:
-            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
+        height, width, _ = image.shape
+        if image_layout(width, height, self._settings) != layout:
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
         side = self._settings["image_size"]
         if layout.original_size is None:
-            out[...] = cropped(picture, self._settings["shortest_edge"], side)
+            out[...] = cropped(image, self._settings["shortest_edge"], side)
         else:
-            out[0] = resize(picture, side, side)
-            write_tiles(picture, (layout.resized_height, layout.resized_width), out[1:])
+            out[0] = resize(image, side, side)
+            write_tiles(image, (layout.resized_height, layout.resized_width), out[1:])
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""
         return np.concatenate(patches.reshape(-1, *patches.shape[-3:]).transpose(0, 2, 3, 1), axis=1)
 
 
-def cropped(picture: npt.NDArray[np.uint8], shortest_edge: int, side: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of *picture* [height, width, 3], resized to *shortest_edge*, as planes [3, *side*, *side*]."""
-    height, width, _ = picture.shape
+def cropped(image: npt.NDArray[np.uint8], shortest_edge: int, side: int) -> npt.NDArray[np.uint8]:
+    """Return the middle of *image* [height, width, 3], resized to *shortest_edge*, as planes [3, *side*, *side*]."""
+    height, width, _ = image.shape
     short, long = min(height, width), max(height, width)
     longest_edge = int(shortest_edge * long / short)
     size = (shortest_edge, longest_edge) if height <= width else (longest_edge, shortest_edge)
-    planes = resize(picture, *size)
+    planes = resize(image, *size)
     top, left = ((length - side) // 2 for length in size)
     return planes[:, top : top + side, left : left + side]
 
 
-def write_tiles(picture: npt.NDArray[np.uint8], resolution: tuple[int, int], out: npt.NDArray[np.uint8]) -> None:
-    """Write *picture* [height, width, 3], fitted into *resolution* on black, into *out* [tiles, 3, s, s] by rows."""
+def write_tiles(image: npt.NDArray[np.uint8], resolution: tuple[int, int], out: npt.NDArray[np.uint8]) -> None:
+    """Write *image* [height, width, 3], fitted into *resolution* on black, into *out* [tiles, 3, s, s] by rows."""
     full_height, full_width = resolution
     side = out.shape[-1]
-    height, width = tiles.fitted(picture.shape[0], picture.shape[1], resolution)
+    height, width = tiles.fitted(image.shape[0], image.shape[1], resolution)
     top, left = (full_height - height) // 2, (full_width - width) // 2
     canvas = np.zeros((3, full_height, full_width), np.uint8)
-    canvas[:, top : top + height, left : left + width] = resize(picture, height, width)
+    canvas[:, top : top + height, left : left + width] = resize(image, height, width)
     rows, columns = full_height // side, full_width // side
     target = out.reshape((rows, columns, 3, side, side), copy=False)
     target[...] = canvas.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)

@@ -48,7 +48,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     if crop != image_size or edge < crop or (anyres and edge != crop):
         raise StartupError(
             f"{PREPROCESSOR_CONFIG} resizes to {edge} and crops to {crop}, but the vision tower in "
-            f"config.json takes pictures of {image_size} x {image_size} pixels."
+            f"config.json takes images of {image_size} x {image_size} pixels."
         )
     if not anyres:
         processor_config.check_fixed(preprocessor, {"do_pad": False})
@@ -108,7 +108,7 @@ def _bare(value: Any, keys: set[str]) -> Any:
 
 
 def _pinpoints(config: Mapping[str, Any], preprocessor: Mapping[str, Any], tile: int) -> list[list[int]]:
-    """Return the resolutions for pictures, in the checkpoint's order, because the first of equals is used."""
+    """Return the resolutions for images, in the checkpoint's order, because the first of equals is used."""
     given = [source["image_grid_pinpoints"] for source in (preprocessor, config) if source.get("image_grid_pinpoints")]
     pinpoints = given[0] if given else DEFAULT_PINPOINTS
     if any(other != pinpoints for other in given):

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT's arithmetic of high resolution: the tiles of a picture and the features that remain. No torch.
+"""LLaVA-NeXT's arithmetic of high resolution: the tiles of an image and the features that remain. No torch.
 
 Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
 transformers 5.23, image_processing_utils.py (select_best_resolution, get_patch_output_size),
@@ -17,7 +17,7 @@ NEWLINE = -1
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Return the first pinpoint that keeps most of the picture's pixels, among equals the one with least padding."""
+    """Return the first pinpoint that keeps most of the image's pixels, among equals the one with least padding."""
 
     def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
         pinpoint_height, pinpoint_width = pinpoint
@@ -30,7 +30,7 @@ def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]])
 
 
 def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of the picture resized to fit *resolution*, with its aspect ratio kept."""
+    """Return the size of the image resized to fit *resolution*, with its aspect ratio kept."""
     target_height, target_width = resolution
     scale_height, scale_width = target_height / height, target_width / width
     if scale_width < scale_height:
@@ -39,7 +39,7 @@ def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, i
 
 
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many of the padded picture's *rows* and *columns* of features remain without those of the padding."""
+    """Return how many of the padded image's *rows* and *columns* of features remain without those of the padding."""
     if width / height > columns / rows:
         kept = int(round(height * (columns / width), 7))
         return rows - (rows - kept) // 2 * 2, columns
@@ -54,18 +54,18 @@ def num_features(kept: tuple[int, int]) -> int:
 
 
 def feature_order(rows: int, columns: int, kept: tuple[int, int], view_side: int) -> npt.NDArray[np.int64]:
-    """Return which features of a picture's views the text network gets, in order; NEWLINE ends each row of the tiles.
+    """Return which features of an image's views the text network gets, in order; NEWLINE ends each row of the tiles.
 
     A feature's index counts through the base view, then through the tiles, each by rows of *view_side*. *kept* is the
-    middle of the padded picture's *rows* and *columns* of features.
+    middle of the padded image's *rows* and *columns* of features.
     """
     base = np.arange(view_side**2)
     tiles = np.arange(len(base), len(base) + rows * columns)
     by_tile = tiles.reshape(rows // view_side, columns // view_side, view_side, view_side)
-    picture = by_tile.swapaxes(1, 2).reshape(rows, columns)
+    image = by_tile.swapaxes(1, 2).reshape(rows, columns)
     kept_rows, kept_columns = kept
     top, left = (rows - kept_rows) // 2, (columns - kept_columns) // 2
-    middle = picture[top : top + kept_rows, left : left + kept_columns]
+    middle = image[top : top + kept_rows, left : left + kept_columns]
     return np.concatenate((base, np.pad(middle, ((0, 0), (0, 1)), constant_values=NEWLINE).ravel()))
 
 

@@ -7,7 +7,7 @@ FAMILY = Family(
     model_types=("phi3_v",),
     placeholder="<|image|>",
     placeholder_keys=(),
-    picture_tag="<|image_{number}|>\n",
-    split_at_pictures=True,
+    image_tag="<|image_{number}|>\n",
+    split_at_images=True,
     limits=("One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",),
 )

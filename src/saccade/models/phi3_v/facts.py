@@ -45,7 +45,7 @@ class Facts(TextFacts):
         vision = ClipConfig.read({**LARGE_336, **described})
         if (vision.image_size, vision.patch_size) != (CROP, PATCH):
             raise StartupError(
-                f"config.json: the vision tower must take pictures of {CROP} pixels in patches of {PATCH}, not "
+                f"config.json: the vision tower must take images of {CROP} pixels in patches of {PATCH}, not "
                 f"{vision.image_size} in patches of {vision.patch_size}."
             )
         if integer(processor, "image_dim_out") != vision.hidden_size:
@@ -67,7 +67,7 @@ class Facts(TextFacts):
         return num_tokens(*crops(grid))
 
     def pixel_shape(self, grid: Grid) -> tuple[int, int, int]:
-        """Return the shape of the padded picture, (channels, height, width)."""
+        """Return the shape of the padded image, (channels, height, width)."""
         return 3, grid[1] * PATCH, grid[2] * PATCH
 
     def encode_cost(self, grid: Grid) -> int:
@@ -84,11 +84,11 @@ class Facts(TextFacts):
         return 1, side, side
 
     def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that do not depend on pictures."""
+        """Return positions that do not depend on images."""
         return PlainPositions()
 
     def padding_grid(self, num_patches: int) -> None:
-        """Return None: a picture consists of whole crops and a global view."""
+        """Return None: an image consists of whole crops and a global view."""
 
 
 def crops(grid: Grid) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def crops(grid: Grid) -> tuple[int, int]:
     frames, height, width = grid
     if frames != 1 or min(height, width) < 1 or height % CROP_PATCHES or width % CROP_PATCHES:
         raise InvalidValue(
-            f"A picture's grid must be one frame of rows and columns that are multiples of {CROP_PATCHES}, not "
+            f"An image's grid must be one frame of rows and columns that are multiples of {CROP_PATCHES}, not "
             f"{tuple(grid)}."
         )
     return height // CROP_PATCHES, width // CROP_PATCHES
@@ -106,7 +106,7 @@ def _placeholder(config: Mapping[str, Any], vocab_size: int) -> int:
     token_id = config.get(PLACEHOLDER_TOKEN_ID)
     if type(token_id) is not int or not 0 <= token_id < vocab_size:
         raise StartupError(
-            "The tokenizer's files must have the token <|image|>, which stands for pictures, with an id below "
+            "The tokenizer's files must have the token <|image|>, which stands for images, with an id below "
             f"`vocab_size` ({vocab_size}) in config.json; its id is {token_id!r}."
         )
     return token_id

@@ -1,4 +1,4 @@
-"""The order of a picture's features among its tokens. No torch.
+"""The order of an image's features among its tokens. No torch.
 
 Source: image_embedding_phi3_v.py of the release (hd_feature_transform, order sub_glb).
 """
@@ -14,14 +14,14 @@ NEWLINE, SEPARATOR, FIRST_VIEW = 0, 1, 2
 """Rows of the table that feature_order points into: both learned vectors, then the features of all views by rows."""
 
 
-def feature_order(pictures: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """Return the row of the table for each token of *pictures*, which have (rows, columns) of crops.
+def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Return the row of the table for each token of *images*, which have (rows, columns) of crops.
 
-    A picture's views are its global view, then its crops by rows. Its tokens are the features of the crops as they lie
-    in the picture, the separator, and the features of the global view. A newline ends every row of features.
+    An image's views are its global view, then its crops by rows. Its tokens are the features of the crops as they lie
+    in the image, the separator, and the features of the global view. A newline ends every row of features.
     """
     orders, view = [], FIRST_VIEW
-    for rows, columns in pictures:
+    for rows, columns in images:
         overview, details = _placed(1, 1, view), _placed(rows, columns, view + TOKENS_PER_CROP)
         orders += [details, np.array([SEPARATOR]), overview]
         view += (1 + rows * columns) * TOKENS_PER_CROP
@@ -29,7 +29,7 @@ def feature_order(pictures: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
 
 
 def _placed(rows: int, columns: int, first: int) -> npt.NDArray[np.int64]:
-    """Return the features of *rows* x *columns* views as they lie in the picture, with newlines."""
+    """Return the features of *rows* x *columns* views as they lie in the image, with newlines."""
     side = TOKENS_PER_SIDE
     views = np.arange(first, first + rows * columns * side**2).reshape(rows, columns, side, side)
     lines = views.swapaxes(1, 2).reshape(rows * side, columns * side)

@@ -1,4 +1,4 @@
-"""Size and token count of a picture, from its dimensions. Runs in the gateway: no torch.
+"""Size and token count of an image, from its dimensions. Runs in the gateway: no torch.
 
 Source of the rule: HD_transform and calc_num_image_tokens in the release's image_processing_phi3_v.py.
 """
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from saccade.errors import ImageTooLarge, InvalidValue, StartupError, UnsupportedParameter
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.preprocessing import processor_config
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 CROP = 336
 PATCH = 14
@@ -28,7 +28,7 @@ EMBEDDING: Mapping[str, Any] = {"use_hd_transform": True, "with_learnable_separa
 
 
 class Layout:
-    """Layout of Phi-3-vision: a global view of the whole picture and crops of 336 x 336, 144 tokens each."""
+    """Layout of Phi-3-vision: a global view of the whole image and crops of 336 x 336, 144 tokens each."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         embedding = config.get("embd_layer") or {}
@@ -45,31 +45,31 @@ class Layout:
             "image_std": processor_config.deviations(std, "image_std"),
         }
 
-    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings`; for `detail: low` with one crop. Raises InvalidValue."""
         for key in ("min_pixels", "max_pixels"):
             if getattr(options, key) is not None:
                 raise InvalidValue(
-                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
+                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
                 )
         if options.detail != "low" or self.settings["num_crops"] == LOW_DETAIL_CROPS:
             return self.settings
         return {**self.settings, "num_crops": LOW_DETAIL_CROPS}
 
-    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-        """Return the padded picture's grid (1, rows, columns) and shape [3, height, width]. Raises ImageTooLarge."""
-        return picture_layout(width, height, settings)
+    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the padded image's grid (1, rows, columns) and shape [3, height, width]. Raises ImageTooLarge."""
+        return image_layout(width, height, settings)
 
-    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's images."""
         raise UnsupportedParameter(
-            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
             "workers take them."
         )
 
 
 class Fitted(NamedTuple):
-    """A picture with its long side as width: its size, and its padded height, in pixels."""
+    """An image with its long side as width: its size, and its padded height, in pixels."""
 
     width: int
     height: int
@@ -77,7 +77,7 @@ class Fitted(NamedTuple):
 
 
 def fitted(long: int, short: int, num_crops: int) -> Fitted:
-    """Return the size of a picture of *long* x *short* pixels in as many columns of crops as *num_crops* allow.
+    """Return the size of an image of *long* x *short* pixels in as many columns of crops as *num_crops* allow.
 
     Raises ImageTooLarge if its short side would become 0.
     """
@@ -89,19 +89,19 @@ def fitted(long: int, short: int, num_crops: int) -> Fitted:
     height = int(width / ratio)
     if height < 1:
         raise ImageTooLarge(
-            f"The picture's sides have {long} and {short} pixels; this model accepts a ratio of at most {width} to 1."
+            f"The image's sides have {long} and {short} pixels; this model accepts a ratio of at most {width} to 1."
         )
     return Fitted(width, height, math.ceil(height / CROP) * CROP)
 
 
-def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture. Its resized size includes the padding and consists of whole crops."""
+def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    """Return the layout of an upright image. Its resized size includes the padding and consists of whole crops."""
     size = fitted(max(width, height), min(width, height), settings["num_crops"])
     resized_width, resized_height = size.width, size.padded_height
     if width < height:
         resized_width, resized_height = resized_height, resized_width
     rows, columns = resized_height // CROP, resized_width // CROP
-    return PictureLayout(
+    return ImageLayout(
         resized_height=resized_height,
         resized_width=resized_width,
         grid=(1, resized_height // PATCH, resized_width // PATCH),

@@ -1,8 +1,8 @@
 """Vision tower, HD transform, projector and text decoder.
 
 Sources: the release's image_processing_phi3_v.py and image_embedding_phi3_v.py. Shapes: N tokens, B bytes of pixels,
-V views (a global view and crops of each picture), S side of a view in pixels, C channels of the vision tower, E hidden
-size, R rows to predict from, U tokens of pictures in the step, W = E.
+V views (a global view and crops of each image), S side of a view in pixels, C channels of the vision tower, E hidden
+size, R rows to predict from, U tokens of images in the step, W = E.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ from saccade.nn.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """What depends on the pictures' sizes alone: (rows, columns) of crops, and the order of features, int64 [U]."""
+    """What depends on the images' sizes alone: (rows, columns) of crops, and the order of features, int64 [U]."""
 
-    pictures: tuple[tuple[int, int], ...]
+    images: tuple[tuple[int, int], ...]
     views: ViewMetadata
     order: torch.Tensor
 
@@ -80,28 +80,28 @@ class Network(ImageTextNetwork):
         self, items: Sequence[MediaShape], backend: VisionAttentionBackend
     ) -> tuple[EncoderMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
-        pictures = tuple(crops(item.grid) for item in items)
-        views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in pictures), backend)
-        order = to_device(feature_order(pictures), self.device)
-        return EncoderMetadata(pictures, views, order), [self.facts.item_tokens(item.grid) for item in items]
+        images = tuple(crops(item.grid) for item in items)
+        views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in images), backend)
+        order = to_device(feature_order(images), self.device)
+        return EncoderMetadata(images, views, order), [self.facts.item_tokens(item.grid) for item in items]
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
-        """Map uint8 padded pictures to features [U, E], picture after picture."""
-        sizes = [rows * columns * CHANNELS * CROP**2 for rows, columns in metadata.pictures]
-        padded = zip(pixels_B.split_with_sizes(sizes), metadata.pictures, strict=True)
-        views_V3SS = torch.cat([self._views(pixels, *picture) for pixels, picture in padded])
+        """Map uint8 padded images to features [U, E], image after image."""
+        sizes = [rows * columns * CHANNELS * CROP**2 for rows, columns in metadata.images]
+        padded = zip(pixels_B.split_with_sizes(sizes), metadata.images, strict=True)
+        views_V3SS = torch.cat([self._views(pixels, *image) for pixels, image in padded])
         # The tower's first hidden state of a view is that of the class token.
         hidden_VPC = self.vision_tower(view_patches(views_V3SS, PATCH), metadata.views)[:, 1:]
         table = torch.cat((self.newline.flatten(0, 2), self.separator.flatten(0, 1), _merged(hidden_VPC)))
         return self.projector(table.index_select(0, metadata.order))  # type: ignore[no-any-return]
 
     def _views(self, pixels: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """Return the global view and the crops of one padded picture, [1 + rows * columns, 3, S, S]."""
+        """Return the global view and the crops of one padded image, [1 + rows * columns, 3, S, S]."""
         # As in the release, the global view is resized after normalisation, in float32 and without antialiasing.
-        picture = self.normalised(pixels.view(1, -1), torch.float32)
-        picture_3HW = picture.view(CHANNELS, rows * CROP, columns * CROP)
-        overview = functional.interpolate(picture_3HW.unsqueeze(0), size=(CROP, CROP), mode="bicubic")
-        details = picture_3HW.view(CHANNELS, rows, CROP, columns, CROP).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        image = self.normalised(pixels.view(1, -1), torch.float32)
+        image_3HW = image.view(CHANNELS, rows * CROP, columns * CROP)
+        overview = functional.interpolate(image_3HW.unsqueeze(0), size=(CROP, CROP), mode="bicubic")
+        details = image_3HW.view(CHANNELS, rows, CROP, columns, CROP).permute(1, 3, 0, 2, 4).flatten(0, 1)
         return torch.cat((overview, details)).to(self.dtype)
 
 

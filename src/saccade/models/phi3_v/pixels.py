@@ -1,4 +1,4 @@
-"""A decoded picture to the padded picture of the wire. Runs in a decode process."""
+"""A decoded image to the padded image of the wire. Runs in a decode process."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,14 +9,14 @@ from PIL import Image
 
 from saccade.errors import InternalError
 from saccade.media.resample import resample
-from saccade.models.phi3_v.layout import fitted, picture_layout
-from saccade.protocol.media import PictureLayout
+from saccade.models.phi3_v.layout import fitted, image_layout
+from saccade.protocol.media import ImageLayout
 
 WHITE = 255
 
 
 class Pixels:
-    """The padded picture of Phi-3-vision, uint8 planes; an engine makes its global view and its crops.
+    """The padded image of Phi-3-vision, uint8 planes; an engine makes its global view and its crops.
 
     Source: HD_transform and padding_336 in the release's image_processing_phi3_v.py.
     """
@@ -24,24 +24,24 @@ class Pixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write *picture* [height, width, 3], resized on white, into *out* [3, padded height, padded width].
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write *image* [height, width, 3], resized on white, into *out* [3, padded height, padded width].
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
-        height, width, _ = picture.shape
-        if picture_layout(width, height, self._settings) != layout:
-            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
+        height, width, _ = image.shape
+        if image_layout(width, height, self._settings) != layout:
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
         planes = out.transpose(1, 2, 0)
         if width < height:
-            # The reference first rotates a tall picture, so its passes have the other order.
-            picture, planes = picture.transpose(1, 0, 2), planes.transpose(1, 0, 2)
-        size = fitted(picture.shape[1], picture.shape[0], self._settings["num_crops"])
+            # The reference first rotates a tall image, so its passes have the other order.
+            image, planes = image.transpose(1, 0, 2), planes.transpose(1, 0, 2)
+        size = fitted(image.shape[1], image.shape[0], self._settings["num_crops"])
         top = (size.padded_height - size.height) // 2
         planes[:top] = WHITE
-        planes[top : top + size.height] = resample(picture, size.height, size.width, Image.Resampling.BILINEAR)
+        planes[top : top + size.height] = resample(image, size.height, size.width, Image.Resampling.BILINEAR)
         planes[top + size.height :] = WHITE
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
-        """Return the padded picture [height, width, 3]."""
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+        """Return the padded image [height, width, 3]."""
         return patches.transpose(1, 2, 0)

@@ -1,4 +1,4 @@
-"""A decoded picture to patches in merged blocks. Runs in a decode process: resizing uses torch."""
+"""A decoded image to patches in merged blocks. Runs in a decode process: resizing uses torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from saccade.media import rgbx
 from saccade.media.resize import resize
 from saccade.models.preprocessing import patchify, smart_resize
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 
 class PatchifyPixels:
@@ -18,33 +18,33 @@ class PatchifyPixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write the patches of *picture* [height, width, 3] into *out* of layout.pixel_shape.
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the patches of *image* [height, width, 3] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
-        height, width, _ = picture.shape
+        height, width, _ = image.shape
         smart_resize.check_layout(width, height, self._settings, layout)
         side = self._settings["patch_size"] * self._settings["merge_size"]
         columns = layout.resized_width // side
-        bands = _bands(picture, layout, side)
+        bands = _bands(image, layout, side)
         if layout.pixel_dtype == "uint8":
             patchify.write_patches(bands, self._settings, out, columns)
         else:
             patchify.write_normalised(bands, self._settings, layout.pixel_dtype, out, columns)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
-        """Return the resized picture [height, width, 3] that *patches* show."""
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+        """Return the resized image [height, width, 3] that *patches* show."""
         patch, merge = self._settings["patch_size"], self._settings["merge_size"]
         _, rows, columns = layout.grid
         blocks = patches.reshape(rows // merge, columns // merge, merge, merge, -1, patch, patch)
         return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(layout.resized_height, layout.resized_width, -1)
 
 
-def _bands(picture: npt.NDArray[np.uint8], layout: PictureLayout, height: int) -> patchify.Bands:
-    """Return the rows of blocks of *picture*, resized to *layout* if the sizes differ."""
-    memory = rgbx.words(picture)
-    if memory is not None and picture.shape[:2] == (layout.resized_height, layout.resized_width):
+def _bands(image: npt.NDArray[np.uint8], layout: ImageLayout, height: int) -> patchify.Bands:
+    """Return the rows of blocks of *image*, resized to *layout* if the sizes differ."""
+    memory = rgbx.words(image)
+    if memory is not None and image.shape[:2] == (layout.resized_height, layout.resized_width):
         return patchify.bands_of_words(memory, height)
-    planes = resize(picture, layout.resized_height, layout.resized_width)
+    planes = resize(image, layout.resized_height, layout.resized_width)
     return patchify.bands_of_planes(np.ascontiguousarray(planes), height)

@@ -26,7 +26,7 @@ def bands_of_planes(planes: npt.NDArray[np.uint8], height: int) -> Bands:
 
 
 def bands_of_words(memory: npt.NDArray[np.uint8], height: int) -> Bands:
-    """Return the bands, *height* rows each, of a picture in *memory* [rows, width, 4]."""
+    """Return the bands, *height* rows each, of an image in *memory* [rows, width, 4]."""
     band = np.empty((CHANNELS, height, memory.shape[1]), np.uint8)
 
     def split(index: int) -> npt.NDArray[np.uint8]:

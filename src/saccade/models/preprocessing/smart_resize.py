@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
-from saccade.models.family import PictureOptions, VideoOptions
+from saccade.models.family import ImageOptions, VideoOptions
 from saccade.models.preprocessing.processor_config import (
     CHANNELS,
     check_fixed,
@@ -19,7 +19,7 @@ from saccade.models.preprocessing.processor_config import (
     one_per_channel,
     whole_number,
 )
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 MAX_ASPECT = 200
@@ -48,7 +48,7 @@ TOWER_KEYS = (
 
 
 class SmartResizeLayout:
-    """Layout of a picture from its dimensions. A family adds its data.
+    """Layout of an image from its dimensions. A family adds its data.
 
     *defaults* apply to keys that preprocessor_config.json lacks.
     """
@@ -59,15 +59,15 @@ class SmartResizeLayout:
         self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
         check_tower(config, self.settings)
 
-    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with the limits that *options* set. Raises InvalidValue."""
         return adjusted(self.settings, options)
 
-    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
+    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens and patch shape. Raises ImageTooLarge."""
-        return picture_layout(width, height, settings)
+        return image_layout(width, height, settings)
 
-    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Return *layout* with the reference's patches, [3 * temporal_patch_size * patch_size * patch_size] each."""
         patches, width = layout.pixel_shape
         shape = (patches, width * self.settings["temporal_patch_size"])
@@ -77,7 +77,7 @@ class SmartResizeLayout:
 def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parsed preprocessor_config.json, with *defaults* for missing keys.
 
-    They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized picture), image_mean
+    They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized image), image_mean
     and image_std (of values in 0 to 1). Raises StartupError if a value is wrong or not supported.
     """
     check_fixed(preprocessor, FIXED)
@@ -125,14 +125,14 @@ def check_tower(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of the resized picture: near the original, divisible by a merged patch, within the limits.
+    """Return (height, width) of the resized image: near the original, divisible by a merged patch, within the limits.
 
     Python's round half to even is part of the rule. Raises ImageTooLarge if one side is over 200 times the other.
     """
     factor = settings["patch_size"] * settings["merge_size"]
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ImageTooLarge(
-            f"The picture has {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short one."
+            f"The image has {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short one."
         )
     rows, columns = round(height / factor), round(width / factor)
     if rows * columns * factor * factor > settings["max_pixels"]:
@@ -145,7 +145,7 @@ def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, 
     return rows * factor, columns * factor
 
 
-def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[str, Any]:
+def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str, Any]:
     """Return *settings* with the limits of *options*; the same object if nothing changes. Raises InvalidValue.
 
     `detail: low` lowers the model's own min_pixels if necessary, but not a min_pixels of the request.
@@ -167,7 +167,7 @@ def adjusted(settings: Mapping[str, Any], options: PictureOptions) -> Mapping[st
     return {**settings, "min_pixels": minimum, "max_pixels": maximum}
 
 
-def check_order(minimum: int, maximum: int, options: PictureOptions | VideoOptions) -> None:
+def check_order(minimum: int, maximum: int, options: ImageOptions | VideoOptions) -> None:
     """Raise InvalidValue if *minimum* is over *maximum*: limits of *options*, or the model's own if those are None."""
     if minimum <= maximum:
         return
@@ -196,12 +196,12 @@ def _asked(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
     return value
 
 
-def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture of *width* x *height* pixels. Raises ImageTooLarge."""
+def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    """Return the layout of an upright image of *width* x *height* pixels. Raises ImageTooLarge."""
     patch, merge = settings["patch_size"], settings["merge_size"]
     resized_height, resized_width = resized(width, height, settings)
     rows, columns = resized_height // patch, resized_width // patch
-    return PictureLayout(
+    return ImageLayout(
         resized_height=resized_height,
         resized_width=resized_width,
         grid=(1, rows, columns),
@@ -210,8 +210,8 @@ def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> Pict
     )
 
 
-def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: PictureLayout) -> None:
+def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: ImageLayout) -> None:
     """Raise InternalError if *layout*, of any wire, is for another size or other settings."""
-    own = picture_layout(width, height, settings)
+    own = image_layout(width, height, settings)
     if (own.resized_height, own.resized_width, own.grid) != (layout.resized_height, layout.resized_width, layout.grid):
-        raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
+        raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")

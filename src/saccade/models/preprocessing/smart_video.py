@@ -15,11 +15,11 @@ from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.protocol.media import PictureLayout, VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
 OF_PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-"""Settings that pictures and videos share, because one network reads the patches of both."""
+"""Settings that images and videos share, because one network reads the patches of both."""
 
 WHOLE = ("min_frames", "max_frames", "max_video_tokens")
 BUDGET = 0.9
@@ -35,7 +35,7 @@ FIXED: Mapping[str, Any] = {"cap_pixels_per_frame": True, "num_frames": None}
 class SmartVideoLayout:
     """Layout of a video from its header. A family adds its data, and its own rules where they differ.
 
-    *defaults* apply to keys that the video processor's settings lack. The picture processor's settings apply to
+    *defaults* apply to keys that the video processor's settings lack. The image processor's settings apply to
     patches, where those of videos have none; its limits of pixels do not.
     """
 
@@ -46,14 +46,14 @@ class SmartVideoLayout:
     def __init__(
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
     ) -> None:
-        of_pictures = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
-        given = {**of_pictures, **{key: value for key, value in video_preprocessor.items() if value is not None}}
+        of_images = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
+        given = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
         try:
             self.settings: Mapping[str, Any] = smart_resize.resolve(given, self.defaults)
             smart_resize.check_tower(config, self.settings)
         except StartupError as error:
             raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
-        self._check(given, of_pictures)
+        self._check(given, of_images)
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` with what *options* set. Raises InvalidValue."""
@@ -68,7 +68,7 @@ class SmartVideoLayout:
             settings["fps"] = options.fps
         return settings
 
-    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> PictureLayout:
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (groups of frames, rows, columns), tokens, patch shape and the frames. Raises VideoTooLarge."""
         patch, merge, group = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
         frames = self.sampled(header, settings)
@@ -81,7 +81,7 @@ class SmartVideoLayout:
         resized_height, resized_width = self.resized(header, len(frames), settings)
         num_groups, rows, columns = -(-len(frames) // group), resized_height // patch, resized_width // patch
         num_patches = num_groups * rows * columns
-        return PictureLayout(
+        return ImageLayout(
             resized_height=resized_height,
             resized_width=resized_width,
             grid=(num_groups, rows, columns),
@@ -111,7 +111,7 @@ class SmartVideoLayout:
         return tuple(index * total // count for index in range(count))
 
     def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (height, width) of the resized frames: those of a picture whose pixels are limited by the budget."""
+        """Return (height, width) of the resized frames: those of an image whose pixels are limited by the budget."""
         factor = settings["patch_size"] * settings["merge_size"]
         budget = int(settings["max_video_tokens"] * factor * factor * BUDGET)
         share = min(settings["max_pixels"], budget * settings["temporal_patch_size"] // num_frames)
@@ -124,7 +124,7 @@ class SmartVideoLayout:
         """Return what stands for the video in the prompt; by default nothing beside its placeholders."""
         return ()
 
-    def _check(self, given: Mapping[str, Any], of_pictures: Mapping[str, Any]) -> None:
+    def _check(self, given: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
         for key, value in self.fixed.items():
             if given.get(key, value) != value:
                 raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {given[key]!r}.")
@@ -137,9 +137,9 @@ class SmartVideoLayout:
         fps = self.settings["fps"]
         if type(fps) not in (int, float) or not 0 < fps < math.inf:
             raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: fps must be a number above 0, not {fps!r}.")
-        for key, value in of_pictures.items():
+        for key, value in of_images.items():
             if self.settings[key] != value:
                 raise StartupError(
-                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} is {self.settings[key]!r}, but {value!r} for pictures; the "
+                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} is {self.settings[key]!r}, but {value!r} for images; the "
                     "network reads the patches of both alike."
                 )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from saccade.errors import InternalError
 from saccade.media.resize import resize
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 
 class MergedVideoPixels:
@@ -18,7 +18,7 @@ class MergedVideoPixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: PictureLayout, out: npt.NDArray[np.uint8]) -> None:
+    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frames* into *out* of layout.pixel_shape, one frame at a time.
 
         Raises InternalError if there are not as many frames as *layout* says.

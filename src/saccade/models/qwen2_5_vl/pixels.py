@@ -1,4 +1,4 @@
-"""A decoded picture or video to the patches of the wire. Runs in a decode process."""
+"""A decoded image or video to the patches of the wire. Runs in a decode process."""
 
 from saccade.models.preprocessing.merge_pixels import PatchifyPixels
 from saccade.models.preprocessing.video_patches import MergedVideoPixels

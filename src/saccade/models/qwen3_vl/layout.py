@@ -1,4 +1,4 @@
-"""Compute grid and token count of a picture from its dimensions. Runs in the gateway: no torch."""
+"""Compute grid and token count of an image from its dimensions. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 
 
 class Layout(SmartResizeLayout):
-    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens per picture."""
+    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens per image."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 16,

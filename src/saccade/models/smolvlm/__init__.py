@@ -6,10 +6,10 @@ FAMILY = Family(
     architectures=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     model_types=("idefics3", "smolvlm"),
     placeholder="<image>",
-    picture_tag="<image>",
+    image_tag="<image>",
     limits=(
         "Text networks other than Llama are refused by the engine.",
         "Releases with a Lanczos filter (`resample: 1`) need torch 2.12 or newer.",
-        "Tiles of another size than the vision tower's pictures are refused.",
+        "Tiles of another size than the vision tower's images are refused.",
     ),
 )

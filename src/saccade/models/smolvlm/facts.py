@@ -56,7 +56,7 @@ class Facts(TextFacts):
         side = self.vision.side
         if frames != 1 or min(rows, columns) < 1 or rows % side or columns % side:
             raise InvalidValue(
-                f"A picture's grid must be one frame of rows and columns that are multiples of {side}, not "
+                f"An image's grid must be one frame of rows and columns that are multiples of {side}, not "
                 f"{tuple(grid)}."
             )
         return num_views(rows // side, columns // side)
@@ -74,15 +74,15 @@ class Facts(TextFacts):
         return self.item_tokens(grid) * self.text.hidden_size
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of tiles that leaves room for the view of the whole picture."""
+        """Return a square of tiles that leaves room for the view of the whole image."""
         side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side
         return 1, side, side
 
     def padding_grid(self, num_patches: int) -> None:
-        """Return None: a picture consists of whole views."""
+        """Return None: an image consists of whole views."""
 
     def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that do not depend on pictures."""
+        """Return positions that do not depend on images."""
         return PlainPositions()
 
 

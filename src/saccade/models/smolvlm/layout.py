@@ -1,4 +1,4 @@
-"""Tiles, tokens and text of a picture, from its dimensions. Runs in the gateway: no torch.
+"""Tiles, tokens and text of an image, from its dimensions. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, models/idefics3/image_processing_idefics3.py and processing_idefics3.py.
 """
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.models.family import PictureOptions
+from saccade.models.family import ImageOptions
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.settings import resolve
-from saccade.protocol.media import PictureLayout
+from saccade.protocol.media import ImageLayout
 
 AROUND = "<fake_token_around_image>"
 GLOBAL = "<global-img>"
@@ -20,40 +20,40 @@ MAX_EDGE = 4096
 
 
 class Layout:
-    """Layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole picture in one square view."""
+    """Layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole image in one square view."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
-    def settings_for(self, options: PictureOptions) -> Mapping[str, Any]:
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings`; for `detail: low` without tiles. Raises InvalidValue."""
         for key in ("min_pixels", "max_pixels"):
             if getattr(options, key) is not None:
                 raise InvalidValue(
-                    f"{key} is not supported: this model has fixed picture sizes; leave it out.", "mm_processor_kwargs"
+                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
                 )
         if options.detail != "low" or not self.settings["splits"]:
             return self.settings
         return {**self.settings, "splits": False}
 
-    def picture(self, width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-        """Return grid (1, rows, columns) of the tiled picture in patches, views [V, 3, s, s], and the text around."""
-        return picture_layout(width, height, settings)
+    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return grid (1, rows, columns) of the tiled image in patches, views [V, 3, s, s], and the text around."""
+        return image_layout(width, height, settings)
 
-    def external(self, layout: PictureLayout, dtype: str) -> PictureLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's pictures."""
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
+        """Raise UnsupportedParameter: external wires have no format for this family's images."""
         raise UnsupportedParameter(
-            "This worker takes no pictures for this model: the wire to it has no format for them. Saccade's own "
+            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
             "workers take them."
         )
 
 
-def picture_layout(width: int, height: int, settings: Mapping[str, Any]) -> PictureLayout:
-    """Return the layout of an upright picture; its resized size is that of all tiles together."""
+def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    """Return the layout of an upright image; its resized size is that of all tiles together."""
     side, view = settings["tile"], settings["tile"] // settings["patch_size"]
     rows, columns = tiles(*fitted(height, width, settings["longest_edge"]), side) if settings["splits"] else (1, 1)
     views = num_views(rows, columns)
-    return PictureLayout(
+    return ImageLayout(
         resized_height=rows * side,
         resized_width=columns * side,
         grid=(1, rows * view, columns * view),
@@ -86,7 +86,7 @@ def _even(length: int) -> int:
 
 
 def tiles(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return (rows, columns) of tiles of *side* pixels for a resized picture, whose aspect ratio is nearly kept."""
+    """Return (rows, columns) of tiles of *side* pixels for a resized image, whose aspect ratio is nearly kept."""
     ratio = width / height
     if width >= height:
         columns = math.ceil(width / side)
@@ -96,12 +96,12 @@ def tiles(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def num_views(rows: int, columns: int) -> int:
-    """Return the number of views: the tiles and the whole picture, or one view where there would be one tile."""
+    """Return the number of views: the tiles and the whole image, or one view where there would be one tile."""
     return 1 if rows == columns == 1 else rows * columns + 1
 
 
 def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:
-    """Return what stands for a picture in the prompt: each view's tokens behind a mark of its place."""
+    """Return what stands for an image in the prompt: each view's tokens behind a mark of its place."""
     whole: tuple[str | int, ...] = (AROUND, GLOBAL, view_tokens, AROUND)
     if rows == columns == 1:
         return whole

@@ -1,8 +1,8 @@
 """Vision tower, connector and text decoder.
 
 Formulas: transformers 5.23, modeling_idefics3.py and modeling_smolvlm.py, which compute the same. Shapes: N tokens, B
-bytes of pixels, V views of all pictures, S the side of a view in pixels, P patches of a view, T patches of all views,
-D values of a patch, C channels of the vision tower, E hidden size, R rows to predict from, U tokens of pictures, W = E.
+bytes of pixels, V views of all images, S the side of a view in pixels, P patches of a view, T patches of all views,
+D values of a patch, C channels of the vision tower, E hidden size, R rows to predict from, U tokens of images, W = E.
 """
 
 from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ class Network(ImageTextNetwork):
         return views, [self.facts.item_tokens(grid) for grid in grids]
 
     def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map uint8 views to features [U, E], picture after picture."""
+        """Map uint8 views to features [U, E], image after image."""
         vision = self.facts.vision
         views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)

@@ -1,4 +1,4 @@
-"""A decoded picture to the views of the wire. Runs in a decode process.
+"""A decoded image to the views of the wire. Runs in a decode process.
 
 Source: transformers 5.23, models/idefics3/image_processing_idefics3.py, with the torchvision backend.
 """
@@ -11,30 +11,30 @@ import numpy.typing as npt
 
 from saccade.errors import InternalError
 from saccade.media.resize import resize
-from saccade.models.smolvlm.layout import fitted, picture_layout
-from saccade.protocol.media import PictureLayout
+from saccade.models.smolvlm.layout import fitted, image_layout
+from saccade.protocol.media import ImageLayout
 
 
 class Pixels:
-    """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, then the whole picture; or that alone.
+    """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone.
 
     As in the reference, each size is resized from the one before, rounded to uint8: the longest edge, then whole tiles,
-    then the whole picture.
+    then the whole image.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def write(self, picture: npt.NDArray[np.uint8], layout: PictureLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *picture* [height, width, 3] into *out* of layout.pixel_shape.
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
-        height, width, _ = picture.shape
-        if picture_layout(width, height, self._settings) != layout:
-            raise InternalError("The picture's decoded size differs from the size for which its tokens were counted.")
-        picture = self._resized(picture, *fitted(height, width, self._settings["longest_edge"]))
-        tiled = self._resized(picture, layout.resized_height, layout.resized_width)
+        height, width, _ = image.shape
+        if image_layout(width, height, self._settings) != layout:
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        image = self._resized(image, *fitted(height, width, self._settings["longest_edge"]))
+        tiled = self._resized(image, layout.resized_height, layout.resized_width)
         side = out.shape[-1]
         rows, columns = layout.resized_height // side, layout.resized_width // side
         if len(out) > 1:
@@ -42,10 +42,10 @@ class Pixels:
             target[...] = tiled.reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
         out[-1] = self._resized(tiled, side, side).transpose(2, 0, 1)
 
-    def _resized(self, picture: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
-        """Return *picture* [old height, old width, 3] as [*height*, *width*, 3]."""
-        return resize(picture, height, width, self._settings["filter"]).transpose(1, 2, 0)
+    def _resized(self, image: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
+        """Return *image* [old height, old width, 3] as [*height*, *width*, 3]."""
+        return resize(image, height, width, self._settings["filter"]).transpose(1, 2, 0)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: PictureLayout) -> npt.NDArray[np.uint8]:
+    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""
         return np.concatenate(patches.transpose(0, 2, 3, 1), axis=1)

@@ -61,7 +61,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     if tile != vision.image_size:
         raise StartupError(
             f"{PREPROCESSOR_CONFIG}: max_image_size.longest_edge is {tile}, but the vision tower in config.json takes "
-            f"pictures of {vision.image_size} x {vision.image_size} pixels; only equal sizes are supported."
+            f"images of {vision.image_size} x {vision.image_size} pixels; only equal sizes are supported."
         )
     if given["resample"] not in FILTERS:
         raise StartupError(

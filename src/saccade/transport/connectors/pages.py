@@ -1,7 +1,7 @@
 """The pages of an engine's KV cache in our keys, from events with the engine's own hashes and the token ids.
 
 Our key of a block follows from its parent's key and its tokens. Pages that are not known for certain are left out, and
-so is all that follows them: those whose parent is not known, and those with a pad that stands for no picture that this
+so is all that follows them: those whose parent is not known, and those with a pad that stands for no image that this
 gateway has sent.
 """
 
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
-from saccade.transport.connectors.sent_pictures import FIRST_PAD, MAX_SALTS, SentPicture, SentPictures
+from saccade.transport.connectors.sent_images import FIRST_PAD, MAX_SALTS, SentImage, SentImages
 
 Hash = int | bytes
 """The engine's own name of a page."""
 
 EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
-NOT_SENT = "it holds blocks behind pictures that this gateway has not sent, or behind blocks that it does not know"
+NOT_SENT = "it holds blocks behind images that this gateway has not sent, or behind blocks that it does not know"
 TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
 LATE_TENANT = "its events do not name tenants, and it stored text before one of them sent a prompt to it"
 MAX_PAGES = 1 << 23
@@ -29,14 +29,14 @@ class Chain(NamedTuple):
     """A prompt up to the end of a page.
 
     *keys* are those of its last whole block, the root's where not *has_block*, one for each salt that the prompt may
-    have; *token_ids* and *runs* follow that block. *picture* is the one of which the first *shown* tokens have come and
-    more must; None between pictures.
+    have; *token_ids* and *runs* follow that block. *image* is the one of which the first *shown* tokens have come and
+    more must; None between images.
     """
 
     keys: tuple[tuple[bytes, bytes], ...]
     token_ids: tuple[int, ...] = ()
     runs: tuple[MediaRun, ...] = ()
-    picture: SentPicture | None = None
+    image: SentImage | None = None
     shown: int = 0
     has_block: bool = False
 
@@ -48,7 +48,7 @@ class Pages:
     are not known, "" where there are none.
     """
 
-    def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentPictures) -> None:
+    def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentImages) -> None:
         self._fingerprint = fingerprint
         self._page_size = page_size
         self._block_size = block_size
@@ -122,12 +122,12 @@ def _closed(chain: Chain) -> Chain:
     return chain._replace(keys=keys, token_ids=(), runs=(), has_block=True)
 
 
-def _grown(chain: Chain, token_ids: Sequence[int], sent: SentPictures) -> Chain | None:
+def _grown(chain: Chain, token_ids: Sequence[int], sent: SentImages) -> Chain | None:
     """Return *chain* with a page of *token_ids*; None where it is not certain what the page shows."""
     grown = chain
     for pad, group in groupby(token_ids, lambda token_id: token_id if token_id >= FIRST_PAD else 0):
         tokens = tuple(group)
-        found = _with_picture(grown, sent.picture(pad), len(tokens)) if pad else _with_text(grown, tokens)
+        found = _with_image(grown, sent.image(pad), len(tokens)) if pad else _with_text(grown, tokens)
         if found is None:
             return None
         grown = found
@@ -135,36 +135,36 @@ def _grown(chain: Chain, token_ids: Sequence[int], sent: SentPictures) -> Chain 
 
 
 def _with_text(chain: Chain, token_ids: tuple[int, ...]) -> Chain | None:
-    if chain.picture is not None and _place(chain.picture, chain.shown)[0]:
+    if chain.image is not None and _place(chain.image, chain.shown)[0]:
         return None
     return chain._replace(token_ids=chain.token_ids + token_ids)
 
 
-def _with_picture(chain: Chain, picture: SentPicture | None, num_tokens: int) -> Chain | None:
-    """Return *chain* with *num_tokens* tokens of *picture*: of one showing, or of several in a row."""
-    if picture is None or chain.picture not in (None, picture):
+def _with_image(chain: Chain, image: SentImage | None, num_tokens: int) -> Chain | None:
+    """Return *chain* with *num_tokens* tokens of *image*: of one showing, or of several in a row."""
+    if image is None or chain.image not in (None, image):
         return None
-    keys = tuple(pair for pair in chain.keys if pair[0] == picture.salt)
+    keys = tuple(pair for pair in chain.keys if pair[0] == image.salt)
     runs, start, shown = list(chain.runs), len(chain.token_ids), chain.shown
     stop = start + num_tokens
     while start < stop:
-        before, left = _place(picture, shown)
+        before, left = _place(image, shown)
         length = min(left, stop - start)
         if before and runs:
             runs[-1] = runs[-1]._replace(length=runs[-1].length + length)
         else:
-            runs.append(MediaRun(start, length, picture.content_hash, shown))
+            runs.append(MediaRun(start, length, image.content_hash, shown))
         start += length
-        shown = (shown + length) % sum(picture.spans)
-    token_ids = chain.token_ids + (picture.placeholder,) * num_tokens
-    grown = Chain(keys, token_ids, tuple(runs), picture if shown else None, shown, chain.has_block)
+        shown = (shown + length) % sum(image.spans)
+    token_ids = chain.token_ids + (image.placeholder,) * num_tokens
+    grown = Chain(keys, token_ids, tuple(runs), image if shown else None, shown, chain.has_block)
     return grown if keys else None
 
 
-def _place(picture: SentPicture, shown: int) -> tuple[int, int]:
-    """Return how many tokens of the span of a picture's token *shown* come before it, and how many from it on."""
+def _place(image: SentImage, shown: int) -> tuple[int, int]:
+    """Return how many tokens of the span of an image's token *shown* come before it, and how many from it on."""
     stop = 0
-    for length in picture.spans:
+    for length in image.spans:
         stop += length
         if shown < stop:
             break

@@ -13,7 +13,7 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.connectors import smg_model
-from saccade.transport.connectors.sent_pictures import SentPictures
+from saccade.transport.connectors.sent_images import SentImages
 from saccade.transport.connectors.sglang_address import SCHEME
 from saccade.transport.connectors.sglang_messages import Meeting, generate_request
 from saccade.transport.connectors.smg_client import SmgClient
@@ -22,7 +22,7 @@ from saccade.transport.connectors.smg_session import Session, Surroundings
 
 TEXT_PREFIX = Exactness(
     "TEXT_PREFIX",
-    "SGLang's events name pictures by hashes of their float values, which its gRPC call does not take",
+    "SGLang's events name images by hashes of their float values, which its gRPC call does not take",
 )
 BIGRAMS = "with speculative decoding of this kind its blocks depend on the token after them"
 BIGRAM_ALGORITHMS = ("EAGLE", "NEXTN", "FROZEN_KV_MTP")
@@ -34,7 +34,7 @@ BOTH, PREFILL, DECODE = "null", "prefill", "decode"
 
 
 class SglangClient(SmgClient):
-    """An SGLang worker, which must have been started in *mode*. Pictures travel inline: it takes no shared memory."""
+    """An SGLang worker, which must have been started in *mode*. Images travel inline: it takes no shared memory."""
 
     SCHEME = SCHEME
     NAME = "SGLang"
@@ -43,7 +43,7 @@ class SglangClient(SmgClient):
     KNOWN = TEXT_PREFIX
 
     def __init__(self, url: str, surroundings: Surroundings, mode: str = BOTH) -> None:
-        super().__init__(url, surroundings, SentPictures())
+        super().__init__(url, surroundings, SentImages())
         self.bootstrap_port = BOOTSTRAP_PORT
         self._mode = mode
         self._salt: bytes | None = None
@@ -72,10 +72,10 @@ class SglangClient(SmgClient):
         sampling = traits.sampling
         if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
             return unsupported("seed")
-        if traits.has_pictures and not session.traits.plain_positions:
+        if traits.has_images and not session.traits.plain_positions:
             # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
             return UnsupportedParameter(
-                "Pictures for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
+                "Images for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
                 "the model needs with them.",
                 "messages",
             )

@@ -1,7 +1,7 @@
 """EngineRequest to SGLang's GenerateRequest.
 
 The contract is sglang_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/sglang/servicer.py makes of it: all
-pictures of a request are one tensor of float32, concatenated, with one grid for each; the spans of all pictures follow
+images of a request are one tensor of float32, concatenated, with one grid for each; the spans of all images follow
 each other. The engine hashes that tensor itself, and keeps the grids on the CPU.
 """
 
@@ -43,7 +43,7 @@ def generate_request(
 ) -> pb.GenerateRequest:
     """Return *request* as SGLang's message.
 
-    *payloads* are the pixels of each picture. *grid_name* is what the model calls a picture's grid; *eos_token_ids* are
+    *payloads* are the pixels of each image. *grid_name* is what the model calls an image's grid; *eos_token_ids* are
     those that the worker stops at by itself.
     """
     sampling = request.sampling
@@ -68,7 +68,7 @@ def _fill(
 ) -> None:
     (width, *others) = {item.pixel_shape[1:] for item in media}
     if others:
-        raise InternalError("The pictures' patches have different shapes; this worker takes them as one tensor.")
+        raise InternalError("The images' patches have different shapes; this worker takes them as one tensor.")
     pixels = message.pixel_values
     pixels.dtype = "float32"
     pixels.shape.extend((sum(item.pixel_shape[0] for item in media), *width))

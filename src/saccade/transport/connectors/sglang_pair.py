@@ -1,7 +1,7 @@
 """A prefill and a decode worker of SGLang as one worker: each request goes to both, as two legs that meet.
 
-The prefill worker gets the prompt with its pictures, the decode worker the prompt's ids only; the KV cache passes from
-one to the other, at the prefill worker's bootstrap server. The answer is the decode worker's. Pictures of models whose
+The prefill worker gets the prompt with its images, the decode worker the prompt's ids only; the KV cache passes from
+one to the other, at the prefill worker's bootstrap server. The answer is the decode worker's. Images of models whose
 positions follow from grids are refused by both (sglang.py), so the decode leg lacks nothing.
 """
 
@@ -92,12 +92,12 @@ class SglangPair:
         return self._prefill.refuses(traits) or self._decode.refuses(traits)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return False: this wire takes no picture without its pixels."""
+        """Return False: this wire takes no image without its pixels."""
         return False
 
-    def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the prefill worker stores and drops."""
-        return self._prefill.kv_events(blocks=blocks, pictures=pictures)
+        return self._prefill.kv_events(blocks=blocks, images=images)
 
     def abort_sample(self, request_id: str, index: int) -> None:
         """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""

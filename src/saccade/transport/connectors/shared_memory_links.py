@@ -31,7 +31,7 @@ name on to its ranks, some of which may still read when the first has unlinked i
 
 @dataclass
 class Links:
-    """The *slots* of one request, one name for each picture: lend() or put_back() each, collect(), then settle()."""
+    """The *slots* of one request, one name for each image: lend() or put_back() each, collect(), then settle()."""
 
     on_released: Callable[[Sequence[str]], None]
     on_discarded: Callable[[Sequence[str]], None]

@@ -40,7 +40,7 @@ from saccade.transport.backoff import Backoff
 from saccade.transport.client import Supply, slots_of
 from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.connectors.pages import Pages
-from saccade.transport.connectors.sent_pictures import NO_TENANT, SentPictures
+from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
 from saccade.transport.connectors.shared_memory_links import Links
 from saccade.transport.connectors.smg_answer import LOST, Answer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
@@ -82,7 +82,7 @@ class SmgClient(ABC):
     KNOWN: ClassVar[Exactness]
     """How exactly the events of such a worker can tell what it holds."""
 
-    def __init__(self, url: str, surroundings: Surroundings, sent: SentPictures) -> None:
+    def __init__(self, url: str, surroundings: Surroundings, sent: SentImages) -> None:
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
@@ -117,8 +117,8 @@ class SmgClient(ABC):
         session = self._session
         if session is None:
             return None
-        if traits.has_pictures and session.traits.grid_name is None:
-            return UnsupportedParameter("Pictures for this model are not served by its workers.", "messages")
+        if traits.has_images and session.traits.grid_name is None:
+            return UnsupportedParameter("Images for this model are not served by its workers.", "messages")
         return self.refused(traits, session)
 
     def unknowable(self, server: Any) -> str:
@@ -161,10 +161,10 @@ class SmgClient(ABC):
                 await self._task
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return False: this wire takes no picture without its pixels."""
+        """Return False: this wire takes no image without its pixels."""
         return False
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the worker stores and drops from now on; its encodings are not told of.
 
         Raises WorkerUnavailable where there is no feed, or no longer.
@@ -259,7 +259,7 @@ class SmgClient(ABC):
         num_inline_bytes = sum(len(payload) for payload in payloads if isinstance(payload, bytes))
         if num_inline_bytes > MAX_INLINE_BYTES:
             raise ImageTooLarge(
-                f"The request's pictures come to {num_inline_bytes} bytes for the model; at most {MAX_INLINE_BYTES} "
+                f"The request's images come to {num_inline_bytes} bytes for the model; at most {MAX_INLINE_BYTES} "
                 "can be sent to this worker. Send fewer or smaller ones.",
                 "messages",
             )
@@ -388,7 +388,7 @@ async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | 
     try:
         pixels = await asyncio.to_thread(shared_memory.read_slot, slot)
     except shared_memory.SlotError as error:
-        raise InternalError("A picture was lost on its way to the worker; the request can be sent again.") from error
+        raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
     links.put_back(slot)
     return pixels
 
@@ -397,9 +397,9 @@ def _check_pixels(request: EngineRequest, description: Description) -> None:
     """Raise InternalError for pixels in a form that the worker does not take, or none at all."""
     for item in request.media:
         if item.pixel_dtype != description.pixel_dtype:
-            raise InternalError(f"The pictures are {item.pixel_dtype}; this worker takes {description.pixel_dtype}.")
+            raise InternalError(f"The images are {item.pixel_dtype}; this worker takes {description.pixel_dtype}.")
         if item.slot is None and item.inline is None:
-            raise InternalError("A picture came without pixels, which this worker does not keep.")
+            raise InternalError("An image came without pixels, which this worker does not keep.")
 
 
 def _cancelling() -> bool:

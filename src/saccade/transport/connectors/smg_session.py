@@ -19,7 +19,7 @@ def _ignore(_: object) -> None:
 class Traits:
     """What a wire must know of a model beside its files.
 
-    *grid_name* is what the model calls a picture's grid. *plain_positions*: a token's position is its place in the
+    *grid_name* is what the model calls an image's grid. *plain_positions*: a token's position is its place in the
     prompt, so it does not follow from grids. *keeps_every_token*: all its layers attend to all tokens.
     """
 
@@ -40,7 +40,7 @@ def _no_folder(folder: Path) -> ModelFiles:
 class Surroundings:
     """What a client calls and reads in its gateway.
 
-    Every slot of a request given to generate() comes back once for each picture in it: through *on_released* when the
+    Every slot of a request given to generate() comes back once for each image in it: through *on_released* when the
     worker has copied it or will never read it, through *on_discarded* when it may still be reading. *on_change* is told
     of a client that is ready, or no longer. The model's files are those *given* for its name, else what *read_files*
     finds in the worker's own folder, else what the worker sends.

@@ -10,7 +10,7 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.request import EngineRequest
 from saccade.transport.connectors import smg_model
-from saccade.transport.connectors.sent_pictures import SentPictures
+from saccade.transport.connectors.sent_images import SentImages
 from saccade.transport.connectors.smg_client import SmgClient
 from saccade.transport.connectors.smg_session import Session, Surroundings
 from saccade.transport.connectors.tokenspeed_messages import generate_request, pad
@@ -22,7 +22,7 @@ PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
 
 
 class TokenSpeedClient(SmgClient):
-    """A TokenSpeed worker. Its events name pictures by pads of the hashes that it was sent, so they can be read."""
+    """A TokenSpeed worker. Its events name images by pads of the hashes that it was sent, so they can be read."""
 
     SCHEME = SCHEME
     NAME = "TokenSpeed"
@@ -31,7 +31,7 @@ class TokenSpeedClient(SmgClient):
     KNOWN = EXACT
 
     def __init__(self, url: str, surroundings: Surroundings) -> None:
-        super().__init__(url, surroundings, SentPictures(pad))
+        super().__init__(url, surroundings, SentImages(pad))
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
         """Return what the worker says of itself. Raises StartupError for too little."""

@@ -1,4 +1,4 @@
-"""EngineRequest to TokenSpeed's GenerateRequest, and the pads that its events show pictures by.
+"""EngineRequest to TokenSpeed's GenerateRequest, and the pads that its events show images by.
 
 The contract is tokenspeed_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/tokenspeed/servicer.py makes
 of it.
@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from saccade.identity.content import content_hash
 from saccade.protocol.media import BYTES_PER_VALUE, MediaItem
 from saccade.protocol.request import EngineRequest
-from saccade.transport.connectors.sent_pictures import FIRST_PAD
+from saccade.transport.connectors.sent_images import FIRST_PAD
 from saccade.transport.connectors.shared_memory_links import OFFSET
 from saccade.transport.connectors.smg_request import int64_bytes, sampling_fields
 
@@ -29,8 +29,8 @@ def generate_request(
 ) -> pb.GenerateRequest:
     """Return *request* as TokenSpeed's message.
 
-    *payloads* are the pixels of each picture, or the name of the file in shared memory where they lie. *grid_name* is
-    what the model calls a picture's grid; *eos_token_ids* are those that the worker stops at by itself.
+    *payloads* are the pixels of each image, or the name of the file in shared memory where they lie. *grid_name* is
+    what the model calls an image's grid; *eos_token_ids* are those that the worker stops at by itself.
     """
     sampling = request.sampling
     seed = None if sampling.seed is None else sampling.seed % (1 << 64)
@@ -54,7 +54,7 @@ def generate_request(
 
 
 def salted_hash(item: MediaItem, salt: bytes) -> bytes:
-    """Return the hash of *item* on this wire, which has no salt: folded in, it keeps the tenants' pictures apart."""
+    """Return the hash of *item* on this wire, which has no salt: folded in, it keeps the tenants' images apart."""
     return content_hash(item.content_hash, salt) if salt else item.content_hash
 
 

@@ -36,11 +36,11 @@ from saccade.transport.worker_load import plausible
 
 WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
-"""Of pictures that are believed to be held; vLLM keeps 4 GiB of them unless told otherwise."""
+"""Of images that are believed to be held; vLLM keeps 4 GiB of them unless told otherwise."""
 
 THREAD_FROM_TOKENS = 8192
 MAX_MISSES = 3
-"""A worker that lacks so many pictures in a row keeps none."""
+"""A worker that lacks so many images in a row keeps none."""
 
 AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
@@ -53,7 +53,7 @@ async def _no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
 
 
 class _Session:
-    """A worker while it is well. It is believed to hold the pictures that it was sent last."""
+    """A worker while it is well. It is believed to hold the images that it was sent last."""
 
     def __init__(self, http: Http, server: Server) -> None:
         self.http = http
@@ -65,7 +65,7 @@ class _Session:
         return (salt, content_hash) in self._held
 
     def note_sent(self, request: EngineRequest) -> None:
-        """Note that the worker has begun to answer, so that it has taken the request's pictures."""
+        """Note that the worker has begun to answer, so that it has taken the request's images."""
         if self._num_misses < MAX_MISSES:
             for item in request.media:
                 key = (request.salt, item.content_hash)
@@ -76,7 +76,7 @@ class _Session:
                     self._num_misses = 0
 
     def note_missed(self) -> None:
-        """Note that the worker lacked a picture that it was believed to hold: it may lack others."""
+        """Note that the worker lacked an image that it was believed to hold: it may lack others."""
         self._num_misses += 1
         self._held.clear()
 
@@ -147,10 +147,10 @@ class VllmClient:
         return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the server was sent a picture lately and so is believed to hold its pixels."""
+        """Whether the server was sent an image lately and so is believed to hold its pixels."""
         return self._session is not None and self._session.holds(salt, content_hash)
 
-    async def kv_events(self, *, blocks: bool, pictures: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the server holds, in our keys. Raises what vllm_events.follow() does."""
         server = self._session.server if self._session is not None else None
         if server is None or server.source is None:
@@ -166,7 +166,7 @@ class VllmClient:
     async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
         """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
 
-        *supply* returns the pixels of pictures that the server no longer holds; the request is sent once more then.
+        *supply* returns the pixels of images that the server no longer holds; the request is sent once more then.
         Closing the iterator early aborts the request. Raises WorkerUnavailable where the server is away, WorkerFailed
         when it dies or makes no sense, UnsupportedParameter for what this wire cannot say, ImageTooLarge for too many
         pixels, and RequestError, QueueFull or DeadlineExceeded where the server refuses.
@@ -180,10 +180,10 @@ class VllmClient:
                     yield delta
             return
         except WorkerFailed as error:
-            # vLLM says of a picture that it lacks no more than that something went wrong.
+            # vLLM says of an image that it lacks no more than that something went wrong.
             if not by_hash or answer.begun:
                 raise
-            logger.info("worker %s refused pictures by their hashes: %s", self.url, error.message)
+            logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
         session.note_missed()
         again = _with_pixels(request, await supply(by_hash))
         async with contextlib.aclosing(self._tokens(session, again, Answer(request))) as deltas:
@@ -211,7 +211,7 @@ class VllmClient:
         """Return the session. Raises WorkerUnavailable, and InternalError for pixels where vLLM cannot read them."""
         if slots := slots_of(request):
             self._on_released(slots)
-            raise InternalError("The pictures lie where this worker cannot read them.")
+            raise InternalError("The images lie where this worker cannot read them.")
         if self._session is None:
             raise WorkerUnavailable(NOT_READY)
         return self._session
@@ -317,7 +317,7 @@ async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
 
 
 def _with_pixels(request: EngineRequest, supplied: Sequence[MediaPixels]) -> EngineRequest:
-    """Return *request* with the pixels of its pictures, and an id of its own: the first one may be in use still."""
+    """Return *request* with the pixels of its images, and an id of its own: the first one may be in use still."""
     pixels = {one.index: one.inline for one in supplied}
     media = tuple(
         msgspec.structs.replace(item, inline=pixels[index]) if index in pixels else item

@@ -88,7 +88,7 @@ class _Translator:
     def events(self, payload: bytes) -> Iterator[list[KvEvent]]:
         """Yield the events of a batch, at most MAX_EVENTS at a time.
 
-        Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of a picture can be.
+        Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of an image can be.
         """
         events: list[KvEvent] = []
         try:

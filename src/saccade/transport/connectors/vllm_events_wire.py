@@ -16,7 +16,7 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     """Blocks became reusable, each the parent of the next; *parent_block_hash* is None where the first has none.
 
     *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of the LoRA adapter's
-    name, of [identifier of a picture, its start relative to the block's], of the cache salt (first block of a prompt
+    name, of [identifier of an image, its start relative to the block's], of the cache salt (first block of a prompt
     only) and of a digest of prompt embeddings, in this order; each of them only where there is one. SGLang has no
     *extra_keys*, but *cache_salt*. *lookahead_token_ids* are tokens behind a block that its hash depends on, too.
     """

@@ -1,4 +1,4 @@
-"""Between vLLM's names of cached blocks and our keys: salts, picture identifiers and the hashes of its events.
+"""Between vLLM's names of cached blocks and our keys: salts, image identifiers and the hashes of its events.
 
 vLLM names a block by a hash that only vLLM can compute. Its events tell what the hash was made of, so our key of the
 block is computed from that. A block of which any part is not certain is not reported, nor are those after it.
@@ -31,12 +31,12 @@ DEVICE_MEDIA = (None, "GPU")
 MAX_QUOTED = 64
 """Characters of what a worker says, in a reason."""
 
-NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not tell whose and which pictures' blocks are cached"
+NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not tell whose and which images' blocks are cached"
 NO_SLICES = "it reports blocks of other sizes than {size} tokens; those are not known"
 OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than what is reported"
 OTHER_EVENTS = "it reports {kind}, which is not known here"
 LOOKAHEAD = "its blocks depend on the tokens behind them, so one that is reported may not be reused: it drafts tokens"
-TEXT_IN_PICTURES = "what stands for a picture of this model is more than one run of placeholders"
+TEXT_IN_IMAGES = "what stands for an image of this model is more than one run of placeholders"
 
 
 def cache_salt(salt: bytes) -> str | None:
@@ -50,7 +50,7 @@ def salt_of(cache_salt: str) -> bytes | None:
 
 
 def media_identifier(salt: bytes, content_hash: bytes) -> str:
-    """Return what a picture is called in requests to vLLM: `mm_hashes` of tokens-in, `uuid` of a chat.
+    """Return what an image is called in requests to vLLM: `mm_hashes` of tokens-in, `uuid` of a chat.
 
     vLLM uses the string as it is, both in the hashes of blocks and as the key of its processor cache, which knows no
     salt. So the string names the tenant too, and two tenants never share an entry.
@@ -82,7 +82,7 @@ def _bytes_of(digits: str) -> bytes | None:
 class KeyContext:
     """What keys of a worker's blocks depend on beside its events. Sizes count tokens.
 
-    *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for pictures.
+    *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for images.
     A worker of more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
     """
 
@@ -137,7 +137,7 @@ class _Block(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """What a block's `extra_keys` say: its pictures as (identifier, start), and the salt of a first block."""
+    """What a block's `extra_keys` say: its images as (identifier, start), and the salt of a first block."""
 
     media: list[tuple[str, int]]
     salt: bytes
@@ -155,7 +155,7 @@ class ReportedBlocks:
         self._coverage = coverage
         self._blocks: dict[Hash, _Block] = {}
         self._groups: set[int | None] = set()
-        self._picture: tuple[bytes, str, bytes | None] = (b"", "", None)
+        self._image: tuple[bytes, str, bytes | None] = (b"", "", None)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -267,9 +267,9 @@ class ReportedBlocks:
         return _Contents(media, salt)
 
     def _runs(self, token_ids: list[int], media: list[tuple[str, int]], salt: bytes) -> list[MediaRun] | None:
-        """Return the placeholders of each picture of a block, or None where they are not certain.
+        """Return the placeholders of each image of a block, or None where they are not certain.
 
-        A picture's *start* counts tokens from the start of the block and is negative where an earlier block begins it.
+        An image's *start* counts tokens from the start of the block and is negative where an earlier block begins it.
         """
         if not media:
             return []
@@ -278,7 +278,7 @@ class ReportedBlocks:
         for (identifier, start), stop in zip(media, stops, strict=True):
             content_hash = self._content_hash_of(salt, identifier)
             if content_hash is None:
-                self._coverage.num_refused["a block of a picture that no gateway has sent"] += 1
+                self._coverage.num_refused["a block of an image that no gateway has sent"] += 1
                 return None
             first = max(0, start)
             runs.append(
@@ -286,18 +286,18 @@ class ReportedBlocks:
             )
         lengths = [run.length for run in runs]
         if not all(lengths) or sum(lengths) != self._num_placeholders(token_ids):
-            self._coverage.limit("TEXT_PREFIX", TEXT_IN_PICTURES)
+            self._coverage.limit("TEXT_PREFIX", TEXT_IN_IMAGES)
             return None
         return runs
 
     def _content_hash_of(self, salt: bytes, identifier: str) -> bytes | None:
-        """Do what content_hash_of() does, once for the blocks of one picture."""
-        if self._picture[:2] != (salt, identifier):
-            self._picture = (salt, identifier, content_hash_of(salt, identifier))
-        return self._picture[2]
+        """Do what content_hash_of() does, once for the blocks of one image."""
+        if self._image[:2] != (salt, identifier):
+            self._image = (salt, identifier, content_hash_of(salt, identifier))
+        return self._image[2]
 
     def _num_leading(self, token_ids: list[int]) -> int:
-        """Return how many placeholders *token_ids* begin with. Most blocks of a picture have nothing else."""
+        """Return how many placeholders *token_ids* begin with. Most blocks of an image have nothing else."""
         if self._num_placeholders(token_ids) == len(token_ids):
             return len(token_ids)
         return len(list(takewhile(self._context.placeholder_ids.__contains__, token_ids)))

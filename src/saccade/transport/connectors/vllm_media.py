@@ -1,7 +1,7 @@
-"""Pictures in the form in which vLLM's own processor leaves them, for requests of token ids.
+"""Images in the form in which vLLM's own processor leaves them, for requests of token ids.
 
-vLLM takes each tensor with its name, dtype and shape, and how tensors of several pictures are put together. These
-depend on model, version and flags. So the worker is asked once to process a picture, and later pictures are written in
+vLLM takes each tensor with its name, dtype and shape, and how tensors of several images are put together. These
+depend on model, version and flags. So the worker is asked once to process an image, and later images are written in
 the form of its answer.
 """
 
@@ -18,14 +18,14 @@ from saccade.errors import InternalError, StartupError, UnsupportedParameter
 from saccade.protocol.media import BYTES_PER_VALUE, NUMPY_DTYPE, MediaItem
 from saccade.transport.framing import UNREADABLE
 
-PROBE_PICTURE = (
+PROBE_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PMQ0AAAwDoEqv9ErYvQQckD4XAQEBAQEBAQ"
     "EBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAYHLAB8+AWnmfUycAAAAAElFTkSuQmCC"
 )
-"""A grey picture of 64 x 64 pixels."""
+"""A grey image of 64 x 64 pixels."""
 
 PROBE_IDENTIFIER = "saccade-probe"
-"""No request has such an identifier, so no cache of the worker takes the probe for another picture."""
+"""No request has such an identifier, so no cache of the worker takes the probe for another image."""
 
 RAW = 3
 """The msgpack extension of vLLM's raw tensors (vllm/v1/serial_utils.py)."""
@@ -34,11 +34,11 @@ CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class PictureForm:
-    """Names and types of a picture's two tensors: its patches, and its grid of int64.
+class ImageForm:
+    """Names and types of an image's two tensors: its patches, and its grid of int64.
 
-    *modality* is what the request calls pictures. *pixels_shape* is that of one patch. *pixels_field* and *grid_field*
-    say how vLLM joins the tensors of several pictures; the former lacks the number of patches.
+    *modality* is what the request calls images. *pixels_shape* is that of one patch. *pixels_field* and *grid_field*
+    say how vLLM joins the tensors of several images; the former lacks the number of patches.
     """
 
     modality: str
@@ -50,8 +50,8 @@ class PictureForm:
     grid_field: Any
 
 
-def read_form(rendered: Any) -> PictureForm:
-    """Return the form in the worker's answer to /render for a chat with one picture. Raises StartupError."""
+def read_form(rendered: Any) -> ImageForm:
+    """Return the form in the worker's answer to /render for a chat with one image. Raises StartupError."""
     try:
         ((modality, (data,)),) = rendered["features"]["kwargs_data"].items()
         tensors = msgspec.msgpack.decode(pybase64.b64decode(data, validate=True))
@@ -62,17 +62,17 @@ def read_form(rendered: Any) -> PictureForm:
         counts = np.frombuffer(grid[2].data, "<i8")
         is_known = joined == "flat" and field["dim"] == 0 and grid[3] == "batched" and grid[1] == [len(counts)]
     except (AttributeError, LookupError, TypeError, ValueError, *UNREADABLE) as error:
-        raise StartupError("its pictures are not two tensors, patches and grid") from error
+        raise StartupError("its images are not two tensors, patches and grid") from error
     if dtype not in BYTES_PER_VALUE or not is_known or math.prod(counts) != num_patches:
         raise StartupError(f"its patches of {dtype} are not joined as they would be here")
     kept = {key: value for key, value in field.items() if key != "slices"}
-    return PictureForm(modality, name, dtype, tuple(shape), kept, grid_name, list(grid[3:]))
+    return ImageForm(modality, name, dtype, tuple(shape), kept, grid_name, list(grid[3:]))
 
 
-def encoded(form: PictureForm, item: MediaItem) -> bytes:
+def encoded(form: ImageForm, item: MediaItem) -> bytes:
     """Return *item*, whose pixels are inline, as base64 of vLLM's msgpack.
 
-    Raises UnsupportedParameter where the form does not fit the picture's patches.
+    Raises UnsupportedParameter where the form does not fit the image's patches.
     """
     pixels = _pixels(form, item)
     slices = [[[0, item.pixel_shape[0], None]]]
@@ -90,13 +90,13 @@ def encoded(form: PictureForm, item: MediaItem) -> bytes:
     return pybase64.b64encode(msgspec.msgpack.encode(tensors))
 
 
-def _pixels(form: PictureForm, item: MediaItem) -> bytes:
+def _pixels(form: ImageForm, item: MediaItem) -> bytes:
     """Return the patches in the worker's shape: raw patches have one frame here and several, all alike, in vLLM."""
     if item.inline is None:
-        raise InternalError("A picture came without pixels, which this worker does not hold.")
+        raise InternalError("An image came without pixels, which this worker does not hold.")
     own, wanted = math.prod(item.pixel_shape[1:]), math.prod(form.pixels_shape)
     if item.pixel_dtype != form.pixels_dtype or len(item.spans) != 1 or not own or wanted % own or own % CHANNELS:
-        raise UnsupportedParameter("The pictures of this model cannot be sent to this worker as token ids.", "messages")
+        raise UnsupportedParameter("The images of this model cannot be sent to this worker as token ids.", "messages")
     if wanted == own:
         return item.inline
     patches = np.frombuffer(item.inline, NUMPY_DTYPE[item.pixel_dtype]).reshape(-1, CHANNELS, 1, own // CHANNELS)

@@ -17,7 +17,7 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import wire
 from saccade.transport.connectors import vllm_media
 from saccade.transport.connectors.vllm_keys import cache_salt, media_identifier
-from saccade.transport.connectors.vllm_media import PROBE_IDENTIFIER, PROBE_PICTURE, PictureForm
+from saccade.transport.connectors.vllm_media import PROBE_IDENTIFIER, PROBE_IMAGE, ImageForm
 
 MAX_TOP_LOGPROBS = 20
 """vLLM's default for --max-logprobs."""
@@ -26,8 +26,8 @@ SEEDS = 1 << 63
 WHOLE: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def generate_body(request: EngineRequest, model: str, form: PictureForm | None) -> bytes:
-    """Return the body that asks for *request* by its token ids; pictures are inline, or go by their identifier alone.
+def generate_body(request: EngineRequest, model: str, form: ImageForm | None) -> bytes:
+    """Return the body that asks for *request* by its token ids; images are inline, or go by their identifier alone.
 
     Takes time in proportion to the pixels. Raises UnsupportedParameter for what the wire lacks, ImageTooLarge for more
     pixels than a request may bring.
@@ -48,19 +48,19 @@ def generate_body(request: EngineRequest, model: str, form: PictureForm | None) 
     }
     if request.media:
         if form is None:
-            raise UnsupportedParameter("This model's workers take no pictures.", "messages")
+            raise UnsupportedParameter("This model's workers take no images.", "messages")
         body["features"] = _features(request, form)
     return msgspec.json.encode(body)
 
 
 def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
-    """Return the body that asks for *request* by its chat. Takes time in proportion to the pictures.
+    """Return the body that asks for *request* by its chat. Takes time in proportion to the images.
 
-    Each picture has its identifier, so that the worker names it as tokens-in would. Raises UnsupportedParameter and
+    Each image has its identifier, so that the worker names it as tokens-in would. Raises UnsupportedParameter and
     ImageTooLarge as generate_body() does.
     """
     _check_parameters(request)
-    _check_bytes(sum(map(len, chat.pictures)))
+    _check_bytes(sum(map(len, chat.images)))
     sampling = request.sampling
     body = {
         **WHOLE,
@@ -80,9 +80,9 @@ def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
 
 
 def probe_body(model: str) -> bytes:
-    """Return the body that asks /render for a chat with one picture."""
-    picture = {"type": "image_url", "image_url": {"url": PROBE_PICTURE}, "uuid": PROBE_IDENTIFIER}
-    content = [picture, {"type": "text", "text": "What is it?"}]
+    """Return the body that asks /render for a chat with one image."""
+    image = {"type": "image_url", "image_url": {"url": PROBE_IMAGE}, "uuid": PROBE_IDENTIFIER}
+    content = [image, {"type": "text", "text": "What is it?"}]
     return msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
 
@@ -129,11 +129,11 @@ def _num_logprobs(sampling: SamplingParams) -> int | None:
     return wanted and min(wanted + 1, max(wanted, MAX_TOP_LOGPROBS))
 
 
-def _features(request: EngineRequest, form: PictureForm) -> dict[str, Any]:
+def _features(request: EngineRequest, form: ImageForm) -> dict[str, Any]:
     items = request.media
     _check_bytes(sum(len(item.inline or b"") for item in items))
     if any(len(item.spans) != 1 for item in items):
-        raise UnsupportedParameter("The pictures of this model cannot be sent to this worker as token ids.", "messages")
+        raise UnsupportedParameter("The images of this model cannot be sent to this worker as token ids.", "messages")
     data = [None if item.inline is None else _quoted(vllm_media.encoded(form, item)) for item in items]
     places = [{"offset": item.spans[0].start, "length": item.spans[0].length} for item in items]
     return {
@@ -144,22 +144,22 @@ def _features(request: EngineRequest, form: PictureForm) -> dict[str, Any]:
 
 
 def _messages(request: EngineRequest, chat: ChatPrompt) -> Sequence[Mapping[str, Any]]:
-    """Return the chat's messages with its pictures as data: URLs, in the order of their parts."""
-    pending = iter(zip(chat.pictures, request.media, strict=True))
+    """Return the chat's messages with its images as data: URLs, in the order of their parts."""
+    pending = iter(zip(chat.images, request.media, strict=True))
     messages = []
     for message in chat.messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = [part if part["type"] == "text" else _picture(request.salt, *next(pending)) for part in content]
+            content = [part if part["type"] == "text" else _image(request.salt, *next(pending)) for part in content]
         # vLLM's name of this key is `reasoning`; older templates read `reasoning_content`.
         reasoning = message.get("reasoning_content")
         messages.append({**message, "content": content, **({"reasoning": reasoning} if reasoning is not None else {})})
     if next(pending, None) is not None:
-        raise InternalError("A chat shows fewer pictures than it was prepared with.")
+        raise InternalError("A chat shows fewer images than it was prepared with.")
     return messages
 
 
-def _picture(salt: bytes, encoded: bytes, item: Any) -> dict[str, Any]:
+def _image(salt: bytes, encoded: bytes, item: Any) -> dict[str, Any]:
     url = _quoted(b"data:application/octet-stream;base64," + pybase64.b64encode(encoded))
     return {"type": "image_url", "image_url": {"url": url}, "uuid": media_identifier(salt, item.content_hash)}
 
@@ -172,7 +172,7 @@ def _quoted(text: bytes) -> msgspec.Raw:
 def _check_bytes(num_bytes: int) -> None:
     if num_bytes > wire.MAX_MESSAGE_BYTES:
         raise ImageTooLarge(
-            f"The request's pictures come to {num_bytes} bytes; at most {wire.MAX_MESSAGE_BYTES} can be sent to this "
+            f"The request's images come to {num_bytes} bytes; at most {wire.MAX_MESSAGE_BYTES} can be sent to this "
             "worker. Send fewer or smaller ones.",
             "messages",
         )

@@ -20,13 +20,13 @@ from saccade.transport.connectors.event_publisher import EventSource
 from saccade.transport.connectors.vllm_events import event_source
 from saccade.transport.connectors.vllm_http import Address, Http, parsed
 from saccade.transport.connectors.vllm_keys import KeyContext
-from saccade.transport.connectors.vllm_media import PictureForm, read_form
+from saccade.transport.connectors.vllm_media import ImageForm, read_form
 from saccade.transport.connectors.vllm_messages import probe_body
 from saccade.transport.framing import UNREADABLE
 
 CALL_SECONDS = 20.0
 PROBE_SECONDS = 120.0
-"""The first picture that a server processes loads its processor."""
+"""The first image that a server processes loads its processor."""
 
 GENERATE, CHAT = "/inference/v1/generate", "/v1/chat/completions"
 RENDER = f"{CHAT}/render"
@@ -62,13 +62,13 @@ class _Models(msgspec.Struct):
 class Server:
     """A vLLM server, or one data-parallel rank of it, that can take requests.
 
-    *form* is how pictures are written for it; with None it takes chats only, and *chat_reason* tells why. Its cache
+    *form* is how images are written for it; with None it takes chats only, and *chat_reason* tells why. Its cache
     events come from *source*, None where it has none. *exactness* is how exactly they can tell what it holds, and
     *context* is what our keys of its blocks depend on.
     """
 
     description: Description
-    form: PictureForm | None
+    form: ImageForm | None
     chat_reason: str
     source: EventSource | None
     exactness: Exactness
@@ -113,7 +113,7 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
 class FileReader:
     """Where the files of a server's model come from: those *given* for its name, else its own folder by *read*.
 
-    *placeholder_id* returns the token id that stands for pictures in a model's files, None where nothing does.
+    *placeholder_id* returns the token id that stands for images in a model's files, None where nothing does.
     """
 
     given: Mapping[str, ModelFiles]
@@ -241,8 +241,8 @@ async def _models(http: Http) -> list[_Model]:
     return models
 
 
-async def _probe(http: Http, model: str) -> tuple[PictureForm | None, str]:
-    """Return the form of pictures for requests of token ids; None and why, where the server takes chats only."""
+async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
+    """Return the form of images for requests of token ids; None and why, where the server takes chats only."""
     status, body = await http.post(RENDER, probe_body(model), PROBE_SECONDS)
     if status in OFF:
         return None, NO_TOKENS

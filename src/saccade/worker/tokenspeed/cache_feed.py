@@ -1,4 +1,4 @@
-"""The engine's cache events as TokenSpeed's: token ids in which a picture's tokens are its pad value."""
+"""The engine's cache events as TokenSpeed's: token ids in which an image's tokens are its pad value."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from smg_grpc_proto.generated import common_pb2
 
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
-from saccade.worker.tokenspeed.pictures import pad_value
+from saccade.worker.tokenspeed.images import pad_value
 
 DP_RANK = 0
 HASH_BYTES = 8

@@ -17,18 +17,18 @@ from saccade.protocol.description import Description
 from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.tokenizer import Tokenizer
-from saccade.worker.tokenspeed.pictures import PictureReader
+from saccade.worker.tokenspeed.images import ImageReader
 
 
 @dataclass(frozen=True)
 class WireModel:
-    """A served model. *pictures* is None where the wire has no form for the pictures of its family."""
+    """A served model. *images* is None where the wire has no form for the images of its family."""
 
     description: Description
     config: Mapping[str, Any]
     facts: ModelFacts
     defaults: GenerationDefaults
-    pictures: PictureReader | None
+    images: ImageReader | None
     _needs: TokenizerNeeds
 
     @classmethod
@@ -38,17 +38,17 @@ class WireModel:
         name = models.family_of(config)
         family = models.families()[name]
         facts = models.load_facts(name, files.engine_config(description.files, family, description.max_model_len))
-        pictures = None
+        images = None
         if family.external_grid is not None:
             layout = models.load_layout(name)(config, files.image_processor(description.files, family))
-            pictures = PictureReader.of(facts, layout, family.external_grid)
+            images = ImageReader.of(facts, layout, family.external_grid)
         declared = family.placeholder_token_id(config)
         return cls(
             description=description,
             config=config,
             facts=facts,
             defaults=generation_defaults(files.parse_json(description.files, GENERATION_CONFIG), config),
-            pictures=pictures,
+            images=images,
             _needs=TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern),
         )
 
@@ -71,7 +71,7 @@ class WireModel:
     @property
     def pixel_dtype(self) -> str:
         """The dtype in which gateways shall send pixels: bfloat16 where its values can be told apart."""
-        return "bfloat16" if self.pictures is None or self.pictures.takes_bfloat16 else "float32"
+        return "bfloat16" if self.images is None or self.images.takes_bfloat16 else "float32"
 
     @property
     def sampling_defaults(self) -> str:

@@ -10,15 +10,15 @@ from saccade.models.generation_defaults import GenerationDefaults
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams
 from saccade.tokenization.detokenizer import TextRules
+from saccade.worker.tokenspeed.images import SALT
 from saccade.worker.tokenspeed.model import WireModel
-from saccade.worker.tokenspeed.pictures import SALT
 
 NO_PROMPT_LOGPROBS = -1
 TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
 def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: str) -> EngineRequest:
-    """Return *message* as a request to the engine. Reads and converts pictures, which takes milliseconds.
+    """Return *message* as a request to the engine. Reads and converts images, which takes milliseconds.
 
     Raises RequestError, naming the field.
     """
@@ -76,9 +76,9 @@ def _unserved(message: pb.GenerateRequest) -> Iterator[str]:
 def _media(message: pb.GenerateRequest, model: WireModel, token_ids: list[int]) -> Iterator[MediaItem]:
     for index, item in enumerate(message.mm_inputs.items):
         field = f"mm_inputs.items[{index}]"
-        if model.pictures is None:
-            raise UnsupportedParameter("This wire has no form for the pictures of this model.", field)
-        yield model.pictures.read(item, token_ids, field)
+        if model.images is None:
+            raise UnsupportedParameter("This wire has no form for the images of this model.", field)
+        yield model.images.read(item, token_ids, field)
 
 
 def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: int) -> SamplingParams:

@@ -16,7 +16,7 @@ from saccade.worker.tokenspeed.port import TokenSpeedPort
 from saccade.worker.tokenspeed.service import TokenSpeedService
 
 MAX_CALLS = 4096
-"""Calls at a time; each may hold the pixels of its pictures."""
+"""Calls at a time; each may hold the pixels of its images."""
 
 logger = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from saccade.worker.local_client import LocalClient
 from saccade.worker.tokenspeed import tensors
 from saccade.worker.tokenspeed.answers import Answer, StopSearch
 from saccade.worker.tokenspeed.cache_feed import DP_RANK, CacheFeed
+from saccade.worker.tokenspeed.images import SALT
 from saccade.worker.tokenspeed.model import WireModel
-from saccade.worker.tokenspeed.pictures import SALT
 from saccade.worker.tokenspeed.requests import engine_request, text_rules
 
 CHUNK_BYTES = 1 << 20
 MAX_CONVERSIONS = 4
-"""Requests whose pictures are converted at a time; each takes some times the memory of its pictures."""
+"""Requests whose images are converted at a time; each takes some times the memory of its images."""
 
 NO_FOLDER = "/saccade"
 """The first part of the model's path as gateways are told it. No gateway can read it, so each asks for the files of the
@@ -73,7 +73,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             del self._ids[name]
 
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, Answer]:
-        """Return the engine's request, its pictures read, and its answer. The files of the message are gone then."""
+        """Return the engine's request, its images read, and its answer. The files of the message are gone then."""
         try:
             model = await self._served()
             async with self._conversions:
@@ -119,7 +119,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         model = await self._served()
         described = model.description
         path = f"{NO_FOLDER}/{described.fingerprint.hex()}"
-        takes_pictures = model.pictures is not None
+        takes_images = model.images is not None
         return pb.GetModelInfoResponse(
             model_path=path,
             tokenizer_path=path,
@@ -133,9 +133,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             pad_token_id=model.token_id("pad_token_id"),
             bos_token_id=model.token_id("bos_token_id"),
             default_sampling_params_json=model.sampling_defaults,
-            supports_vision=takes_pictures,
-            supports_multimodal=takes_pictures,
-            supported_modalities=[common_pb2.IMAGE] if takes_pictures else [],
+            supports_vision=takes_images,
+            supports_multimodal=takes_images,
+            supported_modalities=[common_pb2.IMAGE] if takes_images else [],
             model_dtype=described.dtype,
             multimodal_encoder_dtype=model.pixel_dtype,
         )

@@ -1,6 +1,6 @@
 """The arena: memory for the pixels of one step, mapped by all ranks when they start.
 
-Rank 0 writes a step's pixels before it sends the step. The space is used again for the next step with pictures: in a
+Rank 0 writes a step's pixels before it sends the step. The space is used again for the next step with images: in a
 step that encodes, ranks report what failed before the first collective of the network (executor.encoder), so rank 0
 goes on only after all of them have read.
 """
@@ -29,11 +29,11 @@ class PixelArena:
             return step, ()
         places: list[Place] = []
         stop = 0
-        for picture in (picture for job in step.jobs for picture in job.pictures):
-            num_bytes = len(picture.pixels)
+        for image in (image for job in step.jobs for image in job.images):
+            num_bytes = len(image.pixels)
             if stop + num_bytes <= ARENA_BYTES:
-                self._memory[stop : stop + num_bytes] = picture.pixels
-                places.append(Place(picture.encoding_id, stop, num_bytes))
+                self._memory[stop : stop + num_bytes] = image.pixels
+                places.append(Place(image.encoding_id, stop, num_bytes))
                 stop += num_bytes
         return _with_pixels(step, {place.encoding_id: b"" for place in places}), tuple(places)
 
@@ -61,7 +61,7 @@ def _with_pixels(step: StepInput, pixels: dict[int, bytes]) -> StepInput:
     replace = msgspec.structs.replace
 
     def job(one: EncodeJob) -> EncodeJob:
-        pictures = tuple(replace(p, pixels=pixels.get(p.encoding_id, p.pixels)) for p in one.pictures)
-        return replace(one, pictures=pictures)
+        images = tuple(replace(p, pixels=pixels.get(p.encoding_id, p.pixels)) for p in one.images)
+        return replace(one, images=images)
 
     return replace(step, jobs=tuple(job(one) for one in step.jobs))

@@ -67,7 +67,7 @@ class Member:
                 case messages.Submit(step, places):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
-                    self._forwarded.append(runner.forward(complete, beside_pictures=False))
+                    self._forwarded.append(runner.forward(complete, beside_images=False))
                 case messages.Sample():
                     runner.receive_drawn(self._forwarded.popleft())
                 case _:

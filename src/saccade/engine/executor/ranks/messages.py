@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Compute a step. Its pictures with *places* have their pixels in the arena."""
+    """Compute a step. Its images with *places* have their pixels in the arena."""
 
     step: StepInput
     places: tuple[Place, ...]

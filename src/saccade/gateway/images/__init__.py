@@ -1,0 +1,1 @@
+"""From the sources of images to pixels that a worker can read."""

@@ -1,0 +1,1 @@
+"""Decode processes: encoded images in, patches in shared memory out."""

@@ -1,0 +1,95 @@
+"""The messages between the gateway and a decode process: one job, one answer, each a length and a msgpack struct.
+
+The first bytes of a job carry the descriptor of its slot. Before its first job a decode process sends which measures
+of its confinement hold.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from saccade.media.header import ImageLimits
+from saccade.media.video_header import VideoLimits
+from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
+from saccade.protocol.output import Failure
+from saccade.transport import framing
+
+READY = b"ready"
+"""The fork server has imported everything and forks on demand."""
+
+PID = struct.Struct("<i")
+"""The fork server's answer to a socket: the id of the new process, sent with its pidfd."""
+
+
+class ImageJob(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+    """Decode *encoded* and leave the patches of *layout* in *slot*, or send them back where there is none.
+
+    The slot's descriptor comes along; its name only serves in messages.
+
+    *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is for the upright image.
+    """
+
+    encoded: bytes
+    family: str
+    settings: dict[str, Any]
+    layout: ImageLayout
+    limits: ImageLimits
+    slot: SlotRef | None = None
+
+
+class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video header"):
+    """Read the header of the *encoded* video."""
+
+    encoded: bytes
+    limits: VideoLimits
+
+
+class VideoJob(msgspec.Struct, frozen=True, array_like=True, tag="video"):
+    """Do for the *encoded* video what an ImageJob does for an image; *header* is what a VideoHeaderJob read."""
+
+    encoded: bytes
+    family: str
+    settings: dict[str, Any]
+    layout: ImageLayout
+    header: VideoHeader
+    limits: VideoLimits
+    slot: SlotRef | None = None
+
+
+Job = ImageJob | VideoHeaderJob | VideoJob
+
+
+class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot.
+
+    A video's frames are decoded one at a time while patches are written: *decode* is then the time of both.
+    """
+
+    decode: float = 0.0
+    preprocess: float = 0.0
+    write: float = 0.0
+
+
+class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The patches lie in the job's slot, or in *inline*; with *failure* there are none.
+
+    The answer to a VideoHeaderJob is *video_header*.
+    """
+
+    seconds: StageSeconds = StageSeconds()
+    inline: bytes | None = None
+    failure: Failure | None = None
+    video_header: VideoHeader | None = None
+
+
+class Confinement(msgspec.Struct, frozen=True, array_like=True):
+    """The first message of a decode process: those of sandbox.MEASURES that hold."""
+
+    holds: tuple[str, ...]
+
+
+def frame(message: Job | ImageAnswer | Confinement) -> tuple[bytes, bytes]:
+    """Return *message* as it goes over the socket: its length, then itself; joining them would copy the image."""
+    payload = msgspec.msgpack.encode(message)
+    return framing.prefix(payload), payload

@@ -1,0 +1,385 @@
+"""The gateway's pool of decode processes: encoded bytes in, a filled slot out. No torch, no pixels.
+
+A job takes one process for itself, for which it waits in a DecodeQueue. Once begun, an image is decoded to its end
+even if its request is gone: that takes milliseconds, and the process is kept. A video may take half a minute, so the
+process of one whose request is gone is ended and replaced. A process that takes too long fails the one request it
+worked on, and is replaced. So is a process that dies; the image may not be the cause, so it gets a second process,
+and is refused when that one dies, too.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from saccade.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidImage,
+    InvalidVideo,
+    SaccadeError,
+    StartupError,
+    from_code,
+)
+from saccade.gateway.confinement.sandbox import MEASURES
+from saccade.gateway.images.decode_pool.job import (
+    ImageAnswer,
+    ImageJob,
+    Job,
+    StageSeconds,
+    VideoHeaderJob,
+    VideoJob,
+)
+from saccade.gateway.images.decode_pool.queue import DecodeQueue, Turn, draining
+from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
+from saccade.media.header import ImageLimits, read_header
+from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
+from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
+from saccade.transport import lasting_task
+from saccade.transport.framing import UNREADABLE
+from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, open_descriptor, sweep
+
+_logger = structlog.get_logger(__name__)
+T = TypeVar("T")
+J = TypeVar("J", ImageJob, VideoHeaderJob, VideoJob)
+Work = Callable[[Turn, J, float], Coroutine[Any, Any, T]]
+"""What is done with a job in its turn; it ends the turn."""
+
+HEADER_BYTES = 128 << 20
+"""Estimate of the memory that a video's header takes, one frame included, before its size is known."""
+
+RETRY_SECONDS = 1.0
+MAX_ATTEMPTS = 8
+
+
+class ProcessDied(Exception):
+    """A decode process ended while it worked on an image.
+
+    *with_server*: the fork server had ended, and all decode processes with it, so the image is not the cause.
+    """
+
+    with_server = False
+
+
+def _default_processes() -> int:
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class DecodePoolConfig:
+    """How much images may cost. *memory_bytes* is a decode process's limit beyond its imports."""
+
+    num_processes: int = field(default_factory=_default_processes)
+    time_limit_seconds: float = 10.0
+    video_time_limit_seconds: float = 30.0
+    video_wait_seconds: float = 60.0
+    memory_bytes: int = 1 << 30
+    in_flight_bytes: int = 1 << 30
+    slot_bytes: int = 1 << 30
+    limits: ImageLimits = field(default_factory=ImageLimits)
+    video_limits: VideoLimits = field(default_factory=VideoLimits)
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """Patches in *slot*, or in *inline* where shared memory is full. *waited_seconds* is the time in the queue."""
+
+    slot: SlotRef | None
+    inline: bytes | None
+    num_bytes: int
+    seconds: StageSeconds
+    waited_seconds: float
+
+
+class DecodePool:
+    """Images to patches, in processes of their own. start() before use, close() after; one event loop."""
+
+    def __init__(self, config: DecodePoolConfig) -> None:
+        self._config = config
+        self._slots = SlotPool(config.slot_bytes)
+        self._server = DecodeServer(config.memory_bytes)
+        self._queue = DecodeQueue(
+            config.in_flight_bytes, max(1, config.num_processes - 1), self._lose, config.video_wait_seconds
+        )
+        self._processes: set[DecodeProcess] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        # Not the event loop's threads, which may be busy.
+        self._threads = ThreadPoolExecutor(config.num_processes + 1, "decode-processes")
+        self.num_replaced = 0
+        self.reclaim: Callable[[int], bool] = lambda _: False
+        """Called to free so many bytes of slots when there is no room; returns whether it freed any."""
+
+    @property
+    def num_running(self) -> int:
+        """Images that a process works on."""
+        return self._queue.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Images that wait for a process or for the budget."""
+        return self._queue.num_waiting
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Decoded bytes that running jobs may take, as estimated from the headers."""
+        return self._queue.in_flight_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that hold an image, or will, and were not released."""
+        return self._slots.num_used
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    async def start(self) -> None:
+        """Remove segments of dead owners and start the processes. Raises StartupError."""
+        sweep()
+        await self._in_thread(self._server.start)
+        for _ in range(self._config.num_processes):
+            await self._add_process()
+        for process in self._processes:
+            log_confinement(process.measures)
+            break
+
+    async def image(
+        self, encoded: bytes, family: str, settings: Mapping[str, Any], layout: ImageLayout
+    ) -> PreparedImage:
+        """Return the patches of *encoded*, for which *family*'s Layout made *layout* and resolved *settings*.
+
+        Raises RequestError for a bad image, DeadlineExceeded for one that takes too long, Draining after close().
+        The slot is the caller's until release().
+        """
+        header = read_header(encoded)
+        self._config.limits.check(header, len(encoded))
+        job = ImageJob(encoded, family, dict(settings), layout, self._config.limits)
+        return await self._tried(job, header.decoded_bytes, self._fill)
+
+    async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
+        """Return the header of an encoded video, in a turn of *client*.
+
+        Raises what image() does, for videos, and QueueFull where too many wait, or this one waited too long. The job
+        ends when the waiting task is cancelled.
+        """
+        self._config.video_limits.check_bytes(len(encoded))
+        demuxer(encoded)
+        job = VideoHeaderJob(encoded, self._config.video_limits)
+        return await self._tried(job, HEADER_BYTES, self._read_header, client)
+
+    async def video(
+        self,
+        encoded: bytes,
+        header: VideoHeader,
+        family: str,
+        settings: Mapping[str, Any],
+        layout: ImageLayout,
+        client: Hashable = None,
+    ) -> PreparedImage:
+        """Return the patches of a video with *header*, as image() does those of an image; else as video_header()."""
+        job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
+        return await self._tried(job, decoded_bytes(header), self._fill, client)
+
+    async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
+        """Return what *work* does with *job*, in another process where the first one dies."""
+        num_deaths = 0
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return await self._attempt(job, nbytes, work, client)
+            except ProcessDied as death:
+                num_deaths += not death.with_server
+            if num_deaths == 2:
+                raise _ended_twice(job)
+        raise InternalError("No decode process lives long enough for the image; the request can be sent again.")
+
+    async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
+        is_video = not isinstance(job, ImageJob)
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
+        waited = loop.time() - arrived
+        task = self._track(asyncio.create_task(work(turn, job, waited)))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # A task that is done has left its turn: the process may work for another one already.
+            if is_video and not task.done():
+                turn.process.terminate()
+            task.add_done_callback(self._discard)
+            raise
+
+    def retain(self, image: PreparedImage) -> None:
+        """Add a reference to the slot of *image*, to be dropped by a release() of its own."""
+        if image.slot is not None:
+            self._slots.retain(image.slot.name)
+
+    def is_held_by_others(self, image: PreparedImage) -> bool:
+        """Whether *image*, to which the caller holds a reference, has no slot or one that others hold, too."""
+        return image.slot is None or self._slots.num_holders(image.slot.name) > 1
+
+    def is_lost(self, image: PreparedImage) -> bool:
+        """Whether another process has removed the slot of *image*."""
+        return image.slot is not None and not exists(image.slot.name)
+
+    def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
+        """Drop one reference to each slot of *names*; unknown names are no error.
+
+        Without *reusable* a worker may still read the slot, so the slot is never written again.
+        """
+        for name in names:
+            self._slots.release(name, reusable=reusable)
+
+    async def close(self) -> None:
+        """End all processes, fail all jobs with Draining, and unlink every segment. May be called again."""
+        if self._closing:
+            return
+        self._closing = True
+        self._queue.close()
+        # Before the server, which reaps them. A job that waits for its process sees the process end.
+        for process in self._processes:
+            process.terminate()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._in_thread(process.kill) for process in self._processes))
+        self._processes.clear()
+        await self._in_thread(self._server.stop)
+        self._threads.shutdown(wait=False)
+        self._slots.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _track(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _read_header(self, turn: Turn, job: VideoHeaderJob, waited: float) -> VideoHeader:
+        survivor: DecodeProcess | None = None
+        try:
+            answer = await self._ask(turn.process, job, None)
+            survivor = turn.process
+            if answer.failure:
+                raise from_code(answer.failure.code, answer.failure.message)
+            if answer.video_header is None:
+                raise InternalError("A decode process answered without the video's header.")
+            return _checked(answer.video_header, self._config.video_limits)
+        finally:
+            self._queue.leave(turn, survivor)
+
+    async def _fill(self, turn: Turn, job: ImageJob | VideoJob, waited: float) -> PreparedImage:
+        slot = self._acquire(job.layout.num_pixel_bytes)
+        ref = slot.ref if slot else None
+        descriptor = _opened(ref)
+        survivor: DecodeProcess | None = None
+        filled = False
+        try:
+            answer = await self._ask(turn.process, msgspec.structs.replace(job, slot=ref), descriptor)
+            survivor = turn.process
+            if answer.failure:
+                raise from_code(answer.failure.code, answer.failure.message)
+            filled = answer.inline is None
+            num_bytes = job.layout.num_pixel_bytes
+            return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, waited)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+            if ref and not filled:
+                self._slots.release(ref.name)
+            self._queue.leave(turn, survivor)
+
+    def _acquire(self, num_bytes: int) -> Slot | None:
+        slot = self._slots.acquire(num_bytes)
+        if slot is None and self.reclaim(num_bytes):
+            slot = self._slots.acquire(num_bytes)
+        return slot
+
+    async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
+        """Return the answer of *process*; where this raises, the process has ended."""
+        error: SaccadeError | ProcessDied
+        what = "image" if isinstance(job, ImageJob) else "video"
+        limit = self._config.time_limit_seconds if what == "image" else self._config.video_time_limit_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await process.exchange(job, slot)
+        except TimeoutError:
+            error = DeadlineExceeded(f"Decoding the {what} took longer than {limit:g} seconds.")
+        except (OSError, *UNREADABLE):
+            error = ProcessDied()
+        # The slot may be used again only when the process can no longer write to it.
+        await self._in_thread(process.kill)
+        if isinstance(error, ProcessDied):
+            error.with_server = process.life != self._server.life
+        if self._closing:
+            raise draining()
+        self._lose(process)
+        raise error
+
+    def _lose(self, process: DecodeProcess) -> None:
+        self._processes.discard(process)
+        self.num_replaced += 1
+        self._track(lasting_task.begin(partial(self._replace, process), "replacement of a decode process"))
+
+    async def _replace(self, process: DecodeProcess) -> None:
+        await self._in_thread(process.kill)
+        while not self._closing:
+            try:
+                await self._add_process()
+                break
+            except StartupError:
+                self._queue.refuse(InternalError("No decode process could be started; the server's log says why."))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _add_process(self) -> None:
+        process = await self._in_thread(self._server.fork)
+        self._processes.add(process)
+        self._queue.add(process)
+
+    def _discard(self, task: asyncio.Task[Any]) -> None:
+        """Free the slot of an image whose request is gone."""
+        if task.cancelled() or task.exception() is not None:
+            return
+        done = task.result()
+        if isinstance(done, PreparedImage) and done.slot is not None:
+            self._slots.release(done.slot.name)
+
+
+def _opened(ref: SlotRef | None) -> int | None:
+    """Return a descriptor of the slot; None, and the pixels come inline, where there is no slot or it was removed."""
+    if ref is None:
+        return None
+    try:
+        return open_descriptor(ref)
+    except SlotError:
+        return None
+
+
+def log_confinement(measures: tuple[str, ...]) -> None:
+    """Log which *measures* confine the decode processes; where there are none, as a warning."""
+    missing = [measure for measure in MEASURES if measure not in measures]
+    if measures:
+        _logger.info("decode processes are confined", by=list(measures), missing=missing)
+    else:
+        _logger.warning("decode processes are confined by limits only; the kernel or container allows no more")
+
+
+def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
+    if isinstance(job, ImageJob):
+        return InvalidImage("Decoding the image ended its process twice: the image may be damaged.")
+    return InvalidVideo("Decoding the video ended its process twice: the video may be damaged.")
+
+
+def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
+    """Return *header*, which a compromised process may have made up, if it is within the limits."""
+    limits.check_size(header.width, header.height)
+    limits.check_count(header.num_frames)
+    if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:
+        raise InvalidVideo("The video's header is damaged.")
+    return header

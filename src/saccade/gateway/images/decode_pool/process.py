@@ -1,0 +1,244 @@
+"""What runs inside a decode process: decode, the family's pixels, into the slot it was given.
+
+`python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server: it imports
+everything once, stays single-threaded, and forks a decode process for each socket that it gets over descriptor N. It
+answers with the process's id and pidfd, and ends, with all its children, when the gateway closes its end.
+
+A decode process confines itself before its first job: it then opens no file and no socket, and reaches a slot only
+through the descriptor that came with the job. So all that a job needs is imported, and used once, by the fork server.
+"""
+
+import argparse
+import codecs
+import gc
+import io
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import av
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from PIL import AvifImagePlugin, Image
+
+from saccade import models
+from saccade.errors import ImageTooLarge, SaccadeError, StartupError, VideoTooLarge
+from saccade.gateway.confinement.sandbox import confine
+from saccade.gateway.images.decode_pool.job import (
+    PID,
+    READY,
+    Confinement,
+    ImageAnswer,
+    ImageJob,
+    Job,
+    StageSeconds,
+    VideoHeaderJob,
+    VideoJob,
+    frame,
+)
+from saccade.media import video
+from saccade.media.decode import decode
+from saccade.media.header import ImageLimits
+from saccade.media.resample import resample
+from saccade.media.resize import resize
+from saccade.media.video_header import VideoLimits
+from saccade.processes.parent_death import tie_to_parent
+from saccade.protocol.media import NUMPY_DTYPE, ImageLayout
+from saccade.protocol.output import Failure
+from saccade.transport import framing
+from saccade.transport.shared_memory import SlotError, write_slot
+
+NICENESS = 5
+"""Behind the gateway's event loop, and behind a network on the CPU; but a quarter of a core where all are busy.
+
+At 10 it would be a tenth, in which a sound image of many megapixels runs into its time limit.
+"""
+
+
+SMALL_BYTES = 4096
+"""An answer without pixels goes in one call, so that it wakes the gateway once."""
+
+
+def fork_server(control: socket.socket) -> socket.socket | None:
+    """Fork a process for every socket that arrives; it returns its socket, the server None when the gateway ends."""
+    _preload()
+    # The kernel reaps children by itself; the gateway watches them by pidfd.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # These reach a whole terminal or service at once; the gateway still drains, and needs decode processes for it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        control.sendall(READY)
+    except OSError:  # the gateway has ended meanwhile
+        return None
+    server = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return None
+        connection = socket.socket(fileno=descriptors[0])
+        pid = os.fork()
+        if pid == 0:
+            _die_with(server)
+            control.close()
+            return connection
+        connection.close()
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(control, [PID.pack(pid)], [pidfd])
+        os.close(pidfd)
+
+
+def decode_process(connection: socket.socket, memory_bytes: int) -> None:
+    """Do one job after another until the gateway closes *connection*; *memory_bytes* is what jobs may take."""
+    os.nice(NICENESS)
+    decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
+    _send(connection, Confinement(confine(memory_bytes)))
+    while True:
+        prefix, slots = _receive_with_slot(connection)
+        try:
+            if len(prefix) < framing.PREFIX_BYTES:
+                return
+            job = decoder.decode(framing.receive(connection, framing.length(prefix)))
+            answered = answer(job, slots[0] if slots else None)
+        finally:
+            for descriptor in slots:
+                os.close(descriptor)
+        _send(connection, answered)
+
+
+def answer(job: Job, slot: int | None) -> ImageAnswer:
+    """Return what came of *job*, *slot* being the descriptor that came with it.
+
+    An unforeseen exception ends the process, and the gateway replaces it.
+    """
+    try:
+        if isinstance(job, VideoHeaderJob):
+            return ImageAnswer(video_header=video.read_header(job.encoded, job.limits))
+        return _prepare(job, slot)
+    except SaccadeError as error:
+        return ImageAnswer(failure=Failure(error.code, error.message))
+    except MemoryError:
+        if isinstance(job, ImageJob):
+            return ImageAnswer(failure=Failure(ImageTooLarge.code, "The image takes more memory than one may use."))
+        return ImageAnswer(failure=Failure(VideoTooLarge.code, "The video takes more memory than one may use."))
+
+
+def _writer(job: ImageJob | VideoJob) -> Callable[[npt.NDArray[Any]], None]:
+    """Return what writes the patches: of an image that is decoded now, or of frames that are decoded meanwhile."""
+    if isinstance(job, VideoJob):
+        frames = video.read_frames(job.encoded, job.header, job.layout.frames, job.limits)
+        return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
+    image = decode(job.encoded, job.limits)
+    return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
+
+
+def _prepare(job: ImageJob | VideoJob, slot: int | None) -> ImageAnswer:
+    began = time.perf_counter()
+    write_patches = _writer(job)
+    decoded = time.perf_counter()
+
+    def write(target: bytearray | memoryview) -> float:
+        """Fill *target* and return the seconds it took."""
+        start = time.perf_counter()
+        write_patches(_array(target, job.layout))
+        return time.perf_counter() - start
+
+    inline = None
+    try:
+        if job.slot is None or slot is None:
+            raise SlotError("no slot was given")
+        with write_slot(slot, job.slot) as target:
+            preprocess = write(target)
+    except SlotError:
+        # Without shared memory the request is slower, not lost.
+        buffer = bytearray(job.layout.num_pixel_bytes)
+        preprocess = write(buffer)
+        inline = bytes(buffer)
+    rest = time.perf_counter() - decoded - preprocess
+    if isinstance(job, VideoJob):
+        return ImageAnswer(StageSeconds(preprocess, 0.0, rest), inline)
+    return ImageAnswer(StageSeconds(decoded - began, preprocess, rest), inline)
+
+
+def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[Any]:
+    return np.frombuffer(target, NUMPY_DTYPE[layout.pixel_dtype]).reshape(layout.pixel_shape)
+
+
+def _preload() -> None:
+    """Import all that a job needs and use it once, so that no child does it again, nor starts a thread."""
+    # A thread per core would burst the limits of a decode process, and the other processes have the cores.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF"):
+        sample = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(sample, kind)
+        decode(sample.getvalue(), ImageLimits())
+    header = video.read_header(_sample_video(), VideoLimits())
+    list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
+    for name in models.families():
+        models.load_pixels(name)
+    # A library may load the rest of itself at its first use, which a confined process cannot.
+    for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):
+        codecs.lookup(codec)
+    sample_rgb = np.zeros((8, 8, 3), np.uint8)
+    resize(sample_rgb, 4, 4)
+    resample(sample_rgb, 4, 4, Image.Resampling.BICUBIC)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise StartupError("The decode server must have one thread only; set OMP_NUM_THREADS=1 in its environment.")
+    # Children share these pages as long as the collector leaves them alone.
+    gc.collect()
+    gc.freeze()
+
+
+def _sample_video() -> bytes:
+    """Return a video of one frame."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=1)
+        stream.width = stream.height = 64
+        stream.codec_context.thread_count = 1
+        container.mux(stream.encode(av.VideoFrame(64, 64, "yuv420p")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def _die_with(parent: int) -> None:
+    tie_to_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit
+
+
+def _send(connection: socket.socket, message: ImageAnswer | Confinement) -> None:
+    prefix, payload = frame(message)
+    if len(payload) < SMALL_BYTES:
+        connection.sendall(prefix + payload)
+    else:
+        connection.sendall(prefix)
+        connection.sendall(payload)
+
+
+def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the length that a job begins with, shorter where the gateway is gone, and the descriptor of its slot."""
+    prefix, descriptors, _, _ = socket.recv_fds(connection, framing.PREFIX_BYTES, 1)
+    if 0 < len(prefix) < framing.PREFIX_BYTES:
+        prefix += framing.receive(connection, framing.PREFIX_BYTES - len(prefix))
+    return prefix, descriptors
+
+
+def main() -> None:
+    """Run the fork server, and in each fork a decode process."""
+    parser = argparse.ArgumentParser(prog="saccade.gateway.images.decode_pool.process")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    arguments = parser.parse_args()
+    connection = fork_server(socket.socket(fileno=arguments.fd))
+    if connection is not None:
+        decode_process(connection, arguments.memory_bytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The gateway's ends of the fork server and of its decode processes."""
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+import msgspec
+
+from saccade.errors import StartupError
+from saccade.gateway.confinement import sandbox
+from saccade.gateway.images.decode_pool.job import (
+    PID,
+    READY,
+    Confinement,
+    ImageAnswer,
+    Job,
+    VideoHeaderJob,
+    frame,
+)
+from saccade.transport import framing
+
+PROGRAM = "saccade.gateway.images.decode_pool.process"
+START_SECONDS = 60.0
+FORK_SECONDS = 10.0
+END_SECONDS = 5.0
+SEND_BUFFER_BYTES = 1 << 20
+MAX_WORDS_BYTES = 64 << 10
+"""What an answer may have beside pixels: the gateway does not believe a decode process about lengths."""
+
+ENVIRONMENT = {
+    # Buffers of ordinary images are kept for the next one: fresh pages would double the time of a decode.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+
+
+class DecodeProcess:
+    """One decode process: one job at a time. *life* is that of the server that forked it.
+
+    *measures* are those of sandbox.MEASURES that confine it.
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int, connection: socket.socket, life: int, measures: tuple[str, ...] = ()
+    ) -> None:
+        connection.setblocking(False)
+        self.pid = pid
+        self.life = life
+        self.measures = measures
+        self._pidfd = pidfd
+        self._connection = connection
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still take a job."""
+        return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
+
+    async def exchange(self, job: Job, slot: int | None = None) -> ImageAnswer:
+        """Send one job and return its answer; *slot* is a descriptor of job.slot, which the process gets with it.
+
+        *slot* is the caller's again once the job is sent. Raises OSError where the process died.
+        """
+        await self._send(frame(job), slot)
+        length = framing.length(await self._receive(framing.PREFIX_BYTES))
+        num_pixel_bytes = 0 if isinstance(job, VideoHeaderJob) else job.layout.num_pixel_bytes
+        if length > num_pixel_bytes + MAX_WORDS_BYTES:
+            raise ConnectionResetError
+        answer = msgspec.msgpack.decode(await self._receive(length), type=ImageAnswer)
+        if answer.inline is not None and len(answer.inline) != num_pixel_bytes:
+            raise ConnectionResetError
+        return answer
+
+    def terminate(self) -> None:
+        """End it at once; a pidfd never names another process, even when the id is used again."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it, wait until it is gone, and let go of it; blocks for some milliseconds. Again is no error."""
+        if self._pidfd < 0:
+            return
+        self.terminate()
+        pidfd, self._pidfd = self._pidfd, -1
+        _ended(pidfd, END_SECONDS)
+        os.close(pidfd)
+        self._connection.close()
+
+    async def _send(self, pieces: tuple[bytes, bytes], descriptor: int | None) -> None:
+        # In one call where they fit: sent one by one, they would wake the process twice. The process has read all of
+        # its last job, so the call takes some bytes at least, and the descriptor goes with them.
+        rights = struct.pack("=i", descriptor) if descriptor is not None else b""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
+        sent = self._connection.sendmsg(pieces, ancillary)
+        for piece in pieces:
+            if sent < len(piece):
+                await asyncio.get_running_loop().sock_sendall(self._connection, memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
+
+    async def _receive(self, length: int) -> bytearray:
+        loop = asyncio.get_running_loop()
+        data = bytearray(length)
+        view, received = memoryview(data), 0
+        while received < length:
+            count = await loop.sock_recv_into(self._connection, view[received:])
+            if count == 0:
+                raise ConnectionResetError
+            received += count
+        return data
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    """Wait at most *seconds* for a process to end; return whether it has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _confinement(connection: socket.socket) -> tuple[str, ...]:
+    """Return what a new decode process says first. Raises OSError where it does not get so far."""
+    length = framing.length(framing.receive(connection, framing.PREFIX_BYTES))
+    try:
+        return msgspec.msgpack.decode(framing.receive(connection, length), type=Confinement).holds
+    except msgspec.DecodeError:
+        raise ConnectionResetError from None
+
+
+class DecodeServer:
+    """The fork server, started again where it died. Its methods block; several threads may call them."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._num_starts = 0
+
+    @property
+    def life(self) -> int:
+        """The number of its life, the next one's where it has ended: all processes of earlier lives end with them."""
+        process = self._process
+        return self._num_starts + (process is None or process.poll() is not None)
+
+    def start(self) -> None:
+        """Start it and wait until its imports are done. Raises StartupError."""
+        with self._lock:
+            self._start()
+
+    def fork(self) -> DecodeProcess:
+        """Return a new decode process. Raises StartupError."""
+        with self._lock:
+            if self._stopped:
+                raise StartupError("The decode server has been stopped.")
+            try:
+                return self._fork()
+            except OSError:
+                self._end()
+                self._start()
+            try:
+                return self._fork()
+            except OSError:
+                raise StartupError("The decode server does not fork.") from None
+
+    def stop(self) -> None:
+        """End it and all its processes; they die with it."""
+        with self._lock:
+            self._stopped = True
+            self._end()
+
+    def _start(self) -> None:
+        self._num_starts += 1
+        try:
+            ours = self._control = self._spawn()
+        except OSError as error:
+            raise StartupError(f"The decode server cannot be started: {error.strerror}.") from error
+        ours.settimeout(START_SECONDS)
+        try:
+            ready = ours.recv(len(READY))
+        except OSError:
+            ready = b""
+        if ready != READY:
+            self._end()
+            raise StartupError("The decode server did not start; its own output says why.")
+        ours.settimeout(FORK_SECONDS)
+
+    def _spawn(self) -> socket.socket:
+        """Start the program; return our end of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", PROGRAM, *arguments],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=sandbox.environment(os.environ) | ENVIRONMENT,
+                )
+        except OSError:
+            ours.close()
+            raise
+        return ours
+
+    def _fork(self) -> DecodeProcess:
+        if self._control is None:
+            raise ConnectionResetError
+        ours, theirs = socket.socketpair()
+        # Most images then go over in one call; the kernel takes what it allows of it.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            message, descriptors, _, _ = socket.recv_fds(self._control, PID.size, 1)
+            if not descriptors:
+                raise ConnectionResetError
+        except OSError:
+            ours.close()
+            raise
+        (pid,) = PID.unpack(message)
+        ours.settimeout(FORK_SECONDS)
+        try:
+            measures = _confinement(ours)
+        except OSError:
+            ours.close()
+            os.close(descriptors[0])
+            raise
+        return DecodeProcess(pid, descriptors[0], ours, self._num_starts, measures)
+
+    def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            # It holds nothing worth a farewell.
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -1,0 +1,113 @@
+"""Images that clients uploaded to name them in later requests: in memory, for a time, within a bound of bytes."""
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from saccade.byte_lru import TenantLru
+from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
+from saccade.gateway.openai.files import FileObject
+
+ENTRY_BYTES = 2048
+"""What a file takes at most besides its content."""
+
+MAX_FILES = 10_000
+"""Of one tenant, as in OpenAI's API; a further file takes the place of the oldest."""
+
+SPARE_TIMES = 64
+"""How many times of files that are gone, or were uploaded again, may wait beside as many as there are files."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file and what is said of it."""
+
+    about: FileObject
+    content: bytes
+
+
+def file_id(tenant: bytes, content: bytes) -> str:
+    """Return the id of a file of the tenant with the id *tenant*: the same content has the same id."""
+    return f"file-{blake3(blake3(tenant).digest()).update(content).hexdigest(16)}"
+
+
+class FileStore:
+    """The files of all tenants, of *budget_bytes* together, 0 for none; each is kept *keep_seconds* at most.
+
+    If there is no room, the tenant that holds most loses its oldest. *clock* gives seconds since 1970.
+    No method finds a file of another tenant.
+    """
+
+    def __init__(self, budget_bytes: int, keep_seconds: int, clock: Callable[[], float] = time.time) -> None:
+        self.keep_seconds = keep_seconds
+        self._clock = clock
+        # Reading a file does not mark it used: the files of a tenant stay in the order of their uploads.
+        self._files: TenantLru[str, StoredFile] = TenantLru(budget_bytes)
+        self._expiring: list[tuple[int, bytes, str]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._files.num_bytes
+
+    def check(self, param: str) -> None:
+        """Raise UnsupportedParameter, naming *param*, where no files are kept."""
+        if not self._files.budget_bytes:
+            raise UnsupportedParameter(
+                f"`{param}`: this gateway keeps no files, because of --file-store-bytes 0 or of --gateway-processes "
+                "over 1; send images as data: URLs.",
+                param,
+            )
+
+    def put(self, tenant: bytes, file: StoredFile) -> None:
+        """Keep *file*, in place of an earlier one of the same content. Raises ImageTooLarge."""
+        num_bytes = len(file.content) + ENTRY_BYTES
+        if num_bytes > self._files.budget_bytes:
+            raise ImageTooLarge("The file is larger than --file-store-bytes, so it cannot be kept.", "file")
+        self._expire()
+        self._files.put(tenant, file.about.id, file, num_bytes)
+        files = self._files.of(tenant)
+        if len(files) > MAX_FILES:
+            self._files.pop(tenant, next(iter(files)))
+        heapq.heappush(self._expiring, (file.about.expires_at, tenant, file.about.id))
+        self._tidy()
+
+    def get(self, tenant: bytes, known_as: str, param: str) -> StoredFile:
+        """Return a file of *tenant*, which *param* of a request names. Raises FileNotFound, UnsupportedParameter."""
+        self.check(param)
+        self._expire()
+        found = self._files.of(tenant).peek(known_as)
+        if found is None:
+            raise FileNotFound(
+                f"`{param}`: there is no such file, or it is not kept any longer; upload it by POST /v1/files.", param
+            )
+        return found
+
+    def of(self, tenant: bytes) -> list[FileObject]:
+        """Return what is said of the files of *tenant*, the oldest first."""
+        self._expire()
+        return [file.about for _, file in self._files.of(tenant).items()]
+
+    def delete(self, tenant: bytes, known_as: str, param: str) -> None:
+        """Forget a file of *tenant*. Raises as get() does."""
+        self.get(tenant, known_as, param)
+        self._files.pop(tenant, known_as)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._expiring and self._expiring[0][0] <= now:
+            _, tenant, known_as = heapq.heappop(self._expiring)
+            file = self._files.of(tenant).peek(known_as)
+            # The same content may have been uploaded again, for longer.
+            if file is not None and file.about.expires_at <= now:
+                self._files.pop(tenant, known_as)
+
+    def _tidy(self) -> None:
+        """Forget the times of files that are gone, where they are many."""
+        if len(self._expiring) > 2 * len(self._files) + SPARE_TIMES:
+            times = ((file.about.expires_at, tenant, known_as) for tenant, known_as, file in self._files.items())
+            self._expiring = list(times)
+            heapq.heapify(self._expiring)

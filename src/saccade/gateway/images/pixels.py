@@ -1,0 +1,237 @@
+"""From encoded images to media items: pixels in slots, in the form of the chosen worker's wire.
+
+A worker that is believed to hold an image's encoding gets the image by its hash, without pixels; PixelResend keeps
+the encoded image until the worker has begun to answer, for the case that it does not hold it after all.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerUnavailable
+from saccade.gateway.images.collect import EncodedImage
+from saccade.gateway.images.concurrency import all_or_none
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
+from saccade.gateway.images.processor_cache import ProcessorCache
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import Reservation
+from saccade.models.family import Layout
+from saccade.protocol.media import MediaItem, Span
+from saccade.protocol.request import MediaPixels
+from saccade.telemetry import Metrics
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The images of one prompt: the tokens of images[i] lie in the spans of spans[i].
+
+    Images with a content hash in *held* go without pixels, because the worker is believed to hold them.
+    """
+
+    images: tuple[EncodedImage, ...] = ()
+    spans: tuple[tuple[Span, ...], ...] = ()
+    held: frozenset[bytes] = frozenset()
+
+    @property
+    def num_encoded_bytes(self) -> int:
+        """Encoded bytes that are held."""
+        return sum(len(image.encoded) for image in self.images)
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the patches to come; an image that is there twice counts once."""
+        return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
+
+    def to_prepare(self) -> dict[bytes, EncodedImage]:
+        """Return the images that need pixels, each once, by content hash."""
+        wanted: dict[bytes, EncodedImage] = {}
+        for image in self.images:
+            if image.content_hash not in self.held:
+                wanted.setdefault(image.content_hash, image)
+        return wanted
+
+    def on_wire(
+        self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
+    ) -> "PromptImages":
+        """Return the same with pixels in the form of the wire: uint8 on ours, normalised as *pixel_dtype* on others.
+
+        *is_held* tells by content hash which images go without. Raises UnsupportedParameter where the model's family
+        is not sent so.
+        """
+        held = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
+        images = self.images
+        if pixel_dtype != "uint8":
+            _refuse_videos(images)
+            images = tuple(
+                dataclasses.replace(image, layout=layout.external(image.layout, pixel_dtype)) for image in self.images
+            )
+        return PromptImages(images, self.spans, held)
+
+    def is_by_hash(self, index: int) -> bool:
+        """Whether the image of *index* is there and goes by its hash."""
+        return 0 <= index < len(self.images) and self.images[index].content_hash in self.held
+
+    def all_by_hash(self) -> "PromptImages":
+        """Return the same as if every image went by its hash."""
+        return dataclasses.replace(self, held=frozenset(image.content_hash for image in self.images))
+
+    def by_hash(self) -> "PromptImages":
+        """Return the same with encoded bytes only of the images that go by their hash."""
+        images = (
+            image if self.is_by_hash(index) else dataclasses.replace(image, encoded=b"")
+            for index, image in enumerate(self.images)
+        )
+        return dataclasses.replace(self, images=tuple(images))
+
+    def of(self, media: Sequence[int]) -> "PromptImages":
+        """Return the same with only the images of these indices, all with pixels."""
+        return PromptImages(tuple(self.images[i] for i in media), tuple(self.spans[i] for i in media))
+
+
+@dataclass(frozen=True)
+class PixelPreparer:
+    """Has images decoded by *pool*, where *cache* does not hold their pixels already."""
+
+    pool: DecodePool
+    cache: ProcessorCache
+    metrics: Metrics
+    resend_seconds: float
+
+    async def prepare(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
+        """Return an item for each image of *media*, with its pixels where a worker can read them.
+
+        Videos are decoded in turns of *client*.
+
+        An image that is there twice is prepared once and lies in one slot. Each item with a slot holds one reference
+        to it, until the item is sent or released; on failure and cancellation there are none. Raises RequestError,
+        naming the field.
+        """
+        self.metrics.images_by_hash.inc(sum(image.content_hash in media.held for image in media.images))
+        pixels: dict[bytes, PreparedImage] = {}
+
+        async def prepare(key: bytes, image: EncodedImage) -> None:
+            pixels[key] = await self._pixels(family, image, salt, client)
+
+        with self.metrics.stage("media"):
+            try:
+                await all_or_none(prepare(key, image) for key, image in media.to_prepare().items())
+            except BaseException:
+                self.pool.release(done.slot.name for done in pixels.values() if done.slot is not None)
+                raise
+        return tuple(self._items(media, pixels))
+
+    def release(self, items: Iterable[MediaItem]) -> None:
+        """Give back the slots of items that will not be sent."""
+        self.pool.release(item.slot.name for item in items if item.slot is not None)
+
+    async def resend(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
+        """Return what prepare() does, for a worker that waits for it.
+
+        Raises WorkerUnavailable after *resend_seconds*.
+        """
+        self.metrics.pixels_wanted.inc(len(media.images))
+        try:
+            async with asyncio.timeout(self.resend_seconds):
+                return await self.prepare(family, media, salt, client)
+        except TimeoutError as error:
+            raise WorkerUnavailable(
+                "The worker no longer held an image, and preparing it again took too long; send the request again."
+            ) from error
+
+    async def _pixels(self, family: str, image: EncodedImage, salt: bytes, client: Hashable) -> PreparedImage:
+        async def prepare() -> PreparedImage:
+            if image.video is None:
+                pixels = await self.pool.image(image.encoded, family, image.settings, image.layout)
+            else:
+                pixels = await self.pool.video(image.encoded, image.video, family, image.settings, image.layout, client)
+            self.metrics.observe_stage("queue", pixels.waited_seconds)
+            for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
+                self.metrics.observe_stage(stage, seconds)
+            return pixels
+
+        try:
+            return await self.cache.get((salt, image.content_hash, image.layout.pixel_dtype), prepare)
+        except RequestError as error:
+            raise error.at(image.field) from error
+
+    def _items(self, media: PromptImages, pixels: Mapping[bytes, PreparedImage]) -> Iterable[MediaItem]:
+        seen: set[bytes] = set()
+        for image, spans in zip(media.images, media.spans, strict=True):
+            prepared = pixels.get(image.content_hash)
+            if prepared is not None and image.content_hash in seen:
+                self.pool.retain(prepared)
+            seen.add(image.content_hash)
+            yield _item(image, spans, prepared)
+
+
+def _refuse_videos(images: Iterable[EncodedImage]) -> None:
+    for image in images:
+        if image.video is not None:
+            raise UnsupportedParameter("This model's workers take no videos; send images.", image.field)
+
+
+def _item(image: EncodedImage, spans: tuple[Span, ...], pixels: PreparedImage | None) -> MediaItem:
+    return MediaItem(
+        modality="image" if image.video is None else "video",
+        content_hash=image.content_hash,
+        grid=image.layout.grid,
+        spans=spans,
+        pixel_shape=image.layout.pixel_shape,
+        pixel_dtype=image.layout.pixel_dtype,
+        original_size=image.layout.original_size,
+        seconds_per_group=image.layout.seconds_per_group,
+        slot=pixels.slot if pixels else None,
+        inline=pixels.inline if pixels else None,
+    )
+
+
+class PixelResend:
+    """The encoded images that a request sent by their hash, while its worker may ask for their pixels.
+
+    *memory* counts the encoded images, *admission* the pixels, until *held* ends. With *keeps_all* the others are
+    counted too: the caller keeps them until the worker answers, for another worker.
+    """
+
+    def __init__(
+        self,
+        preparer: PixelPreparer,
+        family: str,
+        media: PromptImages,
+        salt: bytes,
+        *,
+        admission: Admission,
+        held: contextlib.AsyncExitStack,
+        memory: Reservation,
+        keeps_all: bool = False,
+    ) -> None:
+        self._preparer = preparer
+        self._family = family
+        self._media: PromptImages | None = media.by_hash()
+        self._salt = salt
+        self._admission = admission
+        self._held = held
+        self._memory = memory
+        memory.keep((media if keeps_all else self._media).num_encoded_bytes)
+
+    async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        """Return where the pixels of *media*, by index, are; each holds one reference to its slot.
+
+        Raises WorkerUnavailable where they are not ready in time, and what preparing raises.
+        """
+        kept = self._media
+        if kept is None or not all(kept.is_by_hash(index) for index in media):
+            raise InternalError("The worker asked for pixels that it was not sent an image for.")
+        wanted = kept.of(media)
+        await self._held.enter_async_context(self._admission.pixels(wanted.num_pixel_bytes))
+        items = await self._preparer.resend(self._family, wanted, self._salt, self._memory.client)
+        return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
+
+    def forget(self) -> None:
+        """Let go of the images: the worker has begun to answer."""
+        if self._media is not None:
+            self._media = None
+            self._memory.keep(0)

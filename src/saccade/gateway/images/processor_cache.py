@@ -1,0 +1,91 @@
+"""Prepared images, kept by (salt, content hash, form on the wire): an image that is seen again is not decoded again.
+
+Images that are asked for at the same time share one decode. What is kept stays in the slot it was written to, so a
+hit costs no copy either; slots that requests need go before slots that may be needed again.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from saccade.byte_lru import ByteLru
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
+from saccade.gateway.limits.single_flight import SingleFlight
+
+Key = tuple[bytes, bytes, str]
+
+
+class ProcessorCache:
+    """At most *budget_bytes* of patches of *pool*, the longest unused given up first; 0 keeps nothing.
+
+    Every image that get() returns is a use of its slot of its own, to be ended by pool.release().
+    """
+
+    def __init__(self, pool: DecodePool, budget_bytes: int) -> None:
+        self._pool = pool
+        self._flights = SingleFlight[Key, PreparedImage]()
+        self._kept = ByteLru[Key, PreparedImage](budget_bytes, self._flights.__contains__, self._let_go)
+        self.num_hits = 0
+        self.num_misses = 0
+        pool.reclaim = self._reclaim
+
+    async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
+        """Return the image of *key*, by *prepare* where it is not kept. Raises what *prepare* raises."""
+        kept = self._kept.get(key)
+        if kept is not None and self._pool.is_lost(kept) and key not in self._flights:
+            self._kept.drop(key)
+            kept = None
+        if kept is not None:
+            self.num_hits += 1
+            return self._lend(kept)
+        if key in self._flights:
+            self.num_hits += 1
+        else:
+            self.num_misses += 1
+        try:
+            # Between the end of the flight and this use of the slot nothing else runs that could give it up.
+            return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
+        finally:
+            self._kept.trim()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the images that are kept."""
+        return self._kept.num_bytes
+
+    @property
+    def num_idle(self) -> int:
+        """Slots that are kept and that no request holds."""
+        kept = (image for _, image in self._kept.items() if image.slot is not None)
+        return sum(not self._pool.is_held_by_others(image) for image in kept)
+
+    def clear(self) -> None:
+        """Give up everything but what is being waited for."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Give up everything that is kept."""
+        for key in list(self._kept):
+            self._kept.drop(key)
+
+    async def _keep(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
+        image = await prepare()
+        self._kept.put(key, image, image.num_bytes)
+        return image
+
+    def _lend(self, image: PreparedImage) -> PreparedImage:
+        self._pool.retain(image)
+        return image
+
+    def _let_go(self, _: Key, image: PreparedImage) -> None:
+        if image.slot is not None:
+            self._pool.release([image.slot.name])
+
+    def _reclaim(self, num_bytes: int) -> bool:
+        """Free slots of *num_bytes*, the longest unused first; those that requests hold would free nothing."""
+        wanted = num_bytes
+        for key, image in list(self._kept.items()):
+            if wanted <= 0:
+                break
+            if key not in self._flights and not self._pool.is_held_by_others(image):
+                self._kept.drop(key)
+                wanted -= image.num_bytes
+        return wanted < num_bytes

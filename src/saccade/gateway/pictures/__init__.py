@@ -1,1 +1,0 @@
-"""From the sources of pictures to pixels that a worker can read."""

@@ -1,1 +1,0 @@
-"""Decode processes: encoded pictures in, patches in shared memory out."""

@@ -1,0 +1,28 @@
+"""The text that represents an image in templates that take only strings."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+NUMBER = "{number}"
+
+
+@dataclass(frozen=True)
+class ImageTag:
+    """A tag's text *form*, such as `<|image_{number}|>\\n`; `{number}` is the image's number in the chat, from 1."""
+
+    form: str
+
+    def write(self, number: int) -> str:
+        """Return the tag of image *number*."""
+        return self.form.replace(NUMBER, str(number))
+
+    @property
+    def fixed(self) -> str:
+        """The tag's start, before the number: a text without it contains no tag."""
+        return self.form.strip().replace(NUMBER, "")
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """A pattern that matches tags without the white space around them."""
+        return re.compile(re.escape(self.form.strip()).replace(re.escape(NUMBER), r"\d+"))

@@ -1,0 +1,82 @@
+"""What this gateway has sent to a worker, so that the worker's events about it can be read.
+
+Engines such as TokenSpeed write a number that they derive from an image's hash, its pad, over the image's
+placeholders, and their events carry these numbers as token ids. Only who sent the image knows what a pad stands for.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from saccade.protocol.media import MediaItem
+from saccade.protocol.request import EngineRequest
+
+FIRST_PAD = 1_000_000
+"""Pads begin here; a vocabulary that reaches this far is refused by the engines that write them."""
+
+MAX_IMAGES = 1 << 16
+MAX_SALTS = 16
+"""Every page of a worker's text is kept under the key of each of these tenants, because its events do not name them."""
+
+NO_TENANT = (b"",)
+"""The salts of prompts without a tenant."""
+
+
+class SentImage(NamedTuple):
+    """An image as it was sent for the tenant of *salt*: its placeholder's id, and the lengths of its spans."""
+
+    salt: bytes
+    content_hash: bytes
+    placeholder: int
+    spans: tuple[int, ...]
+
+
+AMBIGUOUS = SentImage(b"", b"", -1, ())
+"""Stands for two images with the same pad."""
+
+
+class SentImages:
+    """The newest MAX_IMAGES images and MAX_SALTS salts that were sent. *pad* returns an image's pad.
+
+    Without *pad* no pad is known: for engines that derive pads from what this gateway does not know.
+    """
+
+    def __init__(self, pad: Callable[[MediaItem, bytes], int] | None = None) -> None:
+        self._pad = pad
+        self._images: dict[int, SentImage] = {}
+        self._salts: dict[bytes, None] = {}
+        self.has_forgotten_salts = False
+
+    @property
+    def salts(self) -> tuple[bytes, ...]:
+        """The salts of the tenants whose prompts were sent; the empty one where none was."""
+        return tuple(self._salts) or NO_TENANT
+
+    def add(self, request: EngineRequest) -> None:
+        """Note what *request* sends; call it before the worker can tell of it."""
+        self._salts.pop(request.salt, None)
+        self._salts[request.salt] = None
+        if len(self._salts) > MAX_SALTS:
+            del self._salts[next(iter(self._salts))]
+            self.has_forgotten_salts = True
+        if self._pad is None:
+            return
+        for item in request.media:
+            pad, sent = self._pad(item, request.salt), _sent(item, request)
+            before = self._images.pop(pad, sent)
+            self._images[pad] = sent if sent == before else AMBIGUOUS
+            if len(self._images) > MAX_IMAGES:
+                del self._images[next(iter(self._images))]
+
+    def image(self, pad: int) -> SentImage | None:
+        """Return the image that *pad* stands for; None where none was sent, or more than one."""
+        found = self._images.get(pad)
+        return None if found is AMBIGUOUS else found
+
+
+def _sent(item: MediaItem, request: EngineRequest) -> SentImage:
+    ids = [request.token_ids[span.start : span.start + span.length] for span in item.spans]
+    placeholders = set[int]().union(*ids)
+    if len(placeholders) != 1:
+        # A block key is made of the ids that the prompt has, and a pad tells of one.
+        return AMBIGUOUS
+    return SentImage(request.salt, item.content_hash, placeholders.pop(), tuple(map(len, ids)))
