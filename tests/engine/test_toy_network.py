@@ -36,9 +36,9 @@ def engine(model: LoadedModel, **settings: Any) -> Engine:
 
 
 def request(length: int, seed: int = 0, num_samples: int = 1, **sampling: Any) -> EngineRequest:
-    """A prompt of random tokens; prompts of one seed begin alike."""
+    """A prompt of random tokens; prompts of one seed begin alike. What is drawn is the same in each run."""
     token_ids = np.random.default_rng(seed).integers(0, toy_network.V, length).tolist()
-    params = SamplingParams(**{"max_tokens": 20, "temperature": 0, **sampling})
+    params = SamplingParams(**{"max_tokens": 20, "temperature": 0, "seed": 1, **sampling})
     return EngineRequest(request_id=f"{seed}:{length}", token_ids=token_ids, sampling=params, num_samples=num_samples)
 
 
