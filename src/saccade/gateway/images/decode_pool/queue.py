@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from saccade import fair_queue
 from saccade.errors import Draining, SaccadeError
+from saccade.fair_queue import FairQueue
 from saccade.gateway.images.decode_pool.server import DecodeProcess
-from saccade.gateway.limits import fair_queue
-from saccade.gateway.limits.fair_queue import FairQueue
 
 SHARE_OF_VIDEOS = 0.5
 """The part of the budget of decoded bytes that several videos may take together."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import Draining, QueueFull
-from saccade.gateway.limits.fair_queue import FairQueue, Turn
+from saccade.fair_queue import FairQueue, Turn
 
 PATIENT = 30.0
 
