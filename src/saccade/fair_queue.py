@@ -9,7 +9,8 @@ client is whoever shares fairly with others: a tenant, or an address without API
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+import contextlib
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -43,8 +44,8 @@ class FairQueue:
     others to end, and later ones wait behind it, so that light turns do not keep out a heavy one; only a client at its
     own capacity is passed over. A turn over a capacity is given where there is no other.
 
-    At most *max_waiting* wait, each for at most *wait_seconds*, None without an end; of the places that others leave,
-    one client has at most *client_share*. *what* names in errors what waits, in the plural.
+    At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
+    places that others leave, one client has at most *client_share*. *what* names in errors what waits, in the plural.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FairQueue:
         capacity: int,
         what: str,
         *,
-        max_waiting: int,
+        max_waiting: int | None,
         wait_seconds: float | None,
         client_capacity: int | None = None,
         client_share: float = CLIENT_SHARE,
@@ -64,7 +65,7 @@ class FairQueue:
         self._client_capacity = capacity if client_capacity is None else client_capacity
         self._client_share = client_share
         self._held: Counter[Hashable] = Counter()
-        self._waiting: list[_Waiter] = []
+        self._lines: dict[Hashable, deque[_Waiter]] = {}
         self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
         self._num_turns = 0
 
@@ -76,7 +77,7 @@ class FairQueue:
     @property
     def num_waiting(self) -> int:
         """How many wait for a turn."""
-        return sum(not waiter.granted.done() for waiter in self._waiting)
+        return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
 
     async def enter(self, client: Hashable = None, weight: int = 1, priority: int = 1) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
@@ -85,10 +86,10 @@ class FairQueue:
         deadline, and what refuse() is given.
         """
         waiter = _Waiter(client, weight, priority, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
+        self._lines.setdefault(client, deque()).append(waiter)
         self._advance()
-        if not waiter.granted.done():
-            self._check_places(waiter)
+        if not waiter.granted.done() and self._max_waiting is not None:
+            self._check_places(waiter, self._max_waiting)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await waiter.granted
@@ -104,20 +105,21 @@ class FairQueue:
 
     def refuse(self, error: SaccadeError) -> None:
         """Fail all that wait now with *error*."""
-        for waiter in self._waiting:
-            if not waiter.granted.done():
-                waiter.granted.set_exception(error)
-        self._waiting.clear()
+        for line in self._lines.values():
+            for waiter in line:
+                if not waiter.granted.done():
+                    waiter.granted.set_exception(error)
+        self._lines.clear()
 
-    def _check_places(self, waiter: _Waiter) -> None:
-        """Let *waiter*, the last in the line, go again where there is no waiting place for it. Raises QueueFull."""
-        num_own = sum(other.client == waiter.client for other in self._waiting)
-        num_left = self._max_waiting - (len(self._waiting) - num_own)
+    def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
+        """Let *waiter*, the last of its client, go again if there is no waiting place for it. Raises QueueFull."""
+        num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
+        num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
-            self._waiting.remove(waiter)
+            self._lines[waiter.client].pop()
             raise QueueFull(f"Too many {self._what} are waiting; try again shortly.")
         if num_own > max(1, self._client_share * num_left):
-            self._waiting.remove(waiter)
+            self._lines[waiter.client].pop()
             raise QueueFull(
                 f"Your share of the {self._what} that wait is used up ({num_own - 1}); send the next ones when these "
                 "are done."
@@ -130,6 +132,8 @@ class FairQueue:
             self._leave(waiter.client, waiter.weight)
             return
         granted.cancel()
+        with contextlib.suppress(ValueError):
+            self._lines.get(waiter.client, deque()).remove(waiter)
         self._advance()
 
     def _leave(self, client: Hashable, weight: int) -> None:
@@ -139,24 +143,24 @@ class FairQueue:
         self._advance()
 
     def _advance(self) -> None:
-        """Grant turns as long as the next one fits. Those who were cancelled may not have run yet to withdraw."""
-        self._waiting = [waiter for waiter in self._waiting if not waiter.granted.done()]
+        """Grant turns as long as the next one fits."""
         while (waiter := self._next()) is not None and self._fits(self.held, waiter.weight, self._capacity):
-            self._waiting.remove(waiter)
+            self._lines[waiter.client].popleft()
             self._held[waiter.client] += waiter.weight
             self._note_turn(waiter.client)
             waiter.granted.set_result(None)
 
     def _next(self) -> _Waiter | None:
         """Return who has the next turn, whether or not it fits."""
-        firsts: dict[Hashable, _Waiter] = {}
-        for waiter in self._waiting:
-            firsts.setdefault(waiter.client, waiter)
-        candidates = [
-            first
-            for client, first in firsts.items()
-            if self._fits(self._held[client], first.weight, self._client_capacity)
-        ]
+        candidates = []
+        for client, line in list(self._lines.items()):
+            # One that was cancelled may not have run yet to withdraw.
+            while line and line[0].granted.done():
+                line.popleft()
+            if not line:
+                del self._lines[client]
+            elif self._fits(self._held[client], line[0].weight, self._client_capacity):
+                candidates.append(line[0])
         return min(candidates, key=self._service, default=None)
 
     def _service(self, waiter: _Waiter) -> tuple[float, int]:

@@ -20,8 +20,8 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull
+from saccade.fair_queue import FairQueue
 from saccade.media.addresses import SocketGuard
-from saccade.media.fair_turns import FairTurns
 from saccade.media.freshness import HEADERS as REUSE_HEADERS
 from saccade.media.freshness import Reuse, redirect_fresh_seconds, reuse_of
 from saccade.media.image_url import FILE_NOT_READ, FILES_NOT_READ, NOT_FETCHED, UrlReader
@@ -136,7 +136,13 @@ class Fetcher:
             reads_files=config.local_root is not None,
         )
         self._resolver = resolver or DnsResolver()
-        self._turns = FairTurns(config.max_concurrent, config.max_concurrent_per_client)
+        self._turns = FairQueue(
+            config.max_concurrent,
+            "image fetches",
+            max_waiting=None,
+            wait_seconds=config.turn_timeout_seconds,
+            client_capacity=config.max_concurrent_per_client,
+        )
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -188,7 +194,7 @@ class Fetcher:
             if target.scheme == "file" and root is None:
                 self._refusals.note("files are not read", "--allowed-local-media-path")
                 raise InvalidImageUrl(FILES_NOT_READ)
-            async with self._turns.turn(client, self._config.turn_timeout_seconds):
+            with await self._turns.enter(client):
                 if target.scheme == "file" and root is not None:
                     fetched = await self._read_file(target, root, hold)
                 else:
