@@ -52,7 +52,7 @@ class ScriptedWorker:
     load_times: tuple[float, float] = (0.0, 0.0)
     num_open: int = 0
     requests: list[EngineRequest] = field(default_factory=list)
-    aborted: list[int] = field(default_factory=list)
+    aborted: list[tuple[str, int]] = field(default_factory=list)
     asks: bool = False
     fails_after: int | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,7 +108,7 @@ class ScriptedWorker:
             self.num_open -= 1
 
     def abort_sample(self, request_id: str, index: int) -> None:
-        self.aborted.append(index)
+        self.aborted.append((request_id, index))
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         return True
@@ -196,11 +196,15 @@ async def test_each_leg_gets_its_part() -> None:  # B9
     subject.check_idle()
 
 
-async def test_keys_are_not_used_twice() -> None:
+async def test_keys_and_ids_of_attempts_are_not_used_twice() -> None:
+    """Else what a worker says of an attempt that has ended could end the next one there."""
     subject = cluster(p="prefill", d="decode")
     for _ in range(3):
         await subject.answer(ask())
     assert len({one.kv_transfer.key for one in subject["p"].requests if one.kv_transfer}) == 3
+    for worker in (subject["p"], subject["d"]):
+        assert len({one.request_id for one in worker.requests} | {"r"}) == 4
+        assert all(one.request_id.startswith("r-") for one in worker.requests)
 
 
 @pytest.mark.parametrize(
@@ -340,15 +344,22 @@ async def test_client_that_leaves_ends_both_legs(waiting: Sequence[str]) -> None
     assert subject.released == ["slot"] * 4
 
 
+async def no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
+    return ()
+
+
 async def test_samples_are_aborted_at_the_decode_worker() -> None:
     subject = cluster(p="prefill", d="decode")
     async with subject.dispatcher.place(
         "m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)
     ) as placement:
         assert placement.pair is not None
-        placement.pair.abort_sample("r", 1)
+        async with contextlib.aclosing(placement.pair.generate(ask(num_samples=2), lambda _: no_pixels)) as deltas:
+            await anext(deltas)
+            placement.pair.abort_sample("r", 1)
         assert placement.pair.url == "p + d"
-    assert (subject["p"].aborted, subject["d"].aborted) == ([], [1])
+    [leg] = subject["d"].requests
+    assert (subject["p"].aborted, subject["d"].aborted) == ([], [(leg.request_id, 1)])
     subject.check_idle()
 
 

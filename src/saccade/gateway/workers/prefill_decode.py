@@ -88,6 +88,7 @@ class Pair:
     """A request's two workers. *release* gives back slots that were not sent."""
 
     def __init__(self, prefill: Leg, decode: Leg, release: Callable[[Sequence[str]], None]) -> None:
+        self._suffix = f"-{secrets.token_hex(4)}"
         self.prefill = prefill
         self.decode = decode
         self.failed_worker = decode.worker
@@ -105,7 +106,7 @@ class Pair:
 
     def abort_sample(self, request_id: str, index: int) -> None:
         """Stop the decode worker's work on one sample."""
-        self.decode.worker.abort_sample(request_id, index)
+        self.decode.worker.abort_sample(request_id + self._suffix, index)
 
     async def generate(
         self, request: EngineRequest, supply: Callable[[Worker], Supply]
@@ -116,6 +117,9 @@ class Pair:
         that has failed.
         """
         prefill, decode = self.workers
+        # If the prefill worker fails, the request may come to the same decode worker again, as another attempt. What
+        # that worker still says of this one must not end the next.
+        request = msgspec.structs.replace(request, request_id=request.request_id + self._suffix)
         first, second = legs_of(request, (prefill.description and prefill.description.kv_transfer_address) or "")
         prefilling = _Prefill(self.prefill, first, supply(prefill), self._release)
         try:
