@@ -96,7 +96,7 @@ def test_service_goes_on_when_a_node_is_killed(
 
         fleet.send_signal(signal.SIGTERM)
         fleet.wait(60)
-        wait_until(lambda: file.read_text() == "" and num_ready(server) == 0, START_SECONDS)
+        wait_until(lambda: file.read_text() == "# no worker\n" and num_ready(server) == 0, START_SECONDS)
         wait_until(lambda: not workers_of(token), START_SECONDS)
 
 
