@@ -158,7 +158,8 @@ async def connected(address: str, port: int) -> AsyncIterator[tuple[asyncio.Stre
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()
+        if not writer.is_closing():
+            writer.transport.abort()
 
 
 async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
