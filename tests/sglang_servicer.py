@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as rpc
+from smg_servicer import look_often
 from tokenspeed_worker import Slots, surroundings
 
 from saccade.transport.connectors.sglang import SglangClient
@@ -205,12 +206,9 @@ def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     engine_modules = [name for name in sys.modules if name.startswith("smg_grpc_servicer.sglang")]
     for name in engine_modules:
         monkeypatch.delitem(sys.modules, name)
-    from smg_grpc_servicer.health_probe import await_probe
     from smg_grpc_servicer.sglang import servicer
 
-    # Its health check looks for the probe's answer every half second.
-    monkeypatch.setitem(await_probe.__kwdefaults__, "step", 0.01)
-
+    look_often(monkeypatch)
     yield servicer.SGLangSchedulerServicer
     for name in [name for name in sys.modules if name.startswith("smg_grpc_servicer.sglang")]:
         del sys.modules[name]

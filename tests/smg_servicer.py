@@ -100,6 +100,13 @@ class Engine:
         return servicer_of(self, self.server_args, {"max_total_num_tokens": 1024})
 
 
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have SMG's health checks look for the probe's answer every 10 ms, not every half second."""
+    from smg_grpc_servicer.health_probe import await_probe
+
+    monkeypatch.setitem(await_probe.__kwdefaults__, "step", 0.01)
+
+
 @contextlib.contextmanager
 def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """SMG's servicer class; the engine's modules that it imports are stand-ins."""
@@ -116,12 +123,9 @@ def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         vars(module).update(contents.get(name, {"__path__": []}))
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "smg_grpc_servicer.tokenspeed.servicer", raising=False)
-    from smg_grpc_servicer.health_probe import await_probe
     from smg_grpc_servicer.tokenspeed import servicer
 
-    # Its health check looks for the probe's answer every half second.
-    monkeypatch.setitem(await_probe.__kwdefaults__, "step", 0.01)
-
+    look_often(monkeypatch)
     monkeypatch.setattr(servicer, "_engine_supports_dp_rank_pin", lambda: False)
     yield servicer.TokenSpeedSchedulerServicer
     sys.modules.pop("smg_grpc_servicer.tokenspeed.servicer", None)

@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(check: Callable[[], object], seconds: float = 10) -> None:
-    """Return when *check* returns something true; fail after *seconds*."""
+def wait_until(check: Callable[[], T], seconds: float = 10) -> T:
+    """Return what *check* returns as soon as that is true; fail after *seconds*."""
     deadline = time.monotonic() + seconds
-    while not check():
+    while not (found := check()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found

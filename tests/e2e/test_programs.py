@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from server import Server, free_port, serving
+from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "src/saccade/cli/bundled/images"
@@ -82,13 +82,15 @@ def test_example_with_a_damaged_image_ends_in_the_sentence_of_the_server(
 
 def shown_at_start(server: Server) -> str:
     """What `saccade serve` prints up to the line that a user can paste; what it logs later is not part of it."""
-    assert server.log is not None
-    deadline = time.monotonic() + 60
-    while not (shown := re.match(r"(?s:.*)\nTry it:\n.*\n", server.log.read_text())):
+
+    def shown() -> re.Match[str] | None:
+        assert server.log is not None
         assert server.process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return shown[0]
+        return re.match(r"(?s:.*)\nTry it:\n.*\n", server.log.read_text())
+
+    found = wait_until(shown, seconds=60)
+    assert found is not None
+    return found[0]
 
 
 def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server) -> None:
