@@ -172,6 +172,7 @@ def test_without_the_key_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> N
         source.transfers.offer(key := new_key())
         destination.transfers.pull(other := new_key(), address(source), 0)
         assert destination.next(TransferEnded).key == other
+        destination.wait_until_closed()
         # Whoever knows the transfer's name, which travels in the open, needs the key too.
         monkeypatch.setattr("saccade.transport.kv_transfer.destination.name_of", lambda _: _name(key))
         destination.transfers.pull(other, address(source), 0)
