@@ -11,8 +11,8 @@ import pytest
 from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
 from saccade.cli.gateway import RoutingFlags
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.prompt.draft import MediaLimits
-from saccade.gateway.workers.dispatch import DispatchLimits
+from saccade.gateway.workers.settings import DispatchLimits
+from saccade.media.header import MediaLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}

@@ -11,7 +11,7 @@ import pytest
 from saccade import config
 from saccade.cli.flags import SECRET, EngineFlags, MediaFlags, ServerFlags, engine_config, gateway_config
 from saccade.cli.main import COMMANDS, make_app, run
-from saccade.gateway.prompt.draft import MediaLimits
+from saccade.media.header import MediaLimits
 
 
 def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:

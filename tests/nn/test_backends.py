@@ -1,6 +1,7 @@
 """Every attention backend that runs here against the same in float64, and which of them is chosen."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -167,3 +168,9 @@ def test_missing_metadata_is_refused_before_the_launch() -> None:
     layout = PagedLayout(torch.zeros(1), None, torch.ones(1), (1,), (1,), 1, BLOCK, torch.zeros(1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="torch_sdpa needs block_tables"):
         ForwardContext(torch.zeros(3, 1), layout, [], load_backend(AUTO), None)
+
+
+def test_a_cpu_does_without_torchs_compiler() -> None:
+    """Its import takes half a second of every start."""
+    program = "import sys, saccade.nn.backends.torch_sdpa; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return q.new_empty(*q.shape[:3], v.shape[3])
 
     monkeypatch.setattr(torch_sdpa.functional, "scaled_dot_product_attention", record)
-    monkeypatch.setattr(torch_sdpa, "causal_lower_right", lambda *_: LOWER_RIGHT)
+    monkeypatch.setattr("torch.nn.attention.bias.causal_lower_right", lambda *_: LOWER_RIGHT)
     return found
 
 

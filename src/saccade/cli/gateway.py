@@ -31,9 +31,9 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.processes import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.connectors import check_url
-from saccade.gateway.workers.dispatch import DispatchLimits
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import SourceConfig, check_dns_url
+from saccade.gateway.workers.settings import DispatchLimits, SourceConfig
+from saccade.gateway.workers.sources import check_dns_url
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.routing.policy import Policy

@@ -15,10 +15,10 @@ from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.preparation import Preparation
-from saccade.gateway.prompt.draft import Draft, MediaLimits
+from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.decode import decode
-from saccade.media.header import ImageLimits
+from saccade.media.header import ImageLimits, MediaLimits
 from saccade.telemetry import Metrics
 
 

@@ -7,13 +7,11 @@ from pathlib import Path
 from saccade.gateway.images.decode_pool.pool import DecodePoolConfig
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.processes.member import Member
-from saccade.gateway.prompt.draft import MediaLimits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.server.connection import ConnectionLimits
-from saccade.gateway.workers.dispatch import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
-from saccade.gateway.workers.sources import SourceConfig
+from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits, SourceConfig
 from saccade.media.fetch import FetchConfig
-from saccade.media.header import ImageLimits
+from saccade.media.header import ImageLimits, MediaLimits
 from saccade.routing.policy import Policy
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 

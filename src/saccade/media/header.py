@@ -5,6 +5,7 @@ VP8 RFC 6386 section 9.1; GIF89a; AVIF in saccade.media.avif. The work is bounde
 at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
 """
 
+import json
 import re
 import struct
 from collections.abc import Iterator
@@ -63,6 +64,18 @@ class ImageHeader:
     def decoded_bytes(self) -> int:
         """Estimate of the bytes of memory that decoding takes."""
         return self.width * self.height * DECODED_BYTES_PER_PIXEL[self.format]
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """The most images and the most videos of a request. Each video may take a decode process for half a minute."""
+
+    images: int = 16
+    videos: int = 4
+
+    def __str__(self) -> str:
+        """As vLLM's --limit-mm-per-prompt takes them."""
+        return json.dumps({"image": self.images, "video": self.videos})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.workers.dispatch import DispatchLimits
+from saccade.gateway.workers.settings import DispatchLimits
 from saccade.protocol.output import TokenDelta
 
 CONTENT = [

@@ -15,7 +15,7 @@ from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.report import tenant_reports
 from saccade.gateway.tenants.tenant import Limits, Tenant
-from saccade.gateway.workers.dispatch import DispatchLimits
+from saccade.gateway.workers.settings import DispatchLimits
 from saccade.protocol.gateway_calls import Booked, Usage, Work
 
 

@@ -15,8 +15,9 @@ from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
-from saccade.gateway.prompt.draft import MediaLimits, PromptDrafter
+from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
 from saccade.protocol.media import VideoHeader
 from saccade.telemetry import Metrics

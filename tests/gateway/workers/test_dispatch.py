@@ -24,9 +24,10 @@ from saccade.errors import (
     WorkerUnavailable,
 )
 from saccade.gateway.tenants.tenant import Tenant
-from saccade.gateway.workers.dispatch import DEFAULT_LIMITS, Dispatcher, DispatchLimits, Placement, Prompt, media_runs
+from saccade.gateway.workers.dispatch import Dispatcher, Placement, Prompt, media_runs
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.routing_metrics import DispatchCollector
+from saccade.gateway.workers.settings import DEFAULT_LIMITS, DispatchLimits
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from saccade.gateway.processes.metric_families import families
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.dispatch import INDEX_BYTES
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import SourceConfig, find_workers
+from saccade.gateway.workers.settings import INDEX_BYTES, SourceConfig
+from saccade.gateway.workers.sources import find_workers
 from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Target

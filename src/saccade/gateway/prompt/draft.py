@@ -4,7 +4,6 @@ Whether the prompt fits the context shows first by the bytes of its text, before
 image's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from saccade.gateway.openai.requests import IMAGE_PART, ChatRequest, TokenizeReq
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
 from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
 from saccade.protocol.media import ImageLayout, Span
 from saccade.telemetry import Metrics
@@ -27,18 +27,6 @@ THREAD_FROM_CHARACTERS = 16 * 1024
 
 MAX_UTF8_BYTES = 4
 """Of a character."""
-
-
-@dataclass(frozen=True)
-class MediaLimits:
-    """The most images and the most videos of a request. Each video may take a decode process for half a minute."""
-
-    images: int = 16
-    videos: int = 4
-
-    def __str__(self) -> str:
-        """As vLLM's --limit-mm-per-prompt takes them."""
-        return json.dumps({"image": self.images, "video": self.videos})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
+from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
 from saccade.gateway.workers.worker import Worker, refusal, takes_chats_only
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
@@ -41,8 +42,6 @@ M = TypeVar("M", MediaItem, MediaPixels)
 
 
 NO_LOAD = Load()
-INDEX_BYTES = 512 << 20
-"""Of the index of what workers hold: about 4 million blocks, each counted once for every worker that holds it."""
 
 AFFINITY_TOKENS = 256
 """consistent_hash goes by the first image; without one, by the prompt's beginning."""
@@ -119,28 +118,6 @@ class Preview:
     model: Model
     prompt: Prompt
     choice: Choice
-
-
-@dataclass(frozen=True)
-class DispatchLimits:
-    """One of several workers gets as many requests of this gateway at a time as it computes, and *worker_queue* more.
-
-    Of *num_processes* of one gateway, each sends a worker its part of these.
-
-    Where none may get one, at most *max_waiting* requests wait, for *wait_seconds* each. A request whose worker
-    fails before the first token is sent again at most *max_retries* times. A worker that is alone gets everything, or
-    with *lone_worker_queue* as many as it computes and these.
-    """
-
-    worker_queue: int = 64
-    max_waiting: int = 256
-    wait_seconds: float = 30.0
-    max_retries: int = 1
-    num_processes: int = 1
-    lone_worker_queue: int | None = None
-
-
-DEFAULT_LIMITS = DispatchLimits()
 
 
 @dataclass(frozen=True)

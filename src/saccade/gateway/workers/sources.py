@@ -4,13 +4,13 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
 from saccade.gateway.workers.connectors import check_url, targets
 from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.settings import SourceConfig
 from saccade.media.resolver import DnsResolver
 from saccade.watched_file import WatchedFile
 
@@ -30,21 +30,6 @@ DNS_SCHEMES = ("grpc", "tokenspeed", "sglang", "vllm")
 """Without TLS: certificates are for names, and a gateway connects to the addresses behind the name."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SourceConfig:
-    """Sources beside --worker-url: a *file* that is watched, and urls whose hosts are looked up again and again.
-
-    A worker that is dropped may finish its requests for *drain_seconds*.
-    """
-
-    file: Path | None = None
-    dns: tuple[str, ...] = ()
-    drain_seconds: float = 300.0
-
-    def __bool__(self) -> bool:
-        return self.file is not None or bool(self.dns)
 
 
 class WorkersFile:

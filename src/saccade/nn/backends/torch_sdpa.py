@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload
@@ -269,7 +268,7 @@ def _attend(
         if group > 1 and q.device.type != "cpu" and not flash:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if causal and num_queries < num_tokens:
-            mask, causal = causal_lower_right(num_queries, num_tokens), False
+            mask, causal = _causal_mask(num_queries, num_tokens, q.device), False
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -277,11 +276,24 @@ def _attend(
     scores = q.float() @ k.float().transpose(-1, -2) * (q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale)
     scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if causal:
-        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-        mask = ones.tril_(num_tokens - num_queries)
+        mask = _lower_right(num_queries, num_tokens, scores.device)
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
     return scores.softmax(-1).to(v.dtype) @ v
+
+
+def _causal_mask(num_queries: int, num_tokens: int, device: torch.device) -> torch.Tensor:
+    """Return a mask for queries that are the last of the tokens; on a GPU a name for one, which no kernel reads."""
+    if device.type == "cpu":
+        return _lower_right(num_queries, num_tokens, device)
+    from torch.nn.attention.bias import causal_lower_right  # half a second: it imports torch's compiler
+
+    return causal_lower_right(num_queries, num_tokens)
+
+
+def _lower_right(num_queries: int, num_tokens: int, device: torch.device) -> torch.Tensor:
+    ones = torch.ones(num_queries, num_tokens, dtype=torch.bool, device=device)
+    return ones.tril_(num_tokens - num_queries)
 
 
 def _packed_equal(
