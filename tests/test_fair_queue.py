@@ -218,6 +218,16 @@ async def test_all_that_wait_can_be_refused() -> None:
     await crowd.go()
 
 
+async def test_of_clients_never_served_the_first_goes_first() -> None:
+    """Also if another client had come before, and left."""
+    crowd = Crowd(queue_of(1))
+    await crowd.come("b1", "a1", "c1", "a2")
+    await crowd.cancel("a1")
+    await crowd.leave("b1")
+    assert crowd.served == ["b1", "c1"]
+    await crowd.go()
+
+
 async def test_turn_ends_once() -> None:
     queue = queue_of(1)
     turn = await queue.enter("a")

@@ -28,11 +28,12 @@ MAX_REMEMBERED = 1024
 
 @dataclass(frozen=True, eq=False)
 class _Waiter:
-    """A request for a turn; *granted* is done when it has one, was refused, or was cancelled."""
+    """The request for a turn with that *number*; *granted* is done when it has one, was refused, or was cancelled."""
 
     client: Hashable
     weight: int
     priority: int
+    number: int
     granted: asyncio.Future[None]
 
 
@@ -40,9 +41,9 @@ class FairQueue:
     """Gives out turns that weigh at most *capacity* together, those of one client at most *client_capacity*.
 
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
-    was served longest ago. The turns of one client are in order of arrival. A turn that does not fit yet waits for
-    others to end, and later ones wait behind it, so that light turns do not keep out a heavy one; only a client at its
-    own capacity is passed over. A turn over a capacity is given where there is no other.
+    was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
+    fit yet waits for others to end, and later ones wait behind it, so that light turns do not keep out a heavy one;
+    only a client at its own capacity is passed over. A turn over a capacity is given where there is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
     places that others leave, one client has at most *client_share*. *what* names in errors what waits, in the plural.
@@ -68,6 +69,7 @@ class FairQueue:
         self._lines: dict[Hashable, deque[_Waiter]] = {}
         self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
         self._num_turns = 0
+        self._num_requests = 0
 
     @property
     def held(self) -> int:
@@ -85,7 +87,9 @@ class FairQueue:
         When the waiting task is cancelled, it has left the line. Raises QueueFull where too many wait and after the
         deadline, and what refuse() is given.
         """
-        waiter = _Waiter(client, weight, priority, asyncio.get_running_loop().create_future())
+        self._num_requests += 1
+        granted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(client, weight, priority, self._num_requests, granted)
         self._lines.setdefault(client, deque()).append(waiter)
         self._advance()
         if not waiter.granted.done() and self._max_waiting is not None:
@@ -163,9 +167,9 @@ class FairQueue:
                 candidates.append(line[0])
         return min(candidates, key=self._service, default=None)
 
-    def _service(self, waiter: _Waiter) -> tuple[float, int]:
-        """Return how well the waiter's client is served: the weight of its turns, and when it last had one."""
-        return self._held[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0)
+    def _service(self, waiter: _Waiter) -> tuple[float, int, int]:
+        """Return what the waiter's client has: the weight of its turns, when it last had one, when this one came."""
+        return self._held[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0), waiter.number
 
     def _note_turn(self, client: Hashable) -> None:
         self._num_turns += 1
