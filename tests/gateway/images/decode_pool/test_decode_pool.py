@@ -301,6 +301,7 @@ async def narrow() -> AsyncIterator[DecodePool]:
     config = DecodePoolConfig(num_processes=2, time_limit_seconds=2, in_flight_bytes=1 << 20, memory_bytes=128 << 20)
     pool = DecodePool(config)
     await pool.start()
+    await _until(lambda: len(pool.pids) == 2)
     yield pool
     await pool.close()
 
