@@ -40,8 +40,8 @@ class Budget:
     moves: int
 
 
-PREPARATION = Budget(files=81, moves=348)
-LATER_DELTA = Budget(files=14, moves=24)
+PREPARATION = Budget(files=79, moves=342)
+LATER_DELTA = Budget(files=14, moves=23)
 
 
 @dataclass

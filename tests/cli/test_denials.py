@@ -34,7 +34,7 @@ SIGNS: Final[Mapping[str, str]] = {
     "--enable-sleep-mode": "sleep|wake.up|tokenizer.info|^path /inference",
     "--load-format": "gguf|pickle|bitsandbytes|load.format",
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
-    "--pipeline-parallel-size": "pipeline",
+    "--pipeline-parallel-size": "pipeline.?parallel",
     "--scheduling-policy": "^field priority$",
     "--quantization": "quanti[sz]ation",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",

@@ -10,8 +10,8 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from saccade.errors import InvalidApiKey, InvalidValue
-from saccade.gateway.api.answering import Answering, Api
 from saccade.gateway.api.chat import ChatCompletions
+from saccade.gateway.api.chat_endpoint import Api, ChatEndpoint
 from saccade.gateway.api.completions import Completions
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.files import Files
@@ -19,17 +19,18 @@ from saccade.gateway.api.messages import Messages
 from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.generation.generate import Generation
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
+from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.processes.shared_index import SharedIndex
 from saccade.gateway.processes.siblings import Siblings
+from saccade.gateway.request import COPIES, Limits
 from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.access_log import AccessLog
-from saccade.gateway.server.body import COPIES, BodyReader
+from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.client_address import TrustedProxies
 from saccade.gateway.server.keys import Keys
 from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
@@ -96,17 +97,24 @@ class Application:
         self.metrics.registry.register(SourceCollector(self.members))
         self.metrics.registry.register(TenantMetrics(self._api_keys))
         self.siblings = self._siblings(config)
-        self.preparation = Preparation(config, pool, self.admission, self.memory, self.metrics)
-        bodies = BodyReader(self.admission, min(config.max_body_bytes, config.max_request_memory_bytes // COPIES))
-        endpoints = Endpoints(
-            admission=self.admission,
-            model_registry=self.model_registry,
-            prompts=self.preparation.prompts,
+        self.preparation = Preparation(config, pool, self.admission, self.metrics)
+        bodies = BodyReader(
+            Limits(self.admission, self.memory),
+            self.proxies,
+            min(config.max_body_bytes, config.max_request_memory_bytes // COPIES),
+        )
+        pipeline = Pipeline(
             images=self.preparation.images,
+            prompts=self.preparation.prompts,
+            dispatcher=dispatcher,
+            pixels=self.preparation.pixels,
             metrics=self.metrics,
+        )
+        endpoints = Endpoints(
             bodies=bodies,
-            memory=self.memory,
-            proxies=self.proxies,
+            model_registry=self.model_registry,
+            pipeline=pipeline,
+            metrics=self.metrics,
             strict_parameters=config.strict_parameters,
             siblings=self.siblings,
         )
@@ -119,25 +127,15 @@ class Application:
             "/v1/messages": Messages(config.strict_parameters),
             "/v1/responses": responses,
         }
-        self._answering = Answering(
-            admission=self.admission,
+        self._chats = ChatEndpoint(
             bodies=bodies,
-            memory=self.memory,
-            proxies=self.proxies,
             model_registry=self.model_registry,
             prompts=self.preparation.prompts,
-            generation=Generation(
-                admission=self.admission,
-                prompts=self.preparation.prompts,
-                images=self.preparation.images,
-                pixels=self.preparation.pixels,
-                dispatcher=dispatcher,
-                metrics=self.metrics,
-            ),
             grammars=self._grammars,
+            pipeline=pipeline,
             ping_interval_seconds=config.ping_interval_seconds,
         )
-        table = routes(self._answering, apis, endpoints, responses, self._files(config, endpoints))
+        table = routes(self._chats, apis, endpoints, responses, self._files(config, bodies))
         hosts = (config.host, *config.allowed_hosts)
         guarded: ASGIApp = GuardMiddleware(
             Router(table, redirect_slashes=False),
@@ -179,9 +177,7 @@ class Application:
                 "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
                 "x-api-key",
             ) from error
-        return route_report(
-            await self._answering.preview(self._chat, scope, receive, account), self._fleet, self.listener
-        )
+        return route_report(await self._chats.preview(self._chat, scope, receive, account), self._fleet, self.listener)
 
     async def tenants(self) -> list[TenantReport]:
         """Return what each tenant of the keys file may use and has used, at all processes that share the port."""
@@ -200,9 +196,8 @@ class Application:
         of_engines.register(FleetCollector(self._fleet))
         return Siblings(config.member, self._work, self.forget_media, self.metrics.registry, of_engines, self._usages)
 
-    def _files(self, config: GatewayConfig, endpoints: Endpoints) -> Files:
-        preparation = self.preparation
-        return Files(preparation.files, endpoints.begin, endpoints.bodies, config.image_limits, preparation.threads)
+    def _files(self, config: GatewayConfig, bodies: BodyReader) -> Files:
+        return Files(self.preparation.files, bodies, config.image_limits, self.preparation.threads)
 
     def _work(self) -> Work:
         """Return what this process is doing."""

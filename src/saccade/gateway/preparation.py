@@ -10,7 +10,6 @@ from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.media.fetch import Fetcher
@@ -25,9 +24,7 @@ class Preparation:
     Raises StartupError where a setting is wrong.
     """
 
-    def __init__(
-        self, config: GatewayConfig, pool: DecodePool, admission: Admission, memory: ByteBudget, metrics: Metrics
-    ) -> None:
+    def __init__(self, config: GatewayConfig, pool: DecodePool, admission: Admission, metrics: Metrics) -> None:
         self._fetcher = Fetcher(config.fetch)
         self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
@@ -44,7 +41,7 @@ class Preparation:
             config.media_limits, metrics, self.threads, takes_templates=config.trusts_request_templates
         )
         self.images = ImageCollector(
-            loader=MediaLoader(self._fetcher, self._urls, memory, metrics),
+            loader=MediaLoader(self._fetcher, self._urls, metrics),
             files=self.files,
             video_header=pool.video_header,
             limits=config.image_limits,

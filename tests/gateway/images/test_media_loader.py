@@ -13,7 +13,11 @@ from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.images.metrics import FetchCollector
 from saccade.gateway.images.url_cache import UrlCache
+from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget
+from saccade.gateway.request import Limits, Request
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.tenant import EVERYBODY
 from saccade.telemetry import Metrics
 
 HERE = ("127.0.0.1/32",)
@@ -23,11 +27,12 @@ FRESH = {"Cache_Control": "max-age=600"}
 @contextlib.asynccontextmanager
 async def reading(**settings: Any) -> AsyncIterator[MediaLoader]:
     async with fetching(Resolver(["127.0.0.1"]), **{"allowed_networks": HERE, **settings}) as fetcher:
-        yield MediaLoader(fetcher, UrlCache(1 << 20), ByteBudget(1 << 30), Metrics())
+        yield MediaLoader(fetcher, UrlCache(1 << 20), Metrics())
 
 
 async def read(loader: MediaLoader, url: str, salt: bytes) -> bytes:
-    return await loader.fetch(url, salt, ByteBudget(1 << 30).reservation())
+    with Request.begin(Limits(Admission(1, 0), ByteBudget(1 << 30)), Account(EVERYBODY), None) as request:
+        return await loader.fetch(request, url, salt)
 
 
 class Gate:
@@ -215,7 +220,7 @@ async def test_metrics() -> None:
     metrics = Metrics()
     async with serving() as web, fetching(allowed_networks=HERE) as fetcher:
         metrics.registry.register(FetchCollector(fetcher))
-        loader = MediaLoader(fetcher, UrlCache(0), ByteBudget(1 << 30), metrics)
+        loader = MediaLoader(fetcher, UrlCache(0), metrics)
         await read(loader, f"http://127.0.0.1:{web.port}/", b"")
         with pytest.raises(InvalidImageUrl):
             await read(loader, "http://127.0.0.2/", b"")

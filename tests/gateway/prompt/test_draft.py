@@ -9,7 +9,6 @@ from saccade.errors import ContextLengthExceeded
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.served_model import ServedModel
@@ -33,7 +32,7 @@ async def test_long_chats_leave_the_event_loop_free(
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
     config = GatewayConfig()
     pool, admission = DecodePool(DecodePoolConfig()), Admission(config.max_requests, config.max_pixel_bytes)
-    prompts = Preparation(config, pool, admission, ByteBudget(1 << 30), Metrics()).prompts
+    prompts = Preparation(config, pool, admission, Metrics()).prompts
     asked = ChatRequest(model="tiny", messages=messages)
 
     async def draft() -> None:

@@ -11,7 +11,6 @@ from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.gateway.images.pixels import PromptImages
 from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
@@ -32,7 +31,7 @@ def asked(*parts: ContentPart) -> ChatRequest:
 
 def prompts_of(config: GatewayConfig) -> PromptDrafter:
     admission = Admission(config.max_requests, config.max_pixel_bytes)
-    return Preparation(config, DecodePool(DecodePoolConfig()), admission, ByteBudget(1 << 30), Metrics()).prompts
+    return Preparation(config, DecodePool(DecodePoolConfig()), admission, Metrics()).prompts
 
 
 @pytest.fixture

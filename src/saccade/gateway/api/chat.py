@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import SaccadeError
-from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.api.chat_endpoint import ReadBody
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat

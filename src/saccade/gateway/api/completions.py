@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from saccade.errors import SaccadeError
-from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.api.chat_endpoint import ReadBody
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
     PromptLogprob,

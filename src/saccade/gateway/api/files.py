@@ -1,8 +1,7 @@
 """/v1/files: images that are uploaded once and named in many requests."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +11,6 @@ from starlette.responses import Response
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileStore, StoredFile, file_id
-from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.files import (
     MAX_FILENAME_CHARACTERS,
@@ -34,10 +32,9 @@ CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options"
 
 @dataclass(frozen=True)
 class Files:
-    """The files of each tenant, which other tenants do not find. *begin* counts a request, as Endpoints does."""
+    """The files of each tenant, which other tenants do not find."""
 
     store: FileStore
-    begin: Callable[[Request], AbstractContextManager[Reservation]]
     bodies: BodyReader
     limits: ImageLimits
     threads: WorkThreads
@@ -46,8 +43,8 @@ class Files:
         """POST /v1/files: keep an image."""
         self.store.check("file")
         tenant = _tenant(request)
-        with self.begin(request) as memory:
-            body = await self.bodies.read(request.scope, request.receive, memory)
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
             headers = request.scope["headers"]
             is_long = len(body) > THREAD_FROM_BYTES
             file = await self.threads.run(is_long, len(body), lambda: self._read(tenant, body, headers))
@@ -60,7 +57,7 @@ class Files:
         asked = request.query_params
         _check_one_of("order", order := asked.get("order", "desc"), ("asc", "desc"))
         limit = _whole_number("limit", asked.get("limit", str(MAX_LISTED)), MAX_LISTED)
-        with self.begin(request):
+        with self.bodies.begin(request.scope):
             found = self.store.of(_tenant(request))
         if (purpose := asked.get("purpose")) is not None:
             found = [about for about in found if about.purpose == purpose]
@@ -87,12 +84,12 @@ class Files:
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/files/{file_id}."""
         known_as = request.path_params["file_id"]
-        with self.begin(request):
+        with self.bodies.begin(request.scope):
             self.store.delete(_tenant(request), known_as, "file_id")
         return _json(DeletedFile(known_as))
 
     def _find(self, request: Request) -> StoredFile:
-        with self.begin(request):
+        with self.bodies.begin(request.scope):
             return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:

@@ -29,7 +29,7 @@ from saccade.gateway.anthropic.answers import (
     usage_of,
 )
 from saccade.gateway.anthropic.chats import parse_messages
-from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.api.chat_endpoint import ReadBody
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice

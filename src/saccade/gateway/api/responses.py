@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from saccade.errors import SaccadeError, UnsupportedParameter
-from saccade.gateway.api.answering import ReadBody
+from saccade.gateway.api.chat_endpoint import ReadBody
 from saccade.gateway.openai.answers import ErrorAnswer
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import CalledFunction, ChatMessage, ToolCall

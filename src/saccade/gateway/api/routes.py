@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from saccade.gateway.api.answering import Answering, Api
+from saccade.gateway.api.chat_endpoint import Api, ChatEndpoint
 from saccade.gateway.api.endpoints import Endpoints
 from saccade.gateway.api.files import Files
 from saccade.gateway.api.responses import Responses
@@ -39,11 +39,11 @@ class _Named:
 
 
 def routes(
-    answering: Answering, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
+    chats: ChatEndpoint, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
 ) -> list[Route]:
     """Return all routes; *apis* are those that answer chats, by path."""
     return [
-        *(_answered(path, answering, api) for path, api in apis.items()),
+        *(_answered(path, chats, api) for path, api in apis.items()),
         route("GET", "/v1/responses/{response_id}", responses.get),
         route("DELETE", "/v1/responses/{response_id}", responses.delete),
         route("POST", "/v1/files", files.create),
@@ -74,5 +74,5 @@ def route(
     return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])
 
 
-def _answered(path: str, answering: Answering, api: Api) -> Route:
-    return Route(path, _Named(path, partial(answering.serve, api), takes_json=True), methods=["POST"])
+def _answered(path: str, chats: ChatEndpoint, api: Api) -> Route:
+    return Route(path, _Named(path, partial(chats.serve, api), takes_json=True), methods=["POST"])

@@ -10,10 +10,10 @@ from saccade.errors import ImageTooLarge, RequestError, UnsupportedParameter
 from saccade.gateway.images.concurrency import all_or_none
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
-from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.work_threads import WorkThreads
 from saccade.gateway.openai.files import is_file_id
 from saccade.gateway.openai.messages import ImageSource
+from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.content import content_hash
 from saccade.media.header import ImageLimits, read_header
@@ -42,14 +42,6 @@ class EncodedImage:
 
 
 @dataclass(frozen=True)
-class Asker:
-    """Whose images are collected: *tenant* is the id by which files are kept, *salt* separates the caches."""
-
-    tenant: bytes
-    salt: bytes
-
-
-@dataclass(frozen=True)
 class ImageCollector:
     """Collects the images of one request at a time: each within *limits*, all within *max_encoded_bytes*.
 
@@ -65,12 +57,12 @@ class ImageCollector:
     threads: WorkThreads
 
     async def collect(
-        self, served: ServedModel, sources: list[ImageSource], asker: Asker, memory: Reservation
-    ) -> tuple[EncodedImage, ...]:
-        """Return the images of *sources*, whose bytes *memory* counts; a URL that is there twice is fetched once.
+        self, request: Request, served: ServedModel, sources: list[ImageSource], salt: bytes
+    ) -> list[EncodedImage]:
+        """Return the images of *sources*, whose bytes *request* counts; a URL that is there twice is fetched once.
 
-        Empties *sources*, so that each data: URL goes when it is decoded. Where one fails, the others are given up.
-        Raises RequestError, naming the field.
+        *salt* separates the caches of tenants. Empties *sources*, so that each data: URL goes when it is decoded. If
+        one fails, the others are given up. Raises RequestError, naming the field.
         """
         pending = list(sources)
         sources.clear()
@@ -79,19 +71,19 @@ class ImageCollector:
         async def read(position: int) -> None:
             source = pending[position]
             try:
-                found[position] = await self._open(served, source, asker, memory)
+                found[position] = await self._open(request, served, source, salt)
             except RequestError as error:
                 raise error.at(source.field) from error
             pending[position] = dataclasses.replace(source, url="")
             self._check_together(found.values())
 
         await all_or_none(read(position) for position in range(len(pending)))
-        memory.keep(sum(len(image.encoded) for image in found.values()))
-        return tuple(found[position] for position in range(len(pending)))
+        request.memory.keep(sum(len(image.encoded) for image in found.values()))
+        return [found[position] for position in range(len(pending))]
 
-    async def _open(self, served: ServedModel, source: ImageSource, asker: Asker, memory: Reservation) -> EncodedImage:
+    async def _open(self, request: Request, served: ServedModel, source: ImageSource, salt: bytes) -> EncodedImage:
         if isinstance(source.options, VideoOptions):
-            return await self._open_video(served, source, source.options, asker.salt, memory)
+            return await self._open_video(request, served, source, source.options, salt)
         options = source.options
 
         def read(content: bytes) -> EncodedImage:
@@ -108,14 +100,14 @@ class ImageCollector:
             is_long = num_bytes > THREAD_FROM_BYTES
             return await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
         if is_file_id(source.url):
-            content = self.files.get(asker.tenant, source.url, source.field).content
-            memory.take(len(content))
+            content = self.files.get(request.tenant.id, source.url, source.field).content
+            request.memory.take(len(content))
         else:
-            content = await self.loader.fetch(source.url, asker.salt, memory)
+            content = await self.loader.fetch(request, source.url, salt)
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
 
     async def _open_video(
-        self, served: ServedModel, source: ImageSource, options: VideoOptions, salt: bytes, memory: Reservation
+        self, request: Request, served: ServedModel, source: ImageSource, options: VideoOptions, salt: bytes
     ) -> EncodedImage:
         if served.videos is None:
             raise UnsupportedParameter("This model takes no videos here.")
@@ -127,8 +119,8 @@ class ImageCollector:
                 num_bytes > THREAD_FROM_BYTES, num_bytes, lambda: decode_data_url(source.url)
             )
         else:
-            content = await self.loader.fetch(source.url, salt, memory)
-        header = await self.video_header(content, memory.client)
+            content = await self.loader.fetch(request, source.url, salt)
+        header = await self.video_header(content, request.client)
 
         def read() -> EncodedImage:
             layout = videos.layout.video(header, settings)

@@ -1,14 +1,14 @@
 """An image's URL to its encoded bytes: in the request itself, fetched, or fetched before."""
 
 import binascii
-from collections.abc import Hashable
 
 import pybase64
 
 from saccade.errors import InvalidBase64, InvalidImageUrl
 from saccade.gateway.images.url_cache import UrlCache
-from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.limits.single_flight import SingleFlight
+from saccade.gateway.request import Request
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
@@ -16,30 +16,29 @@ from saccade.telemetry import Metrics
 class MediaLoader:
     """Fetches images for one gateway; requests of one tenant for the same URL at the same time share one fetch."""
 
-    def __init__(self, fetcher: Fetcher, url_cache: UrlCache, budget: ByteBudget, metrics: Metrics) -> None:
+    def __init__(self, fetcher: Fetcher, url_cache: UrlCache, metrics: Metrics) -> None:
         self._fetcher = fetcher
         self._cache = url_cache
-        self._budget = budget
         self._metrics = metrics
         self._flights = SingleFlight[tuple[bytes, str], bytes]()
 
-    async def fetch(self, url: str, salt: bytes, memory: Reservation) -> bytes:
-        """Return the encoded image at *url*, for the tenant of *salt*; *memory* counts it.
+    async def fetch(self, request: Request, url: str, salt: bytes) -> bytes:
+        """Return the encoded image at *url*, for the tenant of *salt*; *request* counts it.
 
         Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """
-        encoded = await self._flights.join((salt, url), lambda: self._fetch(salt, url, memory.client))
-        memory.take(len(encoded))
+        encoded = await self._flights.join((salt, url), lambda: self._fetch(salt, url, request.reservation()))
+        request.memory.take(len(encoded))
         return encoded
 
-    async def _fetch(self, salt: bytes, url: str, client: Hashable) -> bytes:
+    async def _fetch(self, salt: bytes, url: str, reservation: Reservation) -> bytes:
         kept = self._cache.get(salt, url)
         if kept is not None and kept.is_fresh:
             return kept.encoded
         # A shared fetch has a reservation of its own: the request that started the fetch may leave before the others.
-        with self._metrics.stage("fetch"), self._budget.reservation(client) as memory:
+        with self._metrics.stage("fetch"), reservation as memory:
             reuse = kept.reuse if kept is not None else None
-            fetched = await self._fetcher.fetch(url, reuse, client=client, hold=memory.grow)
+            fetched = await self._fetcher.fetch(url, reuse, client=memory.client, hold=memory.grow)
         encoded = kept.encoded if kept is not None and fetched.not_modified else fetched.encoded
         self._cache.put(salt, url, encoded, fetched.reuse)
         return encoded

@@ -17,8 +17,7 @@ from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.concurrency import all_or_none
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.processor_cache import ProcessorCache
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.request import Request
 from saccade.models.family import Layout
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import MediaPixels
@@ -192,8 +191,8 @@ def _item(image: EncodedImage, spans: tuple[Span, ...], pixels: PreparedImage | 
 class PixelResend:
     """The encoded images that a request sent by their hash, while its worker may ask for their pixels.
 
-    *memory* counts the encoded images, *admission* the pixels, until *held* ends. With *keeps_all* the others are
-    counted too: the caller keeps them until the worker answers, for another worker.
+    *request* counts the encoded images, and the pixels until *held* ends. With *keeps_all* the others are counted too:
+    the caller keeps them until the worker answers, for another worker.
     """
 
     def __init__(
@@ -202,20 +201,18 @@ class PixelResend:
         family: str,
         media: PromptImages,
         salt: bytes,
-        *,
-        admission: Admission,
+        request: Request,
         held: contextlib.AsyncExitStack,
-        memory: Reservation,
-        keeps_all: bool = False,
+        *,
+        keeps_all: bool,
     ) -> None:
         self._preparer = preparer
         self._family = family
         self._media: PromptImages | None = media.by_hash()
         self._salt = salt
-        self._admission = admission
+        self._request = request
         self._held = held
-        self._memory = memory
-        memory.keep((media if keeps_all else self._media).num_encoded_bytes)
+        request.memory.keep((media if keeps_all else self._media).num_encoded_bytes)
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return where the pixels of *media*, by index, are; each holds one reference to its slot.
@@ -226,12 +223,12 @@ class PixelResend:
         if kept is None or not all(kept.is_by_hash(index) for index in media):
             raise InternalError("The worker asked for pixels that it was not sent an image for.")
         wanted = kept.of(media)
-        await self._held.enter_async_context(self._admission.pixels(wanted.num_pixel_bytes))
-        items = await self._preparer.resend(self._family, wanted, self._salt, self._memory.client)
+        await self._held.enter_async_context(self._request.pixels(wanted.num_pixel_bytes))
+        items = await self._preparer.resend(self._family, wanted, self._salt, self._request.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 
     def forget(self) -> None:
         """Let go of the images: the worker has begun to answer."""
         if self._media is not None:
             self._media = None
-            self._memory.keep(0)
+            self._request.memory.keep(0)

@@ -13,7 +13,7 @@ from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
-from saccade.gateway.workers.worker import Answering
+from saccade.gateway.workers.worker import AnsweringWorker
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
 
@@ -36,7 +36,7 @@ class Answer:
         self.choices = choices_of(request, chat, served)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self._worker: Answering | None = None
+        self._worker: AnsweringWorker | None = None
         self._num_cached_tokens = 0
         self._metrics = metrics
         self._account = account
@@ -61,7 +61,7 @@ class Answer:
         for choice in self.choices:
             choice.begin(prompt)
 
-    def sent_to(self, worker: Answering) -> None:
+    def sent_to(self, worker: AnsweringWorker) -> None:
         self._worker = worker
 
     async def chunks(self, deltas: AsyncIterator[TokenDelta]) -> AsyncIterator[Chunk]:

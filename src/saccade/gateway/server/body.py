@@ -1,15 +1,16 @@
 """Reads request bodies within the budget of bytes; a body that is too long is refused before it is read."""
 
 import asyncio
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge
-from saccade.gateway.limits.admission import LARGE_BODY_BYTES, Admission
-from saccade.gateway.limits.byte_budget import Reservation
-
-COPIES = 2
-"""A body, and the strings that parsing makes of it, until the body is dropped."""
+from saccade.gateway.limits.admission import LARGE_BODY_BYTES
+from saccade.gateway.request import COPIES, Limits, Request
+from saccade.gateway.server.client_address import TrustedProxies
+from saccade.gateway.tenants.account import ACCOUNT, Account
 
 STEP_BYTES = 1 << 20
 """A body reserves so much at first; one of unknown length, or one that paused, always reserves so much at a time."""
@@ -24,30 +25,40 @@ class ClientDisconnected(Exception):
     """The client closed the connection before the request was whole."""
 
 
+@dataclass(frozen=True)
 class BodyReader:
-    """Reads bodies of at most *max_bytes*."""
+    """Begins requests within *limits*, and reads their bodies, of at most *max_bytes*."""
 
-    def __init__(self, admission: Admission, max_bytes: int) -> None:
-        self._admission = admission
-        self._max_bytes = max_bytes
+    limits: Limits
+    proxies: TrustedProxies
+    max_bytes: int
 
-    async def read(self, scope: Scope, receive: Receive, memory: Reservation) -> bytearray:
-        """Return the request's body, for which *memory* grows; one of LARGE_BODY_BYTES or less needs no reservation.
+    def begin(
+        self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
+    ) -> AbstractContextManager[Request]:
+        """Serve the request of *scope* in the block, for *account* or that of its key. Raises as Request.begin()."""
+        account = account or scope[ACCOUNT]
+        client = account.tenant.id or self.proxies.client_of(scope)
+        return Request.begin(self.limits, account, client, is_charged=is_charged)
+
+    async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
+        """Return the body, for which the request's memory grows; LARGE_BODY_BYTES or less need no reservation.
 
         Raises BodyTooLarge, QueueFull and ClientDisconnected.
         """
+        memory = request.memory
         announced = announced_bytes(scope)
-        if announced is not None and announced > self._max_bytes:
+        if announced is not None and announced > self.max_bytes:
             raise self._too_large()
-        await self._admission.start(announced)
+        await self.limits.admission.start(announced)
         # Waiting for the first bytes must hold neither memory nor a turn that reads.
         piece, more = await self._next(receive)
         body = bytearray(piece)
         if more and announced is not None and announced > LARGE_BODY_BYTES:
             # A client that announces much and sends little must not hold memory that others need.
             await memory.grow(COPIES * min(announced, STEP_BYTES))
-        async with self._admission.reading(announced if more else 0) as turn:
-            while more and len(body) <= self._max_bytes:
+        async with self.limits.admission.reading(announced if more else 0) as turn:
+            while more and len(body) <= self.max_bytes:
                 try:
                     async with asyncio.timeout(PAUSE_SECONDS):
                         piece, more = await self._next(receive)
@@ -60,10 +71,10 @@ class BodyReader:
                 if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
                     num_held = memory.num_bytes // COPIES
                     num_ahead = (
-                        min(STEP_BYTES, self._max_bytes - num_held) if announced is None else announced - num_held
+                        min(STEP_BYTES, self.max_bytes - num_held) if announced is None else announced - num_held
                     )
                     await memory.grow(COPIES * num_ahead)
-        if len(body) > self._max_bytes:
+        if len(body) > self.max_bytes:
             raise self._too_large()
         return body
 
@@ -74,7 +85,7 @@ class BodyReader:
         return message.get("body", b""), message.get("more_body", False)
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The request's body is over the limit of {self._max_bytes} bytes.")
+        return BodyTooLarge(f"The request's body is over the limit of {self.max_bytes} bytes.")
 
 
 def announced_bytes(scope: Scope) -> int | None:

@@ -47,6 +47,8 @@ AFFINITY_TOKENS = 256
 """consistent_hash goes by the first image; without one, by the prompt's beginning."""
 
 
+ONE_TOKEN = SamplingParams(max_tokens=1)
+
 UNBOUNDED = 1 << 30
 """Places at a worker that is alone."""
 
@@ -55,18 +57,20 @@ UNBOUNDED = 1 << 30
 class Prompt:
     """What the choice of a worker depends on: token ids, images in their places, and the tenant's *salt*.
 
+    The tokens of the i-th image lie in the spans of spans[i]; *runs* are the same in the order of the prompt.
     *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
     answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
     where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars. It waits as *tenant*'s.
     """
 
-    token_ids: Sequence[int]
+    token_ids: list[int]
     runs: tuple[MediaRun, ...] = ()
     salt: bytes = b""
+    spans: tuple[tuple[Span, ...], ...] = ()
     reads_cache: bool = True
     num_samples: int = 1
     needs_token_ids: RequestError | None = None
-    sampling: SamplingParams | None = None
+    sampling: SamplingParams = ONE_TOKEN
     needs_grammars: RequestError | None = None
     tenant: Tenant = EVERYBODY
 
@@ -83,7 +87,8 @@ class Placement:
     """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
 
     With a *pair*, *worker* is its prefill worker, and pixels of any image may be asked for until the answer's end.
-    *held_share* is the part of the prompt that the worker held, None where that is not known for certain.
+    *held_share* is the part of the prompt that the worker held, None where that is not known for certain. If the worker
+    fails, another one *can_retry*.
     """
 
     worker: Worker
@@ -92,6 +97,7 @@ class Placement:
     pair: Pair | None = None
     model: str = ""
     held_share: float | None = None
+    can_retry: bool = False
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -173,14 +179,10 @@ class Dispatcher:
         chats_only = [takes_chats_only(worker) for worker in self._fleet.model(model).workers]
         return any(chats_only), all(chats_only)
 
-    def can_retry(self, model: str, failed: Set[str]) -> bool:
-        """Whether a request for *model* that was at the workers *failed* may go to another one. Raises as place()."""
-        others = [worker for worker in self._fleet.model(model).workers if worker.url not in failed]
-        return bool(others) and len(failed) <= self.limits.max_retries
-
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving, free = self._fleet.model(model), self._free_places(model, prompt, frozenset())
+        serving = self._fleet.model(model)
+        free = self._free_places(serving, prompt, frozenset())
         with_room = [worker for worker in serving.workers if free.get(worker.url)]
         allowed = [worker for worker in serving.workers if worker.url in free]
         query = await self._look_up(serving, with_room or allowed, prompt)
@@ -194,14 +196,18 @@ class Dispatcher:
         Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable, QueueFull,
         and the prompt's own error where no worker can take it.
         """
-        name = self._fleet.model(model).name
+        serving = self._fleet.model(model)
+        name, free = serving.name, dict[str, int]()
+
+        def num_free() -> int:
+            nonlocal serving, free
+            serving = self._fleet.model(model)
+            free = self._free_places(serving, prompt, excluded)
+            return sum(free.values())
+
         with contextlib.ExitStack() as booked:
-            async with self.queue.turn(
-                name, lambda: sum(self._free_places(model, prompt, excluded).values()), prompt.tenant
-            ):
+            async with self.queue.turn(name, num_free, prompt.tenant):
                 booked.enter_context(self.queue.holding(name, prompt.tenant))
-                serving = self._fleet.model(model)
-                free = self._free_places(model, prompt, excluded)
                 workers = [worker for worker in serving.workers if free.get(worker.url)]
                 query = await self._look_up(serving, workers, prompt)
                 with self._metrics.stage("choice"):
@@ -210,7 +216,11 @@ class Dispatcher:
             held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
             said = leg.worker.description
-            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share)
+            tried = {*excluded, leg.worker.url}
+            can_retry = len(tried) <= self.limits.max_retries and not tried.issuperset(
+                worker.url for worker in serving.workers
+            )
+            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share, can_retry)
 
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
         """Return what *booking* stands for; it ends with *booked*, or before."""
@@ -223,7 +233,7 @@ class Dispatcher:
     ) -> Pair | None:
         """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
-        max_tokens = prompt.sampling.max_tokens if prompt.sampling is not None else 1
+        max_tokens = prompt.sampling.max_tokens
         found = partners(first.worker, workers, max_tokens, prompt.num_samples)
         if not found:
             return None
@@ -239,13 +249,12 @@ class Dispatcher:
         request: EngineRequest,
         supply: Supply | None = None,
         on_begin: Callable[[], object] = lambda: None,
-        on_delta: Callable[[], object] = lambda: None,
         chat: ChatPrompt | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
 
         *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *on_delta* is called with every delta. *chat* is needed where the worker takes chats only.
+        *chat* is needed where the worker takes chats only.
         *supply* returns the pixels of images that the worker does not hold after all. Every slot of *request*, and of
         what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
         WorkerFailed or the engine's error.
@@ -269,7 +278,6 @@ class Dispatcher:
                     if not has_begun:
                         has_begun = True
                         self._begun(placement)
-                    on_delta()
                     yield delta
         except (WorkerFailed, WorkerUnavailable) as error:
             if not has_begun and not supplied.has_failed:
@@ -292,18 +300,17 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _free_places(self, model: str, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
+    def _free_places(self, model: Model, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
         """Return by url how many more requests each worker of *model* may get that may get one at all.
 
         A breaker never takes the last worker away, and a worker that is alone gets everything, unless tenants wait for
-        it: it has a queue of its own. Raises ModelNotFound, WorkerUnavailable and the prompt's own error.
+        it: it has a queue of its own. Raises WorkerUnavailable and the prompt's own error.
         """
-        serving = self._fleet.model(model).workers
-        workers = [worker for worker in serving if worker.url not in excluded]
+        workers = [worker for worker in model.workers if worker.url not in excluded]
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
         workers = _takers(workers, prompt)
-        if len(serving) == 1:
+        if len(model.workers) == 1:
             worker, queue = workers[0], self.limits.lone_worker_queue
             return {worker.url: UNBOUNDED if queue is None else self._num_free(worker, queue)}
         now = time.monotonic()
@@ -409,8 +416,7 @@ def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
     said = worker.description
     if prompt.needs_grammars is not None and not (said is not None and said.takes_grammars):
         return prompt.needs_grammars
-    has_budget = prompt.sampling is not None and prompt.sampling.thinking_budget is not None
-    if has_budget and not (said is not None and said.takes_thinking_budgets):
+    if prompt.sampling.thinking_budget is not None and not (said is not None and said.takes_thinking_budgets):
         return UnsupportedParameter(
             "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
         )

@@ -195,5 +195,9 @@ class WorkerPool:
         serving = [(client, said) for client, said in described if said.model == name]
         ready = [(client, said) for client, said in serving if client.ready]
         description = (ready or serving)[0][1]
-        workers = tuple(client for client, said in ready if not self.releases.difference(said, description))
+        workers = tuple(
+            client
+            for client, said in ready
+            if said.fingerprint == description.fingerprint or not self.releases.difference(said, description)
+        )
         return Model(name=name, description=description, workers=workers)

@@ -15,7 +15,7 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import Supply
 
 
-class Answering(Protocol):
+class AnsweringWorker(Protocol):
     """The worker, or the pair of workers, that answers a request."""
 
     @property

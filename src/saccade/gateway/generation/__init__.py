@@ -1,1 +1,0 @@
-"""From a read request to an answer that a worker generates."""

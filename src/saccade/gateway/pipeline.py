@@ -1,0 +1,259 @@
+"""The way of a chat: collect images, draft the prompt, place it, prepare pixels, send, stream."""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from saccade.errors import SaccadeError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.gateway.images.collect import EncodedImage, ImageCollector
+from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
+from saccade.gateway.openai.messages import Chat
+from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.sampling import behind_reasoning, sampling_params
+from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.request import Request
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.structured_output.grammars import HeldAnswer
+from saccade.gateway.workers.dispatch import Dispatcher, Placement, Preview, Prompt, media_runs
+from saccade.gateway.workers.worker import AnsweringWorker, takes_chats_only
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.telemetry import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One prompt of a request. *params* has no messages: its images are dropped as soon as they are decoded.
+
+    *salt* keeps its caches apart from those of other tenants. The answer may be *held* to a grammar.
+    """
+
+    params: ChatRequest
+    chat: Chat
+    served: ServedModel
+    salt: bytes
+    held: HeldAnswer | None = None
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A part at one worker, or at a pair, with its pixels. *held* gives back all that it has.
+
+    *deltas* sends it when the first one is read. *failed* are the workers that were tried before.
+    """
+
+    placement: Placement
+    deltas: AsyncGenerator[TokenDelta, None]
+    resend: PixelResend
+    held: AsyncExitStack
+    failed: frozenset[str]
+
+    @property
+    def worker(self) -> AnsweringWorker:
+        return self.placement.pair or self.placement.worker
+
+    def begun(self) -> None:
+        """Let go of images that the worker will not ask for: a chat keeps its own, and a pair may ask for any."""
+        if not (takes_chats_only(self.placement.worker) or self.placement.pair):
+            self.resend.forget()
+
+
+AttemptAt = Callable[[frozenset[str]], Awaitable[_Attempt]]
+"""Places and prepares a part at a worker that is none of these. Raises SaccadeError."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Answers the parts of requests; each stage is a method here, and the work is done by a member."""
+
+    images: ImageCollector
+    prompts: PromptDrafter
+    dispatcher: Dispatcher
+    pixels: PixelPreparer
+    metrics: Metrics
+
+    @contextlib.asynccontextmanager
+    async def answer(self, request: Request, part: Part) -> AsyncIterator[tuple[Answer, AsyncIterator[TokenDelta]]]:
+        """Yield the answer to *part* and the deltas for it, once a worker is chosen and the pixels are prepared.
+
+        The end of the block aborts an unfinished answer. Raises SaccadeError.
+        """
+        async with AsyncExitStack() as held:
+            # The answer's clock starts here, so that its ttft includes the preparation.
+            answer = held.enter_context(Answer(part.params, part.chat, part.served, self.metrics, request.account))
+            with self.metrics.stage("prepare"):
+                # While the request waits for other servers it holds no place.
+                images = await self._collect(request, part.served, part.chat, part.salt)
+                held.enter_context(request.place())
+                prompt = await self._draft(request, part, images)
+                request.account.use_prompt(len(prompt.token_ids))
+                answer.begin(prompt.token_ids)
+                of_attempt = await held.enter_async_context(AsyncExitStack())
+                attempt_at = partial(self._attempt, of_attempt, answer.id, request, part, prompt, images)
+                attempt = await attempt_at(frozenset())
+                answer.sent_to(attempt.worker)
+            async with contextlib.aclosing(self._deltas(answer, attempt, attempt_at, images)) as deltas:
+                yield answer, deltas
+
+    async def preview(self, request: Request, part: Part) -> Preview:
+        """Return where *part* would go now; nothing is booked, paid or decoded. Raises SaccadeError."""
+        images = await self.images.collect(request, part.served, part.chat.images, part.salt)
+        with request.place():
+            return await self.dispatcher.preview(part.served.name, await self._draft(request, part, images))
+
+    async def token_ids(
+        self, request: Request, served: ServedModel, params: ChatRequest | TokenizeRequest
+    ) -> list[int]:
+        """Return the prompt of a chat, images expanded. Raises SaccadeError."""
+        chat = await self.prompts.read_long(served, params)
+        request.keep_chat()
+        images = await self._collect(request, served, chat, request.tenant.salt)
+        with request.place():
+            layouts = [image.layout for image in images]
+            draft = await self.prompts.draft(served, params, chat, layouts, _num_bytes(images))
+            return draft.token_ids
+
+    async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
+        """Collect the images of *chat*, which its tenant pays for. Raises RequestError that names the field."""
+        request.account.begin_images(len(chat.images))
+        images = await self.images.collect(request, served, chat.images, salt)
+        request.account.use_images(_num_bytes(images))
+        return images
+
+    async def _draft(self, request: Request, part: Part, images: Sequence[EncodedImage]) -> Prompt:
+        """Return the prompt that the choice of a worker looks at. Raises RequestError that names the field."""
+        params, served = part.params, part.served
+        some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
+        layouts = [image.layout for image in images]
+        draft = await self.prompts.draft(
+            served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats
+        )
+        sampling = sampling_params(params, served, draft.token_ids)
+        if part.held is not None:
+            grammar = behind_reasoning(part.held.grammar, served, draft.token_ids)
+            sampling = msgspec.structs.replace(sampling, grammar=grammar)
+        settings = [image.settings for image in images]
+        return Prompt(
+            draft.token_ids,
+            media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
+            part.salt,
+            spans=draft.spans,
+            reads_cache=sampling.num_prompt_logprobs is None,
+            num_samples=params.n or 1,
+            needs_token_ids=why_not_as_chat(served, part.chat, settings) if some_take_chats else None,
+            sampling=sampling,
+            needs_grammars=None if part.held is None else _not_held(part.held.param),
+            tenant=request.tenant,
+        )
+
+    async def _attempt(
+        self,
+        held: AsyncExitStack,
+        request_id: str,
+        request: Request,
+        part: Part,
+        prompt: Prompt,
+        images: list[EncodedImage],
+        failed: frozenset[str],
+    ) -> _Attempt:
+        """Place *prompt* at a worker that is none of *failed*, and prepare its pixels; nothing is sent yet.
+
+        Empties *images* if no further worker could be tried. Raises SaccadeError.
+        """
+        served = part.served
+        with self.metrics.stage("route"):
+            placement = await held.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
+        chat = None
+        is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
+        if takes_chats_only(placement.worker):
+            # The images go within the chat, so none needs pixels.
+            chat, is_held = chat_prompt(served, part.chat, [image.encoded for image in images]), lambda _: True
+        media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
+        if not placement.can_retry:
+            images.clear()
+        await held.enter_async_context(request.pixels(media.num_pixel_bytes))
+        items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
+        unsent = held.enter_context(contextlib.ExitStack())
+        unsent.callback(self.pixels.release, items)
+        if media.images:
+            # Requests that waited for the same image go on at the same moment.
+            async with request.turn(media.num_encoded_bytes):
+                pass
+        # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
+        # worker of a pair has the pixels of none.
+        wanted = media if placement.pair is None else media.all_by_hash()
+        resend = PixelResend(
+            self.pixels, served.family, wanted, prompt.salt, request, held, keeps_all=placement.can_retry
+        )
+        sent = EngineRequest(
+            request_id=request_id,
+            token_ids=prompt.token_ids,
+            sampling=prompt.sampling,
+            media=items,
+            salt=prompt.salt,
+            num_samples=prompt.num_samples,
+        )
+        deltas = self.dispatcher.stream(placement, sent, resend, on_begin=unsent.pop_all, chat=chat)
+        return _Attempt(placement, deltas, resend, held, failed)
+
+    async def _deltas(
+        self, answer: Answer, attempt: _Attempt, attempt_at: AttemptAt, images: list[EncodedImage]
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Send *attempt* and yield its deltas. If its worker fails before the first one, another worker is tried.
+
+        Raises what Dispatcher.stream() does: of the last worker, if several were tried.
+        """
+        while True:
+            has_begun = False
+            try:
+                async with contextlib.aclosing(attempt.deltas):
+                    async for delta in attempt.deltas:
+                        if not has_begun:
+                            has_begun = True
+                            images.clear()
+                            attempt.begun()
+                        yield delta
+                return
+            except (WorkerFailed, WorkerUnavailable) as error:
+                if has_begun or not attempt.placement.can_retry:
+                    raise
+                other = await self._retry(answer, attempt, attempt_at, error)
+                if other is None:
+                    raise
+                attempt = other
+
+    async def _retry(
+        self, answer: Answer, attempt: _Attempt, attempt_at: AttemptAt, error: WorkerFailed | WorkerUnavailable
+    ) -> _Attempt | None:
+        """End *attempt*, which failed with *error*; return one at another worker, None if there is none."""
+        worker = attempt.placement.failed_worker.url
+        await attempt.held.aclose()
+        try:
+            other = await attempt_at(attempt.failed | {worker})
+        except SaccadeError as another:
+            logger.info("request %s: worker %s failed, and no other took it: %s", answer.id, worker, another.reason)
+            return None
+        self.dispatcher.num_retried[answer.served.name] += 1
+        logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
+        answer.sent_to(other.worker)
+        return other
+
+
+def _num_bytes(images: Sequence[EncodedImage]) -> int:
+    return sum(len(image.encoded) for image in images)
+
+
+def _not_held(param: str) -> UnsupportedParameter:
+    field = param.split(".")[0]
+    return UnsupportedParameter(
+        f"`{field}` is not served by this model's workers, which cannot hold answers to a grammar; leave it out.", field
+    )

@@ -1,0 +1,79 @@
+"""Request: what one call holds of its gateway, from its body to the end of its answer."""
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import Self
+
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.tenant import Tenant
+
+COPIES = 2
+"""A body, and the strings that parsing makes of it, until the body is dropped."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the requests of one gateway share: places and turns, and the memory for what clients send."""
+
+    admission: Admission
+    memory: ByteBudget
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of a *tenant*, over HTTP or from Python.
+
+    *account* pays for it. *memory* counts its body, then its encoded images; *kept* what stays until its end.
+    *client* shares the limits fairly with others: the tenant, or an address if there are no API keys.
+
+        with Request.begin(limits, account, client) as request:
+            async with request.turn(len(body)):
+                chat = parse(body)
+            with request.place():
+                ...
+
+    Whatever a method returns is given back at the end of its block, and the rest at the end of the request.
+    """
+
+    account: Account
+    tenant: Tenant
+    client: Hashable
+    memory: Reservation
+    kept: Reservation
+    limits: Limits
+
+    @classmethod
+    @contextlib.contextmanager
+    def begin(cls, limits: Limits, account: Account, client: Hashable, *, is_charged: bool = True) -> Iterator[Self]:
+        """Serve a request in the block.
+
+        Raises Draining, QueueFull and RateLimitExceeded if it would not be served.
+        """
+        limits.admission.check(account.tenant.id)
+        charge = account.request() if is_charged else contextlib.nullcontext()
+        with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as kept:
+            yield cls(account, account.tenant, client, memory, kept, limits)
+
+    def keep_chat(self) -> None:
+        """Give back the body's bytes, except for its chat's: it is as long as the body at most."""
+        self.memory.keep(self.memory.num_bytes // COPIES)
+
+    def place(self) -> AbstractContextManager[None]:
+        """Count it among the requests that are served. Raises Draining and QueueFull."""
+        return self.limits.admission.admit(self.tenant.id)
+
+    def turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Work on *num_bytes* on the event loop, after others have; the block must not wait."""
+        return self.limits.admission.turn(num_bytes)
+
+    def pixels(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Hold *num_bytes* of pixels as soon as there is room. Raises QueueFull."""
+        return self.limits.admission.pixels(num_bytes)
+
+    def reservation(self) -> Reservation:
+        """Return a further reservation, for bytes that stay for another time."""
+        return self.limits.memory.reservation(self.client)

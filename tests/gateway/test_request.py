@@ -1,0 +1,175 @@
+"""A request that ends early, at whatever stage and for whatever reason, leaves nothing behind."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import scripted
+from chats import data_url, random_image
+from waiting import wait_until
+
+from saccade.errors import WorkerFailed
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.server.connection import ConnectionLimits
+from saccade.gateway.workers.settings import DispatchLimits
+from saccade.media.fetch import FetchConfig
+from saccade.protocol.output import TokenDelta
+
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 96, 1))}}
+TOKEN = TokenDelta("r", [300])
+LONG = 600.0
+"""Seconds: what nobody waits for."""
+
+DEFAULT = GatewayConfig()
+
+
+def body(content: object, **fields: object) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}).encode()
+
+
+def send(connection: socket.socket, content: bytes, *, name: str = "it", length: int | None = None) -> None:
+    """Send a request with the id *name*, of which *length* bytes are announced."""
+    head = f"content-type: application/json\r\ncontent-length: {length or len(content)}\r\nx-request-id: {name}\r\n\r\n"
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n" + head.encode() + content)
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection, or the answer ends."""
+    content = b""
+    while piece := connection.recv(1 << 16):
+        content += piece
+        if content.endswith((b"}", b"0\r\n\r\n")):
+            break
+    return content
+
+
+class Stage:
+    """Stages at which a request can be held. Each sends it, waits until it is there, and lets others through after."""
+
+    def __init__(self, gateway: scripted.Gateway, web: socket.socket, waiting: list[scripted.Step]) -> None:
+        self.gateway = gateway
+        self.web = web
+        self.waiting = waiting
+
+    @contextmanager
+    def body(self, connection: socket.socket) -> Iterator[None]:
+        send(connection, b" " * (2 << 20), length=4 << 20)
+        wait_until(lambda: self.gateway.application.memory.num_bytes)
+        yield
+
+    @contextmanager
+    def fetch(self, connection: socket.socket) -> Iterator[None]:
+        url = f"http://127.0.0.1:{self.web.getsockname()[1]}/"
+        send(connection, body([{"type": "image_url", "image_url": {"url": url}}]))
+        with self.web.accept()[0]:
+            yield
+
+    @contextmanager
+    def place(self, connection: socket.socket) -> Iterator[None]:
+        self.gateway.worker.script = self.waiting
+        with socket.create_connection(connection.getpeername()) as other:
+            send(other, body("hi"), name="other")
+            wait_until(lambda: self.gateway.worker.requests)
+            send(connection, body([IMAGE]))
+            wait_until(lambda: self.gateway.metric("saccade_router_queue_pending_requests") == 1)
+            yield
+
+    @contextmanager
+    def decode(self, connection: socket.socket) -> Iterator[None]:
+        pids = self.gateway.worker.pool.pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        send(connection, body([IMAGE]))
+        wait_until(lambda: self.gateway.worker.pool.num_running)
+        yield
+        for pid in filter(psutil.pid_exists, pids):
+            os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def first_token(self, connection: socket.socket) -> Iterator[None]:
+        self.gateway.worker.script = self.waiting
+        send(connection, body([IMAGE]))
+        wait_until(lambda: self.gateway.worker.requests)
+        yield
+
+    @contextmanager
+    def stream(self, connection: socket.socket) -> Iterator[None]:
+        self.gateway.worker.script = [TOKEN, *self.waiting]
+        send(connection, body([IMAGE], stream=True, n=2))
+        assert b"200 OK" in connection.recv(1 << 16)
+        yield
+
+
+@contextmanager
+def held(
+    folder: Path, stage: str, config: GatewayConfig = DEFAULT, waiting: tuple[scripted.Step, ...] = (LONG,)
+) -> Iterator[socket.socket]:
+    """The connection of a request that waits at *stage*; at the end nothing of it is left."""
+    config = replace(
+        config,
+        image_cache_bytes=0,
+        fetch=replace(config.fetch, allowed_networks=("127.0.0.1/32",)),
+        dispatch=replace(config.dispatch, lone_worker_queue=0),
+    )
+    with scripted.running(folder, config) as gateway, socket.create_server(("127.0.0.1", 0)) as web:
+        assert gateway.worker.description is not None
+        gateway.worker.description = msgspec.structs.replace(gateway.worker.description, max_num_seqs=1)
+        num_tasks = tasks(gateway)
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port)) as connection,
+            getattr(Stage(gateway, web, list(waiting)), stage)(connection),
+        ):
+            yield connection
+        left = gateway.application
+        wait_until(lambda: (left.admission.num_requests, left.memory.num_bytes) == (0, 0))
+        assert left.admission.num_pixel_bytes == 0
+        assert gateway.metric("saccade_router_queue_pending_requests") == 0
+        assert not any(work.num_requests for work in left.listener.router.work.values())
+        # An image is decoded to its end.
+        wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
+        wait_until(lambda: tasks(gateway) == num_tasks)
+        wait_until(lambda: len(gateway.lines("it")) == 1)
+        assert gateway.worker.num_aborted == len(gateway.worker.requests)
+
+
+def tasks(gateway: scripted.Gateway) -> int:
+    """How many tasks the gateway's event loop has."""
+
+    async def count() -> int:
+        return len(asyncio.all_tasks())
+
+    return asyncio.run_coroutine_threadsafe(count(), gateway.loop).result()
+
+
+@pytest.mark.parametrize("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])
+def test_client_leaves(tiny_qwen3_vl: Path, stage: str) -> None:
+    with held(tiny_qwen3_vl, stage) as connection:
+        connection.close()
+
+
+TIMES = {
+    "body": GatewayConfig(connections=ConnectionLimits(body_seconds=0.3, sweep_seconds=0.1)),
+    "fetch": GatewayConfig(fetch=FetchConfig(timeout_seconds=0.3)),
+    "place": GatewayConfig(dispatch=DispatchLimits(wait_seconds=0.3)),
+}
+
+
+@pytest.mark.parametrize("stage", TIMES)
+def test_time_is_up(tiny_qwen3_vl: Path, stage: str) -> None:
+    with held(tiny_qwen3_vl, stage, TIMES[stage]) as connection:
+        assert received(connection)[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5")
+
+
+@pytest.mark.parametrize("stage", ["first_token", "stream"])
+def test_worker_fails(tiny_qwen3_vl: Path, stage: str) -> None:
+    with held(tiny_qwen3_vl, stage, waiting=(0.3, WorkerFailed("it died"))) as connection:
+        assert b"worker_failed" in received(connection)
