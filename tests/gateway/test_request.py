@@ -19,7 +19,10 @@ from waiting import wait_until
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.request import Request
 from saccade.gateway.server.connection import ConnectionLimits
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.tenant import EVERYBODY
 from saccade.gateway.workers.settings import DispatchLimits
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import TokenDelta
@@ -63,7 +66,7 @@ class Stage:
     @contextmanager
     def body(self, connection: socket.socket) -> Iterator[None]:
         send(connection, b" " * (2 << 20), length=4 << 20)
-        wait_until(lambda: self.gateway.application.memory.num_bytes)
+        wait_until(lambda: self.gateway.application.limits.memory.num_bytes)
         yield
 
     @contextmanager
@@ -129,11 +132,10 @@ def held(
             getattr(Stage(gateway, web, list(waiting)), stage)(connection),
         ):
             yield connection
-        left = gateway.application
-        wait_until(lambda: (left.admission.num_requests, left.memory.num_bytes) == (0, 0))
-        assert left.admission.num_pixel_bytes == 0
+        limits, router = gateway.application.limits, gateway.application.listener.router
+        wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.held) == (0, 0, 0))
         assert gateway.metric("saccade_router_queue_pending_requests") == 0
-        assert not any(work.num_requests for work in left.listener.router.work.values())
+        assert not any(work.num_requests for work in router.work.values())
         # An image is decoded to its end.
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
         wait_until(lambda: tasks(gateway) == num_tasks)
@@ -173,3 +175,11 @@ def test_time_is_up(tiny_qwen3_vl: Path, stage: str) -> None:
 def test_worker_fails(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage, waiting=(0.3, WorkerFailed("it died"))) as connection:
         assert b"worker_failed" in received(connection)
+
+
+async def test_a_request_without_images_does_not_wait_for_pixels() -> None:
+    config = GatewayConfig()
+    with Request.begin(config.limits(), Account(EVERYBODY), client=None) as request:
+        with await request.pixels(2 * config.max_pixel_bytes), await asyncio.wait_for(request.pixels(0), 30):
+            assert request.limits.pixels.held == 2 * config.max_pixel_bytes
+        assert request.limits.pixels.held == 0

@@ -11,12 +11,10 @@ from saccade import models
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.draft import Draft
-from saccade.gateway.request import Limits, Request
+from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.tenant import EVERYBODY
@@ -42,9 +40,8 @@ class Stopwatch:
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[list[EncodedImage], Draft]:
     """Return images and prompt of one message: the images, then the question. Raises RequestError."""
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded)))
-    admission = Admission(config.max_requests, config.max_pixel_bytes)
-    limits = Limits(admission, ByteBudget(config.max_request_memory_bytes))
-    preparation = Preparation(config, DecodePool(config.media), admission, Metrics())
+    limits = config.limits()
+    preparation = Preparation(config, DecodePool(config.media), limits.admission, Metrics())
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     parts = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])

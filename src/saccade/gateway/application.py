@@ -20,13 +20,11 @@ from saccade.gateway.api.responses import Responses
 from saccade.gateway.api.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.processes.shared_index import SharedIndex
 from saccade.gateway.processes.siblings import Siblings
-from saccade.gateway.request import COPIES, Limits
+from saccade.gateway.request import COPIES
 from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.access_log import AccessLog
@@ -80,8 +78,8 @@ class Application:
         num_processes = 1 if config.member is None else config.member.size
         self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
         self._following: asyncio.Task[None] | None = None
-        self.admission = Admission(config.max_requests, config.max_pixel_bytes, config.max_tenant_requests)
-        self.memory = ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds)
+        self.limits = config.limits()
+        self.admission = self.limits.admission
         self.proxies = TrustedProxies(config.trusted_proxies)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.num_requests)
         self._fleet = fleet
@@ -99,7 +97,7 @@ class Application:
         self.siblings = self._siblings(config)
         self.preparation = Preparation(config, pool, self.admission, self.metrics)
         bodies = BodyReader(
-            Limits(self.admission, self.memory),
+            self.limits,
             self.proxies,
             min(config.max_body_bytes, config.max_request_memory_bytes // COPIES),
         )

@@ -4,9 +4,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from saccade.fair_queue import FairQueue
 from saccade.gateway.images.decode_pool.pool import DecodePoolConfig
+from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits.byte_budget import ByteBudget
 from saccade.gateway.limits.process_memory import default_request_memory_bytes
 from saccade.gateway.processes.member import Member
+from saccade.gateway.request import Limits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits, SourceConfig
@@ -16,6 +20,9 @@ from saccade.routing.policy import Policy
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 POOL = DecodePoolConfig()
+
+PIXELS_WAIT_SECONDS = 10.0
+"""How long a request waits for room for its pixels."""
 
 LONE_WORKER_QUEUE = 8
 """Requests that a worker which is alone gets beyond those that it computes, where tenants wait in turn: enough that it
@@ -131,6 +138,14 @@ class GatewayConfig:
         if self.api_keys_file is None:
             return self.dispatch
         return dataclasses.replace(self.dispatch, lone_worker_queue=LONE_WORKER_QUEUE)
+
+    def limits(self) -> Limits:
+        """Return what the requests of a gateway share, of which nothing is taken yet."""
+        return Limits(
+            Admission(self.max_requests, self.max_tenant_requests),
+            ByteBudget(self.max_request_memory_bytes, self.memory_wait_seconds),
+            FairQueue(self.max_pixel_bytes, "images", max_waiting=None, wait_seconds=PIXELS_WAIT_SECONDS),
+        )
 
     @property
     def max_pixel_bytes(self) -> int:

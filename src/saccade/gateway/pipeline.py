@@ -180,7 +180,7 @@ class Pipeline:
         media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
         if not placement.can_retry:
             images.clear()
-        await held.enter_async_context(request.pixels(media.num_pixel_bytes))
+        held.enter_context(await request.pixels(media.num_pixel_bytes))
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
         unsent = held.enter_context(contextlib.ExitStack())
         unsent.callback(self.pixels.release, items)

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
+from saccade.fair_queue import FairQueue
 from saccade.gateway.limits.admission import Admission
 from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
 from saccade.gateway.tenants.account import Account
@@ -17,10 +18,11 @@ COPIES = 2
 
 @dataclass(frozen=True)
 class Limits:
-    """What the requests of one gateway share: places and turns, and the memory for what clients send."""
+    """What the requests of one gateway share: places and turns, the memory for what clients send, and for pixels."""
 
     admission: Admission
     memory: ByteBudget
+    pixels: FairQueue
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,11 @@ class Request:
         """Work on *num_bytes* on the event loop, after others have; the block must not wait."""
         return self.limits.admission.turn(num_bytes)
 
-    def pixels(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Hold *num_bytes* of pixels as soon as there is room. Raises QueueFull."""
-        return self.limits.admission.pixels(num_bytes)
+    async def pixels(self, num_bytes: int) -> AbstractContextManager[object]:
+        """Hold *num_bytes* of pixels in the block, which begins as soon as there is room. Raises QueueFull."""
+        if not num_bytes:
+            return contextlib.nullcontext()
+        return await self.limits.pixels.enter(self.client, num_bytes, self.tenant.priority)
 
     def reservation(self) -> Reservation:
         """Return a further reservation, for bytes that stay for another time."""

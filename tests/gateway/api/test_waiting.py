@@ -124,7 +124,7 @@ def test_an_image_over_a_limit_is_refused_before_its_siblings_are_there(tiny_qwe
 def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
         gateway.worker.script = [30.0]
-        memory = gateway.application.memory
+        memory = gateway.application.limits.memory
         with asking(gateway, f"data:image/png;base64,{IMAGE}", text="a" * 1000):
             wait_until(lambda: gateway.worker.requests)
             assert memory.num_bytes == 0
@@ -136,7 +136,7 @@ def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen
     body = json.dumps({"prompt": "a " * 100_000}).encode()
     config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.2)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
-        memory = gateway.application.memory
+        memory = gateway.application.limits.memory
         memory.take("a fetch that goes on", 1)
         refused = gateway.ask("POST", "/tokenize", body, Content_Type="application/json")
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
@@ -158,7 +158,7 @@ def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_
         scripted.running(tiny_qwen3_vl, config) as gateway,
         socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow,
     ):
-        memory = gateway.application.memory
+        memory = gateway.application.limits.memory
         slow.sendall(f"{head}\r\n".encode() + body[:1000])
         wait_until(lambda: memory.num_bytes == 2 * STEP_BYTES)
         num_sent = STEP_BYTES + 1000
@@ -181,7 +181,7 @@ def test_the_encoded_bytes_of_one_request_are_bounded(tiny_qwen3_vl: Path) -> No
             assert gateway.chat([image(f"{shelf.url}?{number}") for number in range(2)]).status == 200
             answer = gateway.chat([image(f"{shelf.url}?{number}") for number in range(3)])
             assert (answer.status, answer.json["error"]["code"]) == (400, "image_too_large")
-            assert gateway.application.memory.num_bytes == 0
+            assert gateway.application.limits.memory.num_bytes == 0
 
 
 class Shelf(Tarpit):

@@ -10,12 +10,11 @@ import pytest
 from web import IMAGE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
+from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.images.metrics import FetchCollector
 from saccade.gateway.images.url_cache import UrlCache
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
-from saccade.gateway.request import Limits, Request
+from saccade.gateway.request import Request
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.tenant import EVERYBODY
 from saccade.telemetry import Metrics
@@ -31,7 +30,7 @@ async def reading(**settings: Any) -> AsyncIterator[MediaLoader]:
 
 
 async def read(loader: MediaLoader, url: str, salt: bytes) -> bytes:
-    with Request.begin(Limits(Admission(1, 0), ByteBudget(1 << 30)), Account(EVERYBODY), None) as request:
+    with Request.begin(GatewayConfig().limits(), Account(EVERYBODY), None) as request:
         return await loader.fetch(request, url, salt)
 
 

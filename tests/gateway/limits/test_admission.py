@@ -9,55 +9,9 @@ from saccade.errors import QueueFull
 from saccade.gateway.limits.admission import LARGE_BODY_BYTES, TURNS, Admission
 
 
-async def test_pixels_wait_for_room_and_give_it_back() -> None:
-    admission = Admission(max_requests=9, max_pixel_bytes=100)
-    order: list[str] = []
-
-    async def serve(name: str, nbytes: int, until: asyncio.Event) -> None:
-        async with admission.pixels(nbytes):
-            order.append(name)
-            await until.wait()
-
-    first, others = asyncio.Event(), asyncio.Event()
-    others.set()
-    running = [
-        asyncio.create_task(serve("first", 60, first)),
-        asyncio.create_task(serve("too much beside it", 41, others)),
-    ]
-    running += [asyncio.create_task(serve("fits", 40, others)), asyncio.create_task(serve("text only", 0, others))]
-    await asyncio.sleep(0.01)
-    assert order == ["first", "fits", "text only"]
-    first.set()
-    await asyncio.gather(*running)
-    assert order[-1] == "too much beside it"
-    assert admission.num_pixel_bytes == 0
-
-
-async def test_a_request_over_the_whole_budget_goes_alone() -> None:
-    admission = Admission(max_requests=9, max_pixel_bytes=100)
-    async with admission.pixels(1000):
-        with pytest.raises(QueueFull):
-            async with admission.pixels(1, wait_seconds=0.01):
-                pass
-        async with admission.pixels(0, wait_seconds=0.01):
-            pass
-    assert admission.num_pixel_bytes == 0
-
-
-async def test_one_who_leaves_while_waiting_holds_nothing() -> None:
-    admission = Admission(max_requests=9, max_pixel_bytes=100)
-    async with admission.pixels(100):
-        waiting = asyncio.create_task(admission.pixels(1).__aenter__())
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert admission.num_pixel_bytes == 100
-
-
 async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
     monkeypatch.setattr("saccade.gateway.limits.admission.READING_SECONDS", 60)
-    admission = Admission(max_requests=99, max_pixel_bytes=0)
+    admission = Admission(max_requests=99)
     order: list[str] = []
     go_on = asyncio.Event()
 
@@ -79,7 +33,7 @@ async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch
 
 async def test_a_slow_body_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
     monkeypatch.setattr("saccade.gateway.limits.admission.READING_SECONDS", 0.01)
-    admission = Admission(max_requests=99, max_pixel_bytes=0)
+    admission = Admission(max_requests=99)
     async with contextlib.AsyncExitStack() as slow:
         for _ in range(3 * TURNS):
             await slow.enter_async_context(admission.reading(None))
@@ -94,7 +48,7 @@ async def test_a_slow_body_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_turns_of_text_do_not_wait_for_images() -> None:  # A6
-    admission = Admission(max_requests=99, max_pixel_bytes=0)
+    admission = Admission(max_requests=99)
     async with contextlib.AsyncExitStack() as images:
         for _ in range(TURNS):
             await images.enter_async_context(admission.turn(LARGE_BODY_BYTES + 1))
@@ -103,7 +57,7 @@ async def test_turns_of_text_do_not_wait_for_images() -> None:  # A6
 
 
 def test_tenants_that_come_later_find_a_place() -> None:  # F13
-    admission = Admission(max_requests=64, max_pixel_bytes=0, max_tenant_requests=48)
+    admission = Admission(max_requests=64, max_tenant_requests=48)
     with contextlib.ExitStack() as held:
 
         def fill(tenant: bytes) -> int:

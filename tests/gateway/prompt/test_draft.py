@@ -8,7 +8,6 @@ import pytest
 from saccade.errors import ContextLengthExceeded
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
-from saccade.gateway.limits.admission import Admission
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.served_model import ServedModel
@@ -31,8 +30,8 @@ async def test_long_chats_leave_the_event_loop_free(
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
     config = GatewayConfig()
-    pool, admission = DecodePool(DecodePoolConfig()), Admission(config.max_requests, config.max_pixel_bytes)
-    prompts = Preparation(config, pool, admission, Metrics()).prompts
+    pool = DecodePool(DecodePoolConfig())
+    prompts = Preparation(config, pool, config.limits().admission, Metrics()).prompts
     asked = ChatRequest(model="tiny", messages=messages)
 
     async def draft() -> None:

@@ -10,7 +10,6 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.gateway.images.pixels import PromptImages
-from saccade.gateway.limits.admission import Admission
 from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
@@ -30,8 +29,7 @@ def asked(*parts: ContentPart) -> ChatRequest:
 
 
 def prompts_of(config: GatewayConfig) -> PromptDrafter:
-    admission = Admission(config.max_requests, config.max_pixel_bytes)
-    return Preparation(config, DecodePool(DecodePoolConfig()), admission, Metrics()).prompts
+    return Preparation(config, DecodePool(DecodePoolConfig()), config.limits().admission, Metrics()).prompts
 
 
 @pytest.fixture

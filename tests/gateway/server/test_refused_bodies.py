@@ -180,7 +180,7 @@ def leave_at_once(gateway: scripted.Gateway, path: str, body: bytes) -> None:
 
 def is_idle(gateway: scripted.Gateway) -> bool:
     """Whether no connection is open and no byte of a request is counted."""
-    return gateway.connections.num_open == 0 and gateway.application.memory.num_bytes == 0
+    return gateway.connections.num_open == 0 and gateway.application.limits.memory.num_bytes == 0
 
 
 def kept_by(gateway: scripted.Gateway, request: Callable[[], object]) -> int:
@@ -256,7 +256,7 @@ def test_bodies_that_were_cut_off_keep_nothing(gateway: scripted.Gateway) -> Non
     def cut_off() -> None:
         with connected(gateway, CHATS, len(NOT_JSON) + 10) as connection:
             connection.sendall(NOT_JSON)
-            wait_until(lambda: gateway.application.memory.num_bytes > 0)
+            wait_until(lambda: gateway.application.limits.memory.num_bytes > 0)
 
     cut_off()
     assert kept_by(gateway, cut_off) < MOST_KEPT

@@ -223,7 +223,7 @@ class PixelResend:
         if kept is None or not all(kept.is_by_hash(index) for index in media):
             raise InternalError("The worker asked for pixels that it was not sent an image for.")
         wanted = kept.of(media)
-        await self._held.enter_async_context(self._request.pixels(wanted.num_pixel_bytes))
+        self._held.enter_context(await self._request.pixels(wanted.num_pixel_bytes))
         items = await self._preparer.resend(self._family, wanted, self._salt, self._request.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 

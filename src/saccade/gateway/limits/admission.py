@@ -23,9 +23,6 @@ TENANT_SHARE = 3
 """One of several tenants may hold this many times as many places as are free. So one tenant alone gets three quarters
 of the places, two get three sevenths each, and a tenant that comes later finds a place unless there are very many."""
 
-PIXELS_WAIT_SECONDS = 10.0
-"""How long a request waits for room for its pixels."""
-
 
 class ReadingTurn:
     """A large body's turn to be read, which it loses where its client pauses."""
@@ -65,15 +62,12 @@ class Admission:
     """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
     Where *max_tenant_requests* is less, there are several tenants: each holds at most so many of these places, and not
-    more than TENANT_SHARE says. Pixels of all requests together, in shared memory and out of it, take at most
-    *max_pixel_bytes*.
+    more than TENANT_SHARE says.
     """
 
-    def __init__(self, max_requests: int, max_pixel_bytes: int, max_tenant_requests: int | None = None) -> None:
+    def __init__(self, max_requests: int, max_tenant_requests: int | None = None) -> None:
         self._max_requests = max_requests
         self._max_tenant_requests = max_requests if max_tenant_requests is None else max_tenant_requests
-        self._max_pixel_bytes = max_pixel_bytes
-        self._room = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._turns = asyncio.Semaphore(TURNS)
@@ -83,7 +77,6 @@ class Admission:
         self._huge_readers = asyncio.Semaphore(TURNS)
         self._of_tenants: Counter[bytes] = Counter()
         self.num_requests = 0
-        self.num_pixel_bytes = 0
         self.draining = False
 
     def check(self, tenant: bytes) -> None:
@@ -150,25 +143,6 @@ class Admission:
             yield turn
         finally:
             turn.release()
-
-    @contextlib.asynccontextmanager
-    async def pixels(self, nbytes: int, wait_seconds: float = PIXELS_WAIT_SECONDS) -> AsyncIterator[None]:
-        """Hold room for *nbytes* of pixels; wait for it while others hold too much. A request over the whole budget
-        goes when it is alone. Raises QueueFull after *wait_seconds*.
-        """
-        try:
-            async with asyncio.timeout(wait_seconds):
-                while nbytes and self.num_pixel_bytes and self.num_pixel_bytes + nbytes > self._max_pixel_bytes:
-                    self._room.clear()
-                    await self._room.wait()
-        except TimeoutError as error:
-            raise QueueFull("Too many images are being served already; try again shortly.") from error
-        self.num_pixel_bytes += nbytes
-        try:
-            yield
-        finally:
-            self.num_pixel_bytes -= nbytes
-            self._room.set()
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take no new requests and wait for the others; return whether all ended in time."""
