@@ -228,6 +228,21 @@ async def test_of_clients_never_served_the_first_goes_first() -> None:
     await crowd.go()
 
 
+async def test_capacity_may_change() -> None:
+    crowd = Crowd(queue_of(0))
+    await crowd.come("a1", "b1", "c1")
+    assert crowd.served == []
+    crowd.queue.resize(2)
+    await settle()
+    assert crowd.served == ["a1", "b1"]
+    crowd.queue.resize(1)
+    await crowd.leave("a1")
+    assert crowd.served == ["a1", "b1"]
+    await crowd.leave("b1")
+    assert crowd.served == ["a1", "b1", "c1"]
+    await crowd.go()
+
+
 async def test_turn_ends_once() -> None:
     queue = queue_of(1)
     turn = await queue.enter("a")

@@ -63,7 +63,7 @@ class FairQueue:
         self._what = what
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
-        self._client_capacity = capacity if client_capacity is None else client_capacity
+        self._client_capacity = client_capacity
         self._client_share = client_share
         self._held: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[_Waiter]] = {}
@@ -106,6 +106,11 @@ class FairQueue:
                 ) from None
             raise
         return Turn(partial(self._leave, client, weight))
+
+    def resize(self, capacity: int) -> None:
+        """Have *capacity* from now on; turns that are over it go on. With 0, none begins."""
+        self._capacity = capacity
+        self._advance()
 
     def refuse(self, error: SaccadeError) -> None:
         """Fail all that wait now with *error*."""
@@ -163,7 +168,7 @@ class FairQueue:
                 line.popleft()
             if not line:
                 del self._lines[client]
-            elif self._fits(self._held[client], line[0].weight, self._client_capacity):
+            elif self._client_capacity is None or self._fits(self._held[client], line[0].weight, self._client_capacity):
                 candidates.append(line[0])
         return min(candidates, key=self._service, default=None)
 
@@ -180,7 +185,7 @@ class FairQueue:
 
     @staticmethod
     def _fits(held: int, weight: int, capacity: int) -> bool:
-        return not held or held + weight <= capacity
+        return (not held and capacity > 0) or held + weight <= capacity
 
 
 class Turn:

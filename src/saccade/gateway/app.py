@@ -218,7 +218,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
         limits = dataclasses.replace(config.connections, max_connections=num_connections)
-        super().__init__(_settings(app, Connections(limits, app.proxies.is_trusted)))
+        super().__init__(_settings(app.asgi, Connections(limits, app.proxies.is_trusted)))
         self._admission = app.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()

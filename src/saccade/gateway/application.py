@@ -7,7 +7,7 @@ from random import Random
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.gateway.api.chat import ChatCompletions
@@ -60,7 +60,9 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning", *LIMIT_HE
 
 
 class Application:
-    """An ASGI application. *admission* tells how busy it is and drains it; *metrics* is what it measures.
+    """The parts of a gateway; *asgi* is what a server calls.
+
+    *admission* tells how busy the gateway is, and drains it; *metrics* is what it measures.
 
     *model_registry* has the models that it serves, *listener* what is known of the workers' caches, *members* which
     workers there are. *siblings* are the processes that share its port, None where it is alone.
@@ -140,7 +142,7 @@ class Application:
             Keys(self._api_keys, config.metrics_without_key),
             AllowedOrigins(config.allowed_origins, hosts, keyless=self._api_keys.is_open),
         )
-        self._app = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
+        self.asgi: ASGIApp = TelemetryMiddleware(_open_to(config.allowed_origins, guarded), self.metrics, access_log)
 
     async def start(self) -> None:
         """Prepare to fetch images, follow the keys file; with siblings, answer them, and connect to the indexer.
@@ -204,9 +206,6 @@ class Application:
     def forget_media(self) -> None:
         """Empty the caches of images and of URLs, except for what requests are using."""
         self.preparation.forget()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 def _response_store(config: GatewayConfig) -> ResponseStore | None:

@@ -103,11 +103,9 @@ class PixelPreparer:
     async def prepare(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
         """Return an item for each image of *media*, with its pixels where a worker can read them.
 
-        Videos are decoded in turns of *client*.
-
-        An image that is there twice is prepared once and lies in one slot. Each item with a slot holds one reference
-        to it, until the item is sent or released; on failure and cancellation there are none. Raises RequestError,
-        naming the field.
+        Images and videos are decoded in turns of *client*. An image that is there twice is prepared once and lies in
+        one slot. Each item with a slot holds one reference to it, until the item is sent or released; on failure and
+        cancellation there are none. Raises RequestError, naming the field.
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
@@ -144,7 +142,7 @@ class PixelPreparer:
     async def _pixels(self, family: str, image: EncodedImage, salt: bytes, client: Hashable) -> PreparedImage:
         async def prepare() -> PreparedImage:
             if image.video is None:
-                pixels = await self.pool.image(image.encoded, family, image.settings, image.layout)
+                pixels = await self.pool.image(image.encoded, family, image.settings, image.layout, client)
             else:
                 pixels = await self.pool.video(image.encoded, image.video, family, image.settings, image.layout, client)
             self.metrics.observe_stage("queue", pixels.waited_seconds)

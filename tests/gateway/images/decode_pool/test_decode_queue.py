@@ -110,10 +110,21 @@ async def test_dead_processes_are_reported_and_all_can_be_refused() -> None:
     await line.enter("image 1")
     dead = Process(alive=False)
     line.queue.add(dead)  # type: ignore[arg-type]
+    await settle()
     assert (line.lost, line.begun) == ([dead], set())
     line.queue.refuse(InternalError("gone"))
     with pytest.raises(InternalError):
         await line.jobs["image 1"]
+
+
+async def test_images_go_in_turns_of_clients() -> None:
+    line = Line(num_processes=1, max_videos=1)
+    for number in range(40):
+        await line.enter(f"image {number} of evil")
+    await line.enter("image of lab")
+    await line.leave("image 0 of evil")
+    assert line.begun == {"image of lab"}
+    await line.end()
 
 
 async def test_videos_go_in_turns_of_clients() -> None:

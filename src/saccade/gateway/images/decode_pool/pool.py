@@ -151,17 +151,23 @@ class DecodePool:
             break
 
     async def image(
-        self, encoded: bytes, family: str, settings: Mapping[str, Any], layout: ImageLayout
+        self,
+        encoded: bytes,
+        family: str,
+        settings: Mapping[str, Any],
+        layout: ImageLayout,
+        client: Hashable = None,
     ) -> PreparedImage:
         """Return the patches of *encoded*, for which *family*'s Layout made *layout* and resolved *settings*.
 
+        The image waits for a process in turns of *client*.
         Raises RequestError for a bad image, DeadlineExceeded for one that takes too long, Draining after close().
         The slot is the caller's until release().
         """
         header = read_header(encoded)
         self._config.limits.check(header, len(encoded))
         job = ImageJob(encoded, family, dict(settings), layout, self._config.limits)
-        return await self._tried(job, header.decoded_bytes, self._fill)
+        return await self._tried(job, header.decoded_bytes, self._fill, client)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
         """Return the header of an encoded video, in a turn of *client*.
