@@ -9,8 +9,7 @@ from saccade.gateway.images.metrics import CacheCollector, FetchCollector
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.images.url_cache import UrlCache
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.limits.admission import Admission, WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
-from saccade.gateway.images.concurrency import all_or_none
+from saccade.gateway.concurrency import all_or_none, beside
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
@@ -21,9 +21,8 @@ from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
-from saccade.gateway.server.body import BodyReader
+from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
-from saccade.gateway.server.disconnection import beside, while_connected
 from saccade.gateway.server.event_stream import EventStream, report_errors
 from saccade.gateway.server.middleware import WARNINGS, send_json
 from saccade.gateway.structured_output.constraint import read_constraint, without_constraint

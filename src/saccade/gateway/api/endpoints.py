@@ -16,8 +16,7 @@ from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.server.body import BodyReader
-from saccade.gateway.server.disconnection import while_connected
+from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import WARNINGS
 from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileStore, StoredFile, file_id
-from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.limits.admission import WorkThreads
 from saccade.gateway.openai.files import (
     MAX_FILENAME_CHARACTERS,
     MAX_LISTED,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerUnavailable
+from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.images.collect import EncodedImage
-from saccade.gateway.images.concurrency import all_or_none
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.request import Request

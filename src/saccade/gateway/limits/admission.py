@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from saccade.errors import Draining, QueueFull
 
@@ -19,9 +21,15 @@ HUGE_BODY_BYTES = 2 << 20
 READING_SECONDS = 0.005
 """How long a large body that is being read may pause and keep its turn; a slower one is read without."""
 
+THREADS = 2
+"""Long texts and large images that are worked on at a time, beside the event loop."""
+
 TENANT_SHARE = 3
 """One of several tenants may hold this many times as many places as are free. So one tenant alone gets three quarters
 of the places, two get three sevenths each, and a tenant that comes later finds a place unless there are very many."""
+
+
+T = TypeVar("T")
 
 
 class ReadingTurn:
@@ -151,6 +159,28 @@ class Admission:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
         return not self.num_requests
+
+
+class WorkThreads:
+    """Runs work that would hold up the event loop; short work takes its turn of *admission*."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+
+    async def run(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
+        """Return what *work* returns: from a thread where it *is_long*, else on the event loop in a turn.
+
+        *num_bytes* are the bytes that it works on, which say whose turns it shares.
+        """
+        if is_long:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        async with self._admission.turn(num_bytes):
+            return work()
+
+    def close(self) -> None:
+        """Give up work that has not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _is_large(num_body_bytes: int | None) -> bool:

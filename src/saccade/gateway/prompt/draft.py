@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
-from saccade.gateway.limits.work_threads import WorkThreads
+from saccade.gateway.limits.admission import WorkThreads
 from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
 from saccade.gateway.openai.requests import IMAGE_PART, ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in

@@ -1,12 +1,15 @@
 """Reads request bodies within the budget of bytes; a body that is too long is refused before it is read."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge
+from saccade.gateway.concurrency import beside
 from saccade.gateway.limits.admission import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.client_address import TrustedProxies
@@ -19,6 +22,8 @@ PAUSE_SECONDS = 0.5
 """A body that pauses for so long gives back what is reserved for bytes that have not arrived."""
 
 BODILESS = ("GET", "HEAD")
+
+T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
@@ -94,3 +99,17 @@ def announced_bytes(scope: Scope) -> int | None:
         return 0
     announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(announced) if announced.isdigit() else None
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of *work* for a request whose body has been read; cancel it when the client disconnects.
+
+    Raises ClientDisconnected then, and what *work* raises.
+    """
+    return await beside(work, _disconnect(receive))
+
+
+async def _disconnect(receive: Receive) -> NoReturn:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnected

@@ -1,15 +1,14 @@
-"""Work side by side: steps of which one failure ends all."""
+"""Work side by side, of which one failure ends all."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 
 async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run *steps* side by side and return their results. Where one raises, the others are cancelled and its error is
-    raised.
+    """Run *steps* side by side and return their results. If one raises, cancel the others and raise its error.
 
     No step runs any longer when this returns or raises.
     """
@@ -18,6 +17,17 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         # Not a TaskGroup: in Python 3.11 its frame holds the error of its own cancellation, and all below it stays
         # until the collector runs.
         return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, NoReturn]) -> T:
+    """Return the result of *work*, or raise what it raises. If *guard* raises first, cancel *work* and raise that."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(work), asyncio.ensure_future(guard)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        result: T = (tasks[0] if tasks[0].done() else tasks[1]).result()
+        return result
     finally:
         await _end(tasks)
 
