@@ -41,7 +41,7 @@ class Budget:
 
 
 PREPARATION = Budget(files=76, moves=328)
-LATER_DELTA = Budget(files=14, moves=23)
+LATER_DELTA = Budget(files=12, moves=19)
 
 
 @dataclass

@@ -153,10 +153,8 @@ class ChatEndpoint:
             await report_errors(stream, all_or_none(generate(*one) for one in parts), parts[0][0].failure)
             await stream.flush()
 
-        connection = scope.get(CONNECTION)
-        is_writable = (lambda: True) if connection is None else (lambda: bool(connection.is_writable))
         with request.reservation() as unread:
-            async with EventStream(send, self.ping_interval_seconds, is_writable, unread) as stream:
+            async with EventStream(send, scope.get(CONNECTION), self.ping_interval_seconds, unread) as stream:
                 await beside(answer_all(), stream.keep_alive())
 
     async def _answer_whole(self, parts: Sequence[WriterOfPart], request: Request, send: Send) -> None:

@@ -112,8 +112,9 @@ class Answer:
         if delta.index == 0:
             num_others = len(self.prompt_token_ids) - self._num_cached_tokens
             num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
-            self._num_cached_tokens += num_cached_tokens
-            self._account.use_cached(num_cached_tokens)
+            if num_cached_tokens:
+                self._num_cached_tokens += num_cached_tokens
+                self._account.use_cached(num_cached_tokens)
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]
 

@@ -111,6 +111,16 @@ class Connection(HttpToolsProtocol):
             return SMALL_READ_BYTES
         return READ_BYTES if self._has_begun_body and not self._is_chunked else FIRST_READ_BYTES
 
+    def write_chunk(self, content: bytes) -> bool:
+        """Send *content* as one chunk (RFC 9112, 7.1) of an answer that goes on, if its client reads fast enough.
+
+        Return whether it was sent. ASGI's send() does the same behind each middleware.
+        """
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
+        return True
+
     def vouch(self) -> None:
         """Note that a request with a valid key came over this connection."""
         self._connections.vouch(self)

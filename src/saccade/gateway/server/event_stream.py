@@ -10,6 +10,7 @@ from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.server.connection import Connection
 from saccade.gateway.server.middleware import UNFORESEEN, drop_tracebacks
 
 EVENT_STREAM = [
@@ -40,16 +41,17 @@ def named_event(name: str, data: bytes) -> bytes:
 class EventStream:
     """An answer in events. The headers wait for the first one, so that an error before it has its own HTTP status.
 
-    While *is_writable* returns False, because the client reads too slowly, events wait in a backlog, which *memory*
-    counts. So an answer can end before its client has read it. A context manager: after its end nothing is sent.
+    The first event and the last go through *send*, the others straight to *connection*, which is None if the server is
+    not ours. While the client reads too slowly, events wait in a backlog, which *memory* counts. So an answer can end
+    before its client has read it. A context manager: after its end nothing is sent.
     """
 
     def __init__(
-        self, send: Send, ping_interval_seconds: float, is_writable: Callable[[], bool], memory: Reservation
+        self, send: Send, connection: Connection | None, ping_interval_seconds: float, memory: Reservation
     ) -> None:
         self._send = send
         self._ping_interval_seconds = ping_interval_seconds
-        self._is_writable = is_writable
+        self._connection = connection
         self._memory = memory
         self._last = time.monotonic()
         self._backlog = bytearray()
@@ -71,9 +73,13 @@ class EventStream:
         self._last = time.monotonic()
         self.started = True
         self._more = more
-        if self._sending is None and self._is_writable():
-            await self._emit(event)
-            return
+        connection = self._connection
+        if self._sending is None:
+            if connection is not None and more and self._has_sent_headers and connection.write_chunk(event):
+                return
+            if connection is None or connection.is_writable:
+                await self._emit(event)
+                return
         self._backlog += event
         self._memory.take(len(event))
         if self._sending is None:
