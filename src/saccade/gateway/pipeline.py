@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 
 from saccade.errors import SaccadeError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.gateway.chat import Chat
 from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
-from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import behind_reasoning, sampling_params

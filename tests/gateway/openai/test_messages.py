@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.chat import Chat, ImageSource
 from saccade.gateway.openai.media_options import MAX_PIXELS
-from saccade.gateway.openai.messages import MAX_SWITCH, PARTS, Chat, ImageSource, read_chat
+from saccade.gateway.openai.messages import MAX_SWITCH, PARTS, read_chat
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.models.family import Family, ImageOptions
 

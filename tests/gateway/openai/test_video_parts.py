@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.chat import Chat, ImageSource
 from saccade.gateway.openai.media_options import read_media_options
-from saccade.gateway.openai.messages import Chat, ImageSource, read_chat
+from saccade.gateway.openai.messages import read_chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.models.family import Family, ImageOptions, VideoOptions
 

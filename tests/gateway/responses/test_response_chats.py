@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.openai.messages import Chat, read_chat
+from saccade.gateway.chat import Chat
+from saccade.gateway.openai.messages import read_chat
 from saccade.gateway.openai.requests import ChatMessage
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.models.family import Family

@@ -12,9 +12,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
+from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.concurrency import all_or_none, beside
 from saccade.gateway.openai.field_names import FieldNames
-from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.pipeline import Part, Pipeline

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from saccade.errors import SaccadeError
 from saccade.gateway.api.chat_endpoint import ReadBody
+from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
     PromptLogprob,
@@ -25,7 +26,6 @@ from saccade.gateway.openai.completions import (
     parse_completion,
 )
 from saccade.gateway.openai.field_names import FieldNames
-from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import GeneratedChoice
 from saccade.gateway.output.choice_logprobs import choice_logprobs, prompt_logprobs

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.openai.answers import PromptLogprob, Usage
 from saccade.gateway.openai.json_body import decode, num_items
-from saccade.gateway.openai.messages import PlainPrompt
 from saccade.gateway.openai.parameters import LATER, ParameterReader
 from saccade.gateway.openai.requests import (
     MAX_CHARACTERS,

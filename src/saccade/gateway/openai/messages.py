@@ -1,13 +1,13 @@
 """From OpenAI messages to a Chat: messages as a chat template takes them, the sources of images, and switches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import Chat, ImageSource
 from saccade.gateway.openai.files import url_of_file
 from saccade.gateway.openai.json_body import decode, parse
 from saccade.gateway.openai.media_options import MediaOptions, read_media_options, shown
@@ -24,8 +24,8 @@ from saccade.gateway.openai.requests import (
     TokenizeRequest,
 )
 from saccade.gateway.openai.tools import num_tool_characters, read_calls, read_tools
-from saccade.models.family import Family, ImageOptions, VideoOptions
-from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
+from saccade.models.family import Family, ImageOptions
+from saccade.tokenization.chat_template import Message
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles that clients send, and what templates call them."""
@@ -58,58 +58,6 @@ IMAGE_DATA = "data:image/"
 
 
 _FILE: Final = msgspec.json.Decoder(FileSource)
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """Where an image or video of a request comes from, and its options. The *url* of an image may be a file's id.
-
-    *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
-    """
-
-    field: str
-    url: str
-    options: ImageOptions | VideoOptions
-
-
-@dataclass(frozen=True)
-class PlainPrompt:
-    """A prompt that no template renders, in *field* of a request: text, all of which stays text, or token ids."""
-
-    content: str | list[int]
-    field: str
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A chat as templates take it: images[i] belongs to the i-th part of type "image" or "video". Or the token ids
-    of a *plain* prompt, which no template renders.
-
-    *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
-    *continues*, its prompt ends behind the text of the last message. *template* renders it instead of the model's own.
-    """
-
-    messages: list[Message]
-    num_characters: int
-    images: list[ImageSource]
-    add_generation_prompt: bool
-    switches: Mapping[str, Any]
-    tools: tuple[Tool, ...] = ()
-    continues: bool = False
-    template: ChatTemplate | None = None
-    plain: list[int] | None = None
-
-    @classmethod
-    def of_plain(cls, token_ids: list[int]) -> "Chat":
-        """Return the ids of a plain prompt in place of messages; the answer goes on with its text."""
-        return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
-
-    @property
-    def uses_tools(self) -> bool:
-        """Whether there is anything about tools in the chat."""
-        return bool(self.tools) or any(
-            message["role"] == "tool" or "tool_calls" in message for message in self.messages
-        )
 
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
+from saccade.gateway.chat import Chat
 from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
-from saccade.gateway.openai.messages import Chat
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel

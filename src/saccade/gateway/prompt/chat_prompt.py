@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.openai.messages import Chat
+from saccade.gateway.chat import Chat
 from saccade.gateway.prompt.draft import texts_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.chat import ChatPrompt

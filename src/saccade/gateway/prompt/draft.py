@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
+from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.limits.admission import WorkThreads
-from saccade.gateway.openai.messages import Chat, PlainPrompt, num_characters, read_chat
+from saccade.gateway.openai.messages import num_characters, read_chat
 from saccade.gateway.openai.requests import IMAGE_PART, ChatRequest, TokenizeRequest
 from saccade.gateway.openai.tools import check_history, check_served, texts_in
 from saccade.gateway.prompt.placeholders import expand, write_images
