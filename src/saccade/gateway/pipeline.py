@@ -7,22 +7,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
-from saccade.errors import SaccadeError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat
 from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.sampling import behind_reasoning, sampling_params
+from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.grammars import HeldAnswer
 from saccade.gateway.workers.dispatch import Dispatcher, Placement, Preview, Prompt, media_runs
-from saccade.gateway.workers.worker import AnsweringWorker, takes_chats_only
+from saccade.gateway.workers.worker import AnsweringWorker
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
@@ -63,7 +61,7 @@ class _Attempt:
 
     def begun(self) -> None:
         """Let go of images that the worker will not ask for: a chat keeps its own, and a pair may ask for any."""
-        if not (takes_chats_only(self.placement.worker) or self.placement.pair):
+        if not (self.placement.takes_chat or self.placement.pair):
             self.resend.forget()
 
 
@@ -137,10 +135,7 @@ class Pipeline:
         draft = await self.prompts.draft(
             served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats
         )
-        sampling = sampling_params(params, served, draft.token_ids)
-        if part.held is not None:
-            grammar = behind_reasoning(part.held.grammar, served, draft.token_ids)
-            sampling = msgspec.structs.replace(sampling, grammar=grammar)
+        sampling = sampling_params(params, served, draft.token_ids, None if part.held is None else part.held.grammar)
         settings = [image.settings for image in images]
         return Prompt(
             draft.token_ids,
@@ -151,7 +146,7 @@ class Pipeline:
             num_samples=params.n or 1,
             needs_token_ids=why_not_as_chat(served, part.chat, settings) if some_take_chats else None,
             sampling=sampling,
-            needs_grammars=None if part.held is None else _not_held(part.held.param),
+            needs_grammars=None if part.held is None else part.held.refusal,
             tenant=request.tenant,
         )
 
@@ -174,7 +169,7 @@ class Pipeline:
             placement = await held.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
         chat = None
         is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
-        if takes_chats_only(placement.worker):
+        if placement.takes_chat:
             # The images go within the chat, so none needs pixels.
             chat, is_held = chat_prompt(served, part.chat, [image.encoded for image in images]), lambda _: True
         media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
@@ -250,10 +245,3 @@ class Pipeline:
 
 def _num_bytes(images: Sequence[EncodedImage]) -> int:
     return sum(len(image.encoded) for image in images)
-
-
-def _not_held(param: str) -> UnsupportedParameter:
-    field = param.split(".")[0]
-    return UnsupportedParameter(
-        f"`{field}` is not served by this model's workers, which cannot hold answers to a grammar; leave it out.", field
-    )

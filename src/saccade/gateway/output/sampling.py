@@ -14,11 +14,14 @@ from saccade.tokenization.detokenizer import TextRules
 _BIAS_KEY = re.compile(BIAS_KEY)
 
 
-def sampling_params(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> SamplingParams:
+def sampling_params(
+    request: ChatRequest, served: ServedModel, prompt: Sequence[int], grammar: Grammar | None = None
+) -> SamplingParams:
     """Return how to draw the answer to the token ids *prompt*; what the request does not set is the model's default.
 
-    Raises ContextLengthExceeded where prompt and answer do not fit the context, and InvalidValue for parameters that
-    contradict each other or name tokens that the model does not have.
+    The answer matches *grammar*, behind its reasoning if the prompt ends in that. Raises ContextLengthExceeded if
+    prompt and answer do not fit the context, and InvalidValue for parameters that contradict each other or name tokens
+    that the model does not have.
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served.max_model_len)
@@ -41,11 +44,12 @@ def sampling_params(request: ChatRequest, served: ServedModel, prompt: Sequence[
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=_num_prompt_logprobs(request),
         thinking_budget=_thinking_budget(request, served, prompt),
+        grammar=None if grammar is None else _behind_reasoning(grammar, served, prompt),
     )
 
 
-def behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
-    """Return *grammar* for an answer to the token ids *prompt*: where these end in reasoning, it begins behind that."""
+def _behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
+    """Return *grammar* for an answer to the token ids *prompt*: if these end in reasoning, it begins behind that."""
     markers = served.reasoning
     if markers is None or not markers.opened_by(prompt):
         return grammar

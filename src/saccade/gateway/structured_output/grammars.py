@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import DeadlineExceeded, InternalError, from_code
+from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
 from saccade.gateway.limits.single_flight import SingleFlight
 from saccade.gateway.structured_output.constraint import Constraint
@@ -35,6 +35,15 @@ class HeldAnswer:
     grammar: Grammar
     param: str
     warning: str = ""
+
+    @property
+    def refusal(self) -> UnsupportedParameter:
+        """The error of a request whose model's workers take no grammars."""
+        field = self.param.split(".")[0]
+        return UnsupportedParameter(
+            f"`{field}` is not served by this model's workers, which cannot hold answers to a grammar; leave it out.",
+            field,
+        )
 
 
 class RequestGrammars:

@@ -88,7 +88,7 @@ class Placement:
 
     With a *pair*, *worker* is its prefill worker, and pixels of any image may be asked for until the answer's end.
     *held_share* is the part of the prompt that the worker held, None where that is not known for certain. If the worker
-    fails, another one *can_retry*.
+    fails, another one *can_retry*. A worker that takes no token ids *takes_chat*.
     """
 
     worker: Worker
@@ -98,6 +98,7 @@ class Placement:
     model: str = ""
     held_share: float | None = None
     can_retry: bool = False
+    takes_chat: bool = False
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -220,7 +221,16 @@ class Dispatcher:
             can_retry = len(tried) <= self.limits.max_retries and not tried.issuperset(
                 worker.url for worker in serving.workers
             )
-            yield Placement(leg.worker, said.pixel_dtype if said else "uint8", leg, pair, name, held_share, can_retry)
+            yield Placement(
+                worker=leg.worker,
+                pixel_dtype=said.pixel_dtype if said else "uint8",
+                leg=leg,
+                pair=pair,
+                model=name,
+                held_share=held_share,
+                can_retry=can_retry,
+                takes_chat=takes_chats_only(leg.worker),
+            )
 
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
         """Return what *booking* stands for; it ends with *booked*, or before."""
