@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import scripted
 from chats import data_url, random_image
@@ -429,3 +430,10 @@ def test_host_that_is_none_is_one_sentence(host: str) -> None:
         app.listen(host, 8000)
     sentence = f"Cannot listen on {host}:8000: there is no such host. Choose another --host or --port."
     assert failure.value.message == sentence
+
+
+def test_idle_connections_are_kept_longer_than_clients_and_proxies_keep_them(gateway: scripted.Gateway) -> None:
+    of_nginx = 60
+    of_sdks = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
+    assert of_sdks is not None
+    assert gateway.server.config.timeout_keep_alive > max(of_nginx, of_sdks)
