@@ -208,13 +208,13 @@ def test_text(gateways: Gateways) -> None:  # B9
 
 
 def test_an_image_before_the_text(gateways: Gateways) -> None:  # B9
-    own, foreign = gateways.both(gateways.image(1), QUESTION)
+    own, foreign = gateways.both(gateways.random_image(1), QUESTION)
     check_equal(own, foreign)
     assert own.usage.prompt_tokens > 64
 
 
 def test_streamed_answer(gateways: Gateways) -> None:
-    shown = gateways.image(2)
+    shown = gateways.random_image(2)
     whole = gateways.ask_smg(shown, QUESTION)
     chunks = gateways.ask_smg(shown, QUESTION, stream=True, stream_options={"include_usage": True})
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -236,7 +236,7 @@ def test_several_answers(gateways: Gateways) -> None:
 
 
 async def test_images_of_one_batch_are_not_shared(gateways: Gateways) -> None:  # B9
-    shown = [gateways.image(seed) for seed in range(20, 26)]
+    shown = [gateways.random_image(seed) for seed in range(20, 26)]
     alone = [gateways.ask_own(image, QUESTION) for image in shown]
     together = await asyncio.gather(*(asyncio.to_thread(gateways.ask_smg, image, QUESTION) for image in shown))
     for own, foreign in zip(alone, together, strict=True):
@@ -246,7 +246,7 @@ async def test_images_of_one_batch_are_not_shared(gateways: Gateways) -> None:  
 
 def test_pixels_came_through_shared_memory_and_none_is_left(gateways: Gateways) -> None:
     before = gateways.smg.metric("smg_mm_tensors_total", path="shm")
-    gateways.ask_smg(gateways.image(30), QUESTION)
+    gateways.ask_smg(gateways.random_image(30), QUESTION)
     assert gateways.smg.metric("smg_mm_tensors_total", path="shm") == before + 1
     assert list(FOLDER.glob(f"smg-tokenspeed-{gateways.smg.process.pid}-*")) == []
 
