@@ -232,10 +232,10 @@ async def test_capacity_may_change() -> None:
     crowd = Crowd(queue_of(0))
     await crowd.come("a1", "b1", "c1")
     assert crowd.served == []
-    crowd.queue.resize(2)
+    crowd.queue.grow(2)
     await settle()
     assert crowd.served == ["a1", "b1"]
-    crowd.queue.resize(1)
+    crowd.queue.grow(-1)
     await crowd.leave("a1")
     assert crowd.served == ["a1", "b1"]
     await crowd.leave("b1")

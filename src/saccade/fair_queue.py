@@ -107,9 +107,9 @@ class FairQueue:
             raise
         return Turn(partial(self._leave, client, weight))
 
-    def resize(self, capacity: int) -> None:
-        """Have *capacity* from now on; turns that are over it go on. With 0, none begins."""
-        self._capacity = capacity
+    def grow(self, num_more: int) -> None:
+        """Add *num_more* units of capacity, or take some away: turns that are over it go on; with none, none begins."""
+        self._capacity += num_more
         self._advance()
 
     def refuse(self, error: SaccadeError) -> None:

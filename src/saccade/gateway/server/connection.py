@@ -116,7 +116,7 @@ class Connection(HttpToolsProtocol):
 
         Return whether it was sent. ASGI's send() does the same behind each middleware.
         """
-        if self.flow.write_paused or self.transport.is_closing():
+        if not self.is_writable or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
         return True

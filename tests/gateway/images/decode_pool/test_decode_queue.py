@@ -117,23 +117,14 @@ async def test_dead_processes_are_reported_and_all_can_be_refused() -> None:
         await line.jobs["image 1"]
 
 
-async def test_images_go_in_turns_of_clients() -> None:
-    line = Line(num_processes=1, max_videos=1)
+@pytest.mark.parametrize(("kind", "num_processes"), [("image", 1), ("video", 2)])
+async def test_jobs_go_in_turns_of_clients(kind: str, num_processes: int) -> None:
+    line = Line(num_processes, max_videos=1)
     for number in range(40):
-        await line.enter(f"image {number} of evil")
-    await line.enter("image of lab")
-    await line.leave("image 0 of evil")
-    assert line.begun == {"image of lab"}
-    await line.end()
-
-
-async def test_videos_go_in_turns_of_clients() -> None:
-    line = Line(num_processes=2, max_videos=1)
-    for number in range(40):
-        await line.enter(f"video {number} of evil")
-    await line.enter("video of lab")
-    await line.leave("video 0 of evil")
-    assert line.begun == {"video of lab"}
+        await line.enter(f"{kind} {number} of evil")
+    await line.enter(f"{kind} of lab")
+    await line.leave(f"{kind} 0 of evil")
+    assert line.begun == {f"{kind} of lab"}
     await line.end()
 
 

@@ -41,7 +41,6 @@ class DecodeQueue:
         self._bytes = FairQueue(budget_bytes, "images", max_waiting=None, wait_seconds=None)
         self._lost = lost
         self._is_closed = False
-        self._num_processes = 0
         self._idle: list[DecodeProcess] = []
 
     @property
@@ -73,13 +72,13 @@ class DecodeQueue:
                 process = self._idle.pop(0)
                 if process.alive:
                     return Turn(process, turns.pop_all())
-                self._resize(-1)
+                self._processes.grow(-1)
                 self._lost(process)
 
     def leave(self, turn: Turn, process: DecodeProcess | None) -> None:
         """End a turn; *process* is None if the process has ended, and its replacement comes by add()."""
         if process is None:
-            self._resize(-1)
+            self._processes.grow(-1)
         else:
             self._idle.append(process)
         turn.turns.close()
@@ -87,7 +86,7 @@ class DecodeQueue:
     def add(self, process: DecodeProcess) -> None:
         """Take in an idle process, and let the next job begin."""
         self._idle.append(process)
-        self._resize(1)
+        self._processes.grow(1)
 
     def refuse(self, error: SaccadeError) -> None:
         """Fail all waiting jobs with *error*."""
@@ -103,10 +102,6 @@ class DecodeQueue:
         if self._is_closed:
             raise draining()
         turns.enter_context(await queue.enter(client, weight))
-
-    def _resize(self, num_more: int) -> None:
-        self._num_processes += num_more
-        self._processes.resize(self._num_processes)
 
 
 def draining() -> Draining:
