@@ -115,3 +115,28 @@ def test_where_no_other_worker_is_left_the_failure_is_the_answer(tiny_qwen3_vl: 
             assert asked.result().json["error"]["code"] == "worker_failed"
         assert second.requests == []
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)
+
+
+def test_an_attempt_has_ended_before_the_next_begins(tiny_qwen3_vl: Path) -> None:
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        first.script = [WorkerFailed("it died")]
+        second.script = [1.0, *second.script]
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(gateway.chat, CONTENT)
+            wait_until(lambda: second.requests)
+            assert booked(gateway) == 1
+            assert asked.result().status == 200
+
+
+def test_images_are_kept_for_another_worker_until_the_first_token(tiny_qwen3_vl: Path) -> None:
+    url = data_url(random_image(512, 512, 1))  # long enough to be counted
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, _)):
+        # The second wait is so long that a busy machine sees the memory go before the answer ends.
+        first.script = [1.0, TokenDelta("r", [300]), 3.0, *first.script]
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(gateway.chat, [{"type": "image_url", "image_url": {"url": url}}])
+            wait_until(lambda: first.requests)
+            assert gateway.application.limits.memory.num_bytes > 0
+            wait_until(lambda: gateway.application.limits.memory.num_bytes == 0)
+            assert gateway.application.admission.num_requests == 1
+            assert asked.result().status == 200
