@@ -5,10 +5,12 @@ the next when the last one has been taken. Calls of Python functions of Saccade 
 comprehensions and lambdas belong to the function around them. Decode processes and the engine are not followed.
 
 A move is a call in another file than the call before it on that thread. The preparation ends when the worker is asked for
-its first delta. Background tasks and a body that arrives in pieces add to one chat, so each phase is the shortest of up to
-twelve chats. Exits 1 if a budget is passed.
+its first delta. A request is sent in one piece, because each further piece of a body is another way through the server.
+Background tasks add to one chat, so each phase is the shortest of up to twelve chats. Exits 1 if a budget is passed.
 """
 
+import json
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gateway")]
 
 import chats  # noqa: E402
 import scripted  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from saccade.protocol.output import FinishReason, TokenDelta  # noqa: E402
 
@@ -40,7 +43,7 @@ class Budget:
     moves: int
 
 
-PREPARATION = Budget(files=76, moves=328)
+PREPARATION = Budget(files=76, moves=308)
 LATER_DELTA = Budget(files=12, moves=19)
 
 
@@ -131,12 +134,21 @@ def chat(gateway: scripted.Gateway, tracer: Tracer, seed: int) -> list[Phase]:
             yield step
 
     gateway.worker.script = script(deltas(gateway))  # type: ignore[assignment]
-    image = {"type": "image_url", "image_url": {"url": chats.data_url(chats.random_image(224, 224, seed))}}
+    url = chats.data_url(Image.new("RGB", (224, 224), (seed, 80, 90)))
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    fields = {"model": "tiny", "stream": True, "max_tokens": NUM_DELTAS}
+    body = json.dumps({"messages": [{"role": "user", "content": content}], **fields}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     tracer.begin()
-    answer = gateway.chat([image, {"type": "text", "text": "What is this?"}], stream=True, max_tokens=NUM_DELTAS)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        connection.sendall(head.encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
     phases = tracer.end()
-    if answer.status != 200 or answer.events[-1] != "[DONE]" or len(phases) != NUM_DELTAS + 1:
-        raise RuntimeError(f"the chat failed: {answer.body!r}")
+    if b"data: [DONE]" not in answer or len(phases) != NUM_DELTAS + 1:
+        raise RuntimeError(f"the chat failed: {answer!r}")
     return phases
 
 
