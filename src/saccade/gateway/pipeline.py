@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from saccade.gateway.chat import Chat
 from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.answer import Answer, Output
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
@@ -79,15 +79,13 @@ class Pipeline:
     pixels: PixelPreparer
     metrics: Metrics
 
-    @contextlib.asynccontextmanager
-    async def answer(self, request: Request, part: Part) -> AsyncIterator[tuple[Answer, AsyncIterator[TokenDelta]]]:
-        """Yield the answer to *part* and the deltas for it, once a worker is chosen and the pixels are prepared.
+    async def answer(self, request: Request, part: Part, output: Output) -> None:
+        """Have a worker answer *part*, and give *output* the deltas. Cancelling it aborts the answer.
 
-        The end of the block aborts an unfinished answer. Raises SaccadeError.
+        Raises SaccadeError.
         """
         async with AsyncExitStack() as held:
-            # The answer's clock starts here, so that its ttft includes the preparation.
-            answer = held.enter_context(Answer(part.params, part.chat, part.served, self.metrics, request.account))
+            answer = held.enter_context(output.answer)
             with self.metrics.stage("prepare"):
                 # While the request waits for other servers it holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
@@ -100,7 +98,12 @@ class Pipeline:
                 attempt = await attempt_at(frozenset())
                 answer.sent_to(attempt.worker)
             async with contextlib.aclosing(self._deltas(answer, attempt, attempt_at, images)) as deltas:
-                yield answer, deltas
+                async for delta in deltas:
+                    if not output.take(delta):
+                        await output.flush()
+                    if answer.is_whole:
+                        return
+            raise WorkerFailed("The worker ended the answer without saying why.")
 
     async def preview(self, request: Request, part: Part) -> Preview:
         """Return where *part* would go now; nothing is booked, paid or decoded. Raises SaccadeError."""

@@ -1,14 +1,12 @@
 """POST /v1/chat/completions: how its bodies are read and its answers written."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
 
-from saccade.errors import SaccadeError
-from saccade.gateway.api.chat_endpoint import ReadBody
+from saccade.gateway.api.chat_endpoint import Format, ReadBody
 from saccade.gateway.openai import answers
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.parameters import parse_chat
@@ -17,9 +15,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.choice_logprobs import prompt_logprobs
 from saccade.gateway.output.tool_calls.reader import GeneratedCall
-from saccade.gateway.server.event_stream import DONE, EventStream, event
-from saccade.gateway.server.middleware import encode_error
-from saccade.protocol.output import TokenDelta
+from saccade.gateway.server.event_stream import DONE, error_event, event
 
 
 @dataclass(frozen=True)
@@ -31,20 +27,25 @@ class ChatCompletions:
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
         """Return the chat in *body*. Raises RequestError that names the field."""
         request, warning = parse_chat(body, self.strict_parameters)
-        return ReadBody(request, warning, ChatCompletionWriter())
+        writer = ChatCompletionEvents if request.stream else ChatCompletionObject
+        return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])
 
 
-class ChatCompletionWriter:
-    """Writes `chat.completion` objects and chunks."""
+class ChatCompletionObject:
+    """Writes a `chat.completion` object."""
 
-    names = FieldNames()
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._chunks: list[list[Chunk]] = [[] for _ in answer.choices]
 
-    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
-        """Return *answer* as one chat.completion object, in JSON."""
-        chunks: list[list[Chunk]] = [[] for _ in answer.choices]
-        async for chunk in answer.chunks(deltas):
-            chunks[chunk.choice.index].append(chunk)
-        ranked = None
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._chunks[chunk.choice.index].append(chunk)
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        answer, ranked = self._answer, None
         if answer.request.prompt_logprobs is not None:
             # The entries of a long prompt take too long for the event loop.
             tokenizer = answer.served.tokenizer
@@ -55,37 +56,47 @@ class ChatCompletionWriter:
             id=answer.id,
             created=answer.created,
             model=answer.served.name,
-            choices=[_whole_choice(choice, chunks[choice.index]) for choice in answer.choices],
+            choices=[_whole_choice(choice, self._chunks[choice.index]) for choice in answer.choices],
             usage=answer.usage,
             prompt_logprobs=UNSET if ranked is None else ranked,
             prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
         )
         return msgspec.json.encode(completion)
 
-    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-        """Send *answer* as chunks: the role of every choice, texts, finish reasons, usage if asked for, [DONE]."""
+
+class ChatCompletionEvents:
+    """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if asked for."""
+
+    def __init__(self, answer: Answer) -> None:
         options = answer.request.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        template = answers.ChatCompletionChunk(
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._answer = answer
+        self._template = answers.ChatCompletionChunk(
             id=answer.id,
             created=answer.created,
             model=answer.served.name,
             choices=[],
-            usage=None if with_usage else UNSET,
+            usage=None if self._with_usage else UNSET,
         )
-        pending = _roles(template, answer)
-        texts = [_TextEvents(template, choice) for choice in answer.choices]
-        async for chunk in answer.chunks(deltas):
-            events = texts[chunk.choice.index].of(chunk.content) if _is_text(chunk) else _events(template, chunk)
-            if events:
-                await stream.write(pending + events)
-                pending = b""
-        last = _event(msgspec.structs.replace(template, usage=answer.usage)) if with_usage else b""
-        await stream.write(last + DONE, more=False)
+        self._texts = [_TextEvents(self._template, choice) for choice in answer.choices]
+        self._has_begun = False
 
-    def failure(self, error: SaccadeError) -> bytes:
-        """Return the event for *error*, after which no [DONE] comes."""
-        return event(encode_error(error))
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, after those for the roles if it is the first that has any."""
+        if _is_text(chunk):
+            events = self._texts[chunk.choice.index].of(chunk.content)
+        else:
+            events = _events(self._template, chunk)
+        if events and not self._has_begun:
+            self._has_begun = True
+            return _roles(self._template, self._answer) + events
+        return events
+
+    async def end(self) -> bytes:
+        """Return the event for the usage, if asked for, and [DONE]."""
+        if not self._with_usage:
+            return DONE
+        return _event(msgspec.structs.replace(self._template, usage=self._answer.usage)) + DONE
 
 
 def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> answers.Choice:

@@ -4,7 +4,7 @@ Each API reads its own bodies into a ChatRequest and writes its own answers; all
 several prompts is as many requests to workers, whose answers are written side by side.
 """
 
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,53 +16,57 @@ from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.concurrency import all_or_none, beside
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.answer import Answer, Output
+from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
-from saccade.gateway.server.event_stream import EventStream, report_errors
-from saccade.gateway.server.middleware import WARNINGS, send_json
+from saccade.gateway.server.event_stream import EventStream, WholeResponse, report_errors
+from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.tenant import request_salt
 from saccade.gateway.workers.dispatch import Preview
-from saccade.protocol.output import TokenDelta
 
 
 class AnswerWriter(Protocol):
-    """Writes the answer to one request as its API has it."""
+    """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
 
-    @property
-    def names(self) -> FieldNames:
-        """What the API calls the fields of the request."""
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, which may be none."""
 
-    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
-        """Return the whole answer in JSON."""
+    async def end(self) -> bytes:
+        """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
 
-    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-        """Send the answer in events."""
 
-    def failure(self, error: SaccadeError) -> bytes:
-        """Return the last event of a stream that began and failed."""
+@dataclass(frozen=True)
+class Format:
+    """How a prompt is answered: the API's *names* of the request's fields, and a *writer* of its answer.
+
+    *failure* returns the last event of a stream that began and failed. A chat has no *prompt*.
+    """
+
+    names: FieldNames
+    writer: Callable[[Answer], AnswerWriter]
+    failure: Callable[[SaccadeError], bytes]
+    prompt: PlainPrompt | None = None
 
 
 @dataclass(frozen=True)
 class ReadBody:
-    """A body as a chat, the *warning* for its client, and the *writer* of its answer.
+    """A body as a chat, or as prompts that share its parameters: one of *formats* for each.
 
-    A body without a chat has *prompts* instead, each with the writer of its answer. What these write whole is joined.
-    *num_kept_bytes* are those of messages that *writer* keeps until the answer is whole.
+    *warning* is for its client. *num_kept_bytes* are those of messages that a writer keeps until the answer is whole.
     """
 
     request: ChatRequest
     warning: str
-    writer: AnswerWriter
-    prompts: Sequence[tuple[PlainPrompt, AnswerWriter]] = ()
+    formats: Sequence[Format]
     num_kept_bytes: int = 0
 
 
@@ -71,9 +75,6 @@ class Api(Protocol):
 
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
         """Return what *body* of the tenant with the id *tenant* asks. Raises RequestError that names the field."""
-
-
-WriterOfPart = tuple[AnswerWriter, Part]
 
 
 @dataclass(frozen=True)
@@ -104,26 +105,30 @@ class ChatEndpoint:
             [(_, part), *_] = await self._read(api, scope, body, request)
             return await self.pipeline.preview(request, part)
 
-    async def _read(self, api: Api, scope: Scope, body: bytes | bytearray, request: Request) -> list[WriterOfPart]:
-        """Return the parts of a request, each with the writer of its answer."""
+    async def _read(
+        self, api: Api, scope: Scope, body: bytes | bytearray, request: Request
+    ) -> list[tuple[Format, Part]]:
+        """Return the parts of a request, each with the format of its answer."""
         async with request.turn(len(body)):
             read = api.read(body, request.tenant.id)
             request.kept.take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning
-            names = read.writer.names
+            formats = read.formats
+            names, is_chat = formats[0].names, formats[0].prompt is None
             with names.in_errors():
                 constraint = read_constraint(read.request)
                 params = without_constraint(read.request)
                 served = self.model_registry.get(params.model)
-                chat = None if read.prompts or is_long(params) else self.prompts.read(served, params)
+                chat = self.prompts.read(served, params) if is_chat and not is_long(params) else None
         with names.in_errors():
             if chat is not None:
-                chats = [(read.writer, chat)]
-            elif read.prompts:
-                chats = [(writer, await self.prompts.read_plain(served, params, one)) for one, writer in read.prompts]
+                chats = [chat]
+            elif is_chat:
+                chats = [await self.prompts.read_long(served, params)]
             else:
-                chats = [(read.writer, await self.prompts.read_long(served, params))]
-            constraint = with_held_calls(constraint, params, chats[0][1].tools, served.tool_calls)
+                prompts = [form.prompt for form in formats if form.prompt is not None]
+                chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
+            constraint = with_held_calls(constraint, params, chats[0].tools, served.tool_calls)
             params = msgspec.structs.replace(params, messages=[])
             request.keep_chat()
             del body, read
@@ -132,35 +137,31 @@ class ChatEndpoint:
                 held = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
         if held is not None and held.warning:
             scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], held.warning)))
-        return [(writer, Part(params, chat, served, salt, held)) for writer, chat in chats]
+        parts = [Part(params, chat, served, salt, held) for chat in chats]
+        return list(zip(formats, parts, strict=True))
 
     async def _answer(
-        self, reading: Coroutine[Any, Any, list[WriterOfPart]], request: Request, scope: Scope, send: Send
+        self, reading: Coroutine[Any, Any, list[tuple[Format, Part]]], request: Request, scope: Scope, send: Send
     ) -> None:
         parts = await reading
-        if parts[0][1].params.stream:
-            await self._stream(parts, request, scope, send)
-        else:
-            await self._answer_whole(parts, request, send)
-
-    async def _stream(self, parts: Sequence[WriterOfPart], request: Request, scope: Scope, send: Send) -> None:
-        async def generate(writer: AnswerWriter, part: Part) -> None:
-            with writer.names.in_errors():
-                async with self.pipeline.answer(request, part) as (answer, deltas):
-                    await writer.stream(stream, answer, deltas)
-
-        async def answer_all() -> None:
-            await report_errors(stream, all_or_none(generate(*one) for one in parts), parts[0][0].failure)
-            await stream.flush()
-
+        if not parts[0][1].params.stream:
+            await self._generate(parts, request, WholeResponse(send))
+            return
         with request.reservation() as unread:
             async with EventStream(send, scope.get(CONNECTION), self.ping_interval_seconds, unread) as stream:
-                await beside(answer_all(), stream.keep_alive())
+                work = report_errors(stream, self._generate(parts, request, stream), parts[0][0].failure)
+                await beside(work, stream.keep_alive())
 
-    async def _answer_whole(self, parts: Sequence[WriterOfPart], request: Request, send: Send) -> None:
-        async def generate(writer: AnswerWriter, part: Part) -> bytes:
-            with writer.names.in_errors():
-                async with self.pipeline.answer(request, part) as (answer, deltas):
-                    return await writer.whole(answer, deltas)
+    async def _generate(
+        self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
+    ) -> None:
+        async def generate(form: Format, part: Part) -> None:
+            answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
+            writer = form.writer(answer)
+            output = Output(answer, lambda chunk: response.write(writer.take(chunk)), response.flush)
+            with form.names.in_errors():
+                await self.pipeline.answer(request, part, output)
+                if last := await writer.end():
+                    await response.end(last)
 
-        await send_json(send, 200, b"".join(await all_or_none(generate(*one) for one in parts)))
+        await all_or_none(generate(*one) for one in parts)

@@ -1,15 +1,15 @@
 """POST /v1/completions: how its bodies are read and its answers written."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from saccade.errors import SaccadeError
-from saccade.gateway.api.chat_endpoint import ReadBody
+from saccade.gateway.api.chat_endpoint import Format, ReadBody
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.openai.answers import (
     CompletionTokensDetails,
@@ -27,11 +27,9 @@ from saccade.gateway.openai.completions import (
 )
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import GeneratedChoice
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.choice_logprobs import choice_logprobs, prompt_logprobs
-from saccade.gateway.server.event_stream import DONE, EventStream, event
-from saccade.gateway.server.middleware import encode_error
-from saccade.protocol.output import TokenDelta
+from saccade.gateway.server.event_stream import DONE, error_event, event
 from saccade.tokenization.tokenizer import Tokenizer
 
 
@@ -45,8 +43,18 @@ class Completions:
         """Return the prompts in *body*. Raises RequestError that names the field."""
         asked, warning = parse_completion(body, self.strict_parameters)
         joined = _JoinedAnswers(asked)
-        writers = [CompletionWriter(joined, index, prompt) for index, prompt in enumerate(asked.prompts)]
-        return ReadBody(asked.request, warning, writers[0], list(zip(asked.prompts, writers, strict=True)))
+        kind = CompletionEvents if asked.request.stream else CompletionObject
+        formats = [
+            Format(_names(asked, prompt), partial(kind, joined, index, prompt), error_event, prompt)
+            for index, prompt in enumerate(asked.prompts)
+        ]
+        return ReadBody(asked.request, warning, formats)
+
+
+def _names(asked: AskedCompletion, prompt: PlainPrompt) -> FieldNames:
+    names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+    # Where nobody asked for them by this name, `echo` and `logprobs` did.
+    return FieldNames(names if asked.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
 
 
 class _JoinedAnswers:
@@ -97,70 +105,15 @@ class _JoinedAnswers:
         return not self._num_open
 
 
-class CompletionWriter:
-    """Writes the answer to the prompt of that *index*."""
+class _CompletionWriter:
+    """Writes the *answer* to the prompt of that *index*."""
 
-    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt) -> None:
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         self._joined = joined
         self._asked = joined.asked
         self._first_index = index * (joined.asked.request.n or 1)
         self._prompt = prompt
-        names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
-        # Where nobody asked for them by this name, `echo` and `logprobs` did.
-        self.names = FieldNames(names if joined.asked.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
-
-    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
-        """Return one text_completion object of all prompts, in JSON, or nothing where another prompt's comes later."""
-        texts = [""] * len(answer.choices)
-        async for chunk in answer.chunks(deltas):
-            texts[chunk.choice.index] += chunk.content
-        # The entries of a long prompt take too long for the event loop.
-        prompt = await asyncio.to_thread(self._echoed, answer)
-        choices = [self._whole_choice(answer, choice, texts[choice.index], prompt) for choice in answer.choices]
-        return self._joined.whole(answer, choices)
-
-    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-        """Send *answer* in events; behind the last prompt's come the usage, if asked for, and [DONE]."""
-        places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
-        pending = self._beginnings(answer) if self._asked.echo or self._asked.token_ids else b""
-        async for chunk in answer.chunks(deltas):
-            choice = chunk.choice
-            if chunk.content or choice.record is not None or choice.finish_reason is not None:
-                logprobs, token_ids = self._record(choice, places[choice.index])
-                piece = CompletionChoice(
-                    chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
-                )
-                await stream.write(pending + self._joined.event(answer, piece))
-                pending = b""
-        if end := self._joined.end(answer):
-            await stream.write(end, more=False)
-
-    def failure(self, error: SaccadeError) -> bytes:
-        """Return the event for *error*, after which no [DONE] comes."""
-        return event(encode_error(error))
-
-    def _whole_choice(self, answer: Answer, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
-        places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
-        logprobs, token_ids = self._record(choice, places)
-        return CompletionChoice(
-            prompt.text + text,
-            self._first_index + choice.index,
-            logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
-            choice.finish_reason,
-            token_ids,
-            answer.prompt_token_ids if self._asked.token_ids else UNSET,
-            UNSET if prompt.ranked is None else prompt.ranked,
-        )
-
-    def _beginnings(self, answer: Answer) -> bytes:
-        """Return the events that begin each choice: with its prompt, as text, ids, or both."""
-        text = self._echoed_text(answer)
-        token_ids = answer.prompt_token_ids if self._asked.token_ids else UNSET
-        pieces = (
-            CompletionChoice(text, self._first_index + choice.index, prompt_token_ids=token_ids)
-            for choice in answer.choices
-        )
-        return b"".join(self._joined.event(answer, piece) for piece in pieces)
+        self._answer = answer
 
     def _record(
         self, choice: GeneratedChoice, places: "TextPlaces"
@@ -173,10 +126,61 @@ class CompletionWriter:
         entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
         return entries, ids if self._asked.token_ids else UNSET
 
-    def _echoed(self, answer: Answer) -> "_Echoed":
+    @property
+    def _echoed_text(self) -> str:
+        if not self._asked.echo:
+            return ""
+        content = self._prompt.content
+        return content if isinstance(content, str) else self._answer.served.tokenizer.decode(content)
+
+    @property
+    def _num_top(self) -> int:
+        return self._asked.request.top_logprobs or 0
+
+    @property
+    def _shows_special(self) -> bool:
+        return self._asked.request.skip_special_tokens is False
+
+
+class CompletionObject(_CompletionWriter):
+    """Writes one text_completion object for all prompts."""
+
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+        super().__init__(joined, index, prompt, answer)
+        self._texts = [""] * len(answer.choices)
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._texts[chunk.choice.index] += chunk.content
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON, or nothing if another prompt's answer comes later."""
+        answer = self._answer
+        # The entries of a long prompt take too long for the event loop.
+        prompt = await asyncio.to_thread(self._echoed)
+        choices = [self._whole_choice(choice, self._texts[choice.index], prompt) for choice in answer.choices]
+        return self._joined.whole(answer, choices)
+
+    def _whole_choice(self, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
+        answer = self._answer
+        places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
+        logprobs, token_ids = self._record(choice, places)
+        return CompletionChoice(
+            prompt.text + text,
+            self._first_index + choice.index,
+            logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
+            choice.finish_reason,
+            token_ids,
+            answer.prompt_token_ids if self._asked.token_ids else UNSET,
+            UNSET if prompt.ranked is None else prompt.ranked,
+        )
+
+    def _echoed(self) -> "_Echoed":
+        answer = self._answer
         tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
         ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._asked.prompt_logprobs else None
-        text = self._echoed_text(answer)
+        text = self._echoed_text
         if not (self._asked.echo and self._asked.request.logprobs):
             return _Echoed(text, None, ranked)
         # The tokenizer's own first token is no part of a text; ids are shown as they came.
@@ -188,19 +192,43 @@ class CompletionWriter:
         )
         return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
 
-    def _echoed_text(self, answer: Answer) -> str:
-        if not self._asked.echo:
-            return ""
-        content = self._prompt.content
-        return content if isinstance(content, str) else answer.served.tokenizer.decode(content)
 
-    @property
-    def _num_top(self) -> int:
-        return self._asked.request.top_logprobs or 0
+class CompletionEvents(_CompletionWriter):
+    """Writes events; those of the last prompt end with the usage, if asked for, and [DONE]."""
 
-    @property
-    def _shows_special(self) -> bool:
-        return self._asked.request.skip_special_tokens is False
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+        super().__init__(joined, index, prompt, answer)
+        self._places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
+        self._has_begun = not (self._asked.echo or self._asked.token_ids)
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the event for *chunk*, after those that show the prompt if it is the first that has any."""
+        choice = chunk.choice
+        if not chunk.content and choice.record is None and choice.finish_reason is None:
+            return b""
+        logprobs, token_ids = self._record(choice, self._places[choice.index])
+        piece = CompletionChoice(
+            chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
+        )
+        events = self._joined.event(self._answer, piece)
+        if not self._has_begun:
+            self._has_begun = True
+            return self._beginnings() + events
+        return events
+
+    async def end(self) -> bytes:
+        """Return the last events, or nothing if another prompt's answer comes later."""
+        return self._joined.end(self._answer)
+
+    def _beginnings(self) -> bytes:
+        """Return the events that begin each choice: with its prompt, as text, ids, or both."""
+        answer = self._answer
+        token_ids = answer.prompt_token_ids if self._asked.token_ids else UNSET
+        pieces = (
+            CompletionChoice(self._echoed_text, self._first_index + choice.index, prompt_token_ids=token_ids)
+            for choice in answer.choices
+        )
+        return b"".join(self._joined.event(answer, piece) for piece in pieces)
 
 
 @dataclass(frozen=True)

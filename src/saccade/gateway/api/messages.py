@@ -1,6 +1,6 @@
 """POST /v1/messages, Anthropic's API: how its bodies are read and its answers written."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -29,13 +29,12 @@ from saccade.gateway.anthropic.answers import (
     usage_of,
 )
 from saccade.gateway.anthropic.chats import parse_messages
-from saccade.gateway.api.chat_endpoint import ReadBody
-from saccade.gateway.openai.field_names import FieldNames
+from saccade.gateway.api.chat_endpoint import Format, ReadBody
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
-from saccade.gateway.server.event_stream import EventStream, named_event
+from saccade.gateway.server.event_stream import named_event
 from saccade.gateway.server.middleware import encode_messages_error
-from saccade.protocol.output import FinishReason, TokenDelta
+from saccade.protocol.output import FinishReason
 
 
 @dataclass(frozen=True)
@@ -47,51 +46,61 @@ class Messages:
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
         """Return the chat in *body*. Raises RequestError that names the field."""
         request, warning, names = parse_messages(body, self.strict_parameters)
-        return ReadBody(request, warning, MessageWriter(names))
+        writer = MessageEvents if request.stream else MessageObject
+        return ReadBody(request, warning, [Format(names, writer, _failure)])
 
 
-@dataclass(frozen=True)
-class MessageWriter:
-    """Writes `message` objects and their events."""
+class MessageObject:
+    """Writes a `message` object."""
 
-    names: FieldNames
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._pieces: list[AnswerBlock] = []
 
-    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
-        """Return *answer* as one message, in JSON."""
-        pieces = [piece async for chunk in answer.chunks(deltas) for piece in _pieces(chunk)]
-        return msgspec.json.encode(_message(answer, _joined(pieces), *_stop(answer.choices[0])))
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._pieces += _pieces(chunk)
+        return b""
 
-    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-        """Send *answer* as events: its beginning, each block from start to stop, why it ended."""
-        blocks = _BlockEvents()
-        pending = b""
-        has_begun = False
-        async for chunk in answer.chunks(deltas):
-            if not has_begun:
-                # Not earlier: only the first delta says how much of the prompt was found in the cache.
-                pending = event(MessageStart(_message(answer, [], None, None)))
-                has_begun = True
-            if events := blocks.of(chunk):
-                await stream.write(pending + events)
-                pending = b""
-        usage = usage_of(answer.usage)
-        last = event(MessageDelta(StopDelta(*_stop(answer.choices[0])), usage)) + event(MessageStop())
-        await stream.write(pending + blocks.end() + last, more=False)
-
-    def failure(self, error: SaccadeError) -> bytes:
-        """Return the event for *error*, the last one."""
-        return named_event("error", encode_messages_error(error))
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        answer = self._answer
+        return msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))
 
 
-class _BlockEvents:
-    """Events of the blocks of one answer, of which one is open at a time."""
+class MessageEvents:
+    """Writes events: the message's beginning, each block from start to stop, why it ended.
 
-    def __init__(self) -> None:
+    One block is open at a time.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._beginning: bytes | None = None
         self._index = -1
         self._open: type[AnswerBlock] | None = None
 
-    def of(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, none where it has no text and no call."""
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, none if it has no text and no call."""
+        if self._beginning is None:
+            # Not earlier: only the first delta says how much of the prompt was found in the cache.
+            self._beginning = event(MessageStart(_message(self._answer, [], None, None)))
+        return self._after_beginning(self._blocks(chunk))
+
+    async def end(self) -> bytes:
+        """Return the events that end the open block and the message."""
+        answer = self._answer
+        stop = StopDelta(*_stop(answer.choices[0]))
+        last = event(MessageDelta(stop, usage_of(answer.usage))) + event(MessageStop())
+        return self._after_beginning(self._stop_block() + last)
+
+    def _after_beginning(self, events: bytes) -> bytes:
+        if not events or not self._beginning:
+            return events
+        events, self._beginning = self._beginning + events, b""
+        return events
+
+    def _blocks(self, chunk: Chunk) -> bytes:
         events = b""
         for piece in _pieces(chunk):
             match piece:
@@ -102,25 +111,29 @@ class _BlockEvents:
                     events += self._in(TextBlock(""))
                     events += event(ContentBlockDelta(self._index, TextDelta(text)))
                 case ToolUseBlock(known_as, name, arguments):
-                    events += self.end() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
+                    events += self._stop_block() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
                     events += event(ContentBlockDelta(self._index, InputJsonDelta(bytes(arguments).decode())))
         return events
 
-    def end(self) -> bytes:
-        """Return the event that ends the open block, none where no block is open."""
+    def _stop_block(self) -> bytes:
+        """Return the event that ends the open block, none if no block is open."""
         if self._open is None:
             return b""
         self._open = None
         return event(ContentBlockStop(self._index))
 
     def _in(self, block: AnswerBlock) -> bytes:
-        """Return the events that begin *block*, none where one of its type is open."""
+        """Return the events that begin *block*, none if one of its type is open."""
         if self._open is type(block):
             return b""
-        end = self.end()
+        end = self._stop_block()
         self._index += 1
         self._open = type(block)
         return end + event(ContentBlockStart(self._index, block))
+
+
+def _failure(error: SaccadeError) -> bytes:
+    return named_event("error", encode_messages_error(error))
 
 
 def _message(

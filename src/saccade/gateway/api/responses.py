@@ -2,8 +2,9 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from saccade.errors import SaccadeError, UnsupportedParameter
-from saccade.gateway.api.chat_endpoint import ReadBody
+from saccade.gateway.api.chat_endpoint import Format, ReadBody
 from saccade.gateway.openai.answers import ErrorAnswer
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import CalledFunction, ChatMessage, ToolCall
@@ -38,10 +39,10 @@ from saccade.gateway.responses.answers import (
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.gateway.responses.requests import ResponseRequest
 from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_message_bytes
-from saccade.gateway.server.event_stream import EventStream, named_event
+from saccade.gateway.server.event_stream import named_event
 from saccade.gateway.server.middleware import encode_error
 from saccade.gateway.tenants.account import ACCOUNT
-from saccade.protocol.output import FinishReason, TokenDelta
+from saccade.protocol.output import FinishReason
 
 TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
 """The warning beside an answer that cannot be continued by its id."""
@@ -73,16 +74,16 @@ class Responses:
 
         request, names, num_known = read_conversation(asked, recall)
         response_id = f"resp_{uuid.uuid4().hex}"
-        not_kept = ResponseWriter(names, _begun(asked, response_id, False), None)
+        not_kept = _format(asked, names, _begun(asked, response_id, False), None)
         if self.store is None or asked.store is False:
-            return ReadBody(request, warning, not_kept)
+            return ReadBody(request, warning, [not_kept])
         messages = request.messages[num_known:]
         num_bytes = num_message_bytes(messages)
         if not self.store.takes(num_bytes):
-            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), not_kept)
+            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [not_kept])
         kept = Kept(self.store, tenant, asked.previous_response_id, messages)
-        writer = ResponseWriter(names, _begun(asked, response_id, True), kept)
-        return ReadBody(request, warning, writer, num_kept_bytes=num_bytes)
+        kept_format = _format(asked, names, _begun(asked, response_id, True), kept)
+        return ReadBody(request, warning, [kept_format], num_kept_bytes=num_bytes)
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
@@ -105,61 +106,91 @@ class Responses:
         return self.store
 
 
-class ResponseWriter:
-    """Writes `response` objects and their events; *response* is the object before its answer."""
+def _format(asked: ResponseRequest, names: FieldNames, response: Response, kept: Kept | None) -> Format:
+    output = _Output(response, kept)
+    return Format(names, partial(ResponseEvents if asked.stream else ResponseObject, output), output.failure)
 
-    def __init__(self, names: FieldNames, response: Response, kept: Kept | None) -> None:
-        self.names = names
-        self._response = response
+
+class ResponseObject:
+    """Writes a `response` object."""
+
+    def __init__(self, output: "_Output", answer: Answer) -> None:
+        self._output = output
+        self._answer = answer
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._output.take(chunk)
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        self._output.end(_status(self._answer))
+        return self._output.whole(self._answer)
+
+
+class ResponseEvents:
+    """Writes events: the response's beginning, each item from start to end, the whole response."""
+
+    def __init__(self, output: "_Output", answer: Answer) -> None:
+        output.response = msgspec.structs.replace(output.response, model=answer.served.name)
+        self._output = output
+        self._answer = answer
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, after those that begin every stream if it is the first one."""
+        return self._output.beginning() + self._output.take(chunk)
+
+    async def end(self) -> bytes:
+        """Return the events that end the open item and the response."""
+        status = _status(self._answer)
+        events = self._output.beginning() + self._output.end(status)
+        whole = self._output.whole(self._answer)
+        return events + self._output.event(f"response.{status}", response=Raw(whole))
+
+
+class _Output:
+    """The items of one answer as they grow, and the events that tell of it. One item is open at a time.
+
+    *response* is the object before its answer.
+    """
+
+    def __init__(self, response: Response, kept: Kept | None) -> None:
+        self.response = response
         self._kept = kept
-        self._output = _Output(response.id)
-        self._has_begun = False
+        self._items: list[OutputItem] = []
+        """Those that are whole."""
 
-    async def whole(self, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> bytes:
-        """Return *answer* as one response, in JSON."""
-        async for chunk in answer.chunks(deltas):
-            self._output.take(chunk)
-        self._output.end(_status(answer))
-        return self._finish(answer)[1]
+        self._suffix = response.id.removeprefix("resp_")
+        self._open: type[MessageItem | ReasoningItem] | None = None
+        self._texts: list[str] = []
+        self._num_events = 0
 
-    async def stream(self, stream: EventStream, answer: Answer, deltas: AsyncIterator[TokenDelta]) -> None:
-        """Send *answer* as events: its beginning, each item from start to end, the whole response."""
-        self._response = msgspec.structs.replace(self._response, model=answer.served.name)
-        async for chunk in answer.chunks(deltas):
-            if events := self._beginning() + self._output.take(chunk):
-                await stream.write(events)
-        events = self._beginning() + self._output.end(_status(answer))
-        status, body = self._finish(answer)
-        await stream.write(events + self._output.event(f"response.{status}", response=Raw(body)), more=False)
+    def beginning(self) -> bytes:
+        """Return the events that every stream begins with, none if any event was returned before."""
+        if self._num_events:
+            return b""
+        return self.event("response.created", response=self.response) + self.event(
+            "response.in_progress", response=self.response
+        )
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the events for *error*, the last ones."""
         said = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
         failed = msgspec.structs.replace(
-            self._response, status="failed", output=self._output.items, error=ResponseError(said.code, said.message)
+            self.response, status="failed", output=self._items, error=ResponseError(said.code, said.message)
         )
-        events = self._beginning()
-        events += self._output.event("error", code=said.code, message=said.message, param=said.param)
-        return events + self._output.event("response.failed", response=failed)
+        events = self.beginning() + self.event("error", code=said.code, message=said.message, param=said.param)
+        return events + self.event("response.failed", response=failed)
 
-    def _beginning(self) -> bytes:
-        """Return the events that every stream begins with, none where they were returned before."""
-        if self._has_begun:
-            return b""
-        self._has_begun = True
-        event = self._output.event
-        return event("response.created", response=self._response) + event(
-            "response.in_progress", response=self._response
-        )
-
-    def _finish(self, answer: Answer) -> tuple[Status, bytes]:
-        """Return the status of the whole response and its JSON, which is kept from now on if there is room for it."""
+    def whole(self, answer: Answer) -> bytes:
+        """Return the whole response in JSON; it is kept from now on if there is room for it."""
         status = _status(answer)
         response = msgspec.structs.replace(
-            self._response,
+            self.response,
             model=answer.served.name,
             status=status,
-            output=self._output.items,
+            output=self._items,
             usage=usage_of(answer.usage),
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
         )
@@ -169,20 +200,7 @@ class ResponseWriter:
             messages = (*kept.messages, *_as_messages(response.output))
             if not kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body)):
                 body = msgspec.json.encode(msgspec.structs.replace(response, store=False))
-        return status, body
-
-
-class _Output:
-    """The items of one answer as they grow, and the events that tell of it. One item is open at a time."""
-
-    def __init__(self, response_id: str) -> None:
-        self.items: list[OutputItem] = []
-        """Those that are whole."""
-
-        self._suffix = response_id.removeprefix("resp_")
-        self._open: type[MessageItem | ReasoningItem] | None = None
-        self._texts: list[str] = []
-        self._num_events = 0
+        return body
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event."""
@@ -191,7 +209,7 @@ class _Output:
         return named_event(kind, msgspec.json.encode(values))
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, none where it has no text and no call."""
+        """Return the events for *chunk*, none if it has no text and no call."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
         events += self._grow(MessageItem, "response.output_text.delta", chunk.content, logprobs=[])
         for call in chunk.calls:
@@ -199,7 +217,7 @@ class _Output:
         return events
 
     def end(self, status: Status) -> bytes:
-        """Return the events that end the open item, none where none is open."""
+        """Return the events that end the open item, none if none is open."""
         if self._open is None:
             return b""
         text, place = "".join(self._texts), self._place()
@@ -214,8 +232,8 @@ class _Output:
             item = ReasoningItem(place["item_id"], [part], status)
             events = self.event("response.reasoning_text.done", **place, content_index=0, text=text)
         events += self.event("response.content_part.done", **place, content_index=0, part=part)
-        events += self.event("response.output_item.done", output_index=len(self.items), item=item)
-        self.items.append(item)
+        events += self.event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
         self._open = None
         return events
 
@@ -232,12 +250,12 @@ class _Output:
         place = self._place()
         item = kind(place["item_id"], [], "in_progress")
         part = OutputText("") if kind is MessageItem else ReasoningText("")
-        return self.event("response.output_item.added", output_index=len(self.items), item=item) + self.event(
+        return self.event("response.output_item.added", output_index=len(self._items), item=item) + self.event(
             "response.content_part.added", **place, content_index=0, part=part
         )
 
     def _call(self, call: GeneratedCall) -> bytes:
-        index = len(self.items)
+        index = len(self._items)
         item_id = f"fc_{self._suffix}_{index}"
         place = {"item_id": item_id, "output_index": index}
         item = FunctionCallItem(item_id, call.id, call.name, "", "in_progress")
@@ -245,12 +263,12 @@ class _Output:
         events += self.event("response.function_call_arguments.delta", **place, delta=call.arguments)
         events += self.event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
         item = msgspec.structs.replace(item, arguments=call.arguments, status="completed")
-        self.items.append(item)
+        self._items.append(item)
         return events + self.event("response.output_item.done", output_index=index, item=item)
 
     def _place(self) -> dict[str, Any]:
         prefix = "msg" if self._open is MessageItem else "rs"
-        return {"item_id": f"{prefix}_{self._suffix}_{len(self.items)}", "output_index": len(self.items)}
+        return {"item_id": f"{prefix}_{self._suffix}_{len(self._items)}", "output_index": len(self._items)}
 
 
 def _begun(asked: ResponseRequest, response_id: str, is_stored: bool) -> Response:

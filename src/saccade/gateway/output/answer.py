@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from saccade.errors import WorkerFailed, from_code
@@ -23,7 +24,7 @@ class Answer:
     before the prompt is prepared.
 
     A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
-    before chunks().
+    before take().
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Answer:
         self._itl_seconds = metrics.itl_seconds.labels(served.name)
         self._begun_at = time.perf_counter()
         self._ttft_seconds: float | None = None
+        self._num_open = len(self.choices)
 
     def __enter__(self) -> Self:
         return self
@@ -64,31 +66,33 @@ class Answer:
     def sent_to(self, worker: AnsweringWorker) -> None:
         self._worker = worker
 
-    async def chunks(self, deltas: AsyncIterator[TokenDelta]) -> AsyncIterator[Chunk]:
-        """Yield the text of each delta, "" included, until every choice is finished. A choice that a stop string
-        ends is aborted at the worker. Raises the engine's error, and WorkerFailed where the deltas break off.
+    @property
+    def is_whole(self) -> bool:
+        """Whether every choice is finished."""
+        return not self._num_open
+
+    def take(self, delta: TokenDelta) -> Chunk | None:
+        """Return what *delta* adds, "" included, and None if its choice is finished already.
+
+        A choice that a stop string ends is aborted at the worker. Raises the engine's error, and WorkerFailed for a
+        delta that nobody asked for.
         """
-        num_open = len(self.choices)
-        async for delta in deltas:
-            choice = self._choice(delta)
-            if choice.finish_reason is not None:
-                # The worker had sent it before it received the abort.
-                self._observe_times(delta.times)
-                continue
-            num_tokens = choice.num_tokens
-            chunk = choice.take(delta)
-            self._account.use_answer(choice.num_tokens - num_tokens)
-            self._observe(choice, delta)
-            if choice.finish_reason is not None:
-                num_open -= 1
-                if num_open and delta.finish_reason is None and self._worker is not None:
-                    self._worker.abort_sample(self.id, choice.index)
-                if not num_open:
-                    self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
-            yield chunk
-            if not num_open:
-                return
-        raise WorkerFailed("The worker ended the answer without saying why.")
+        choice = self._choice(delta)
+        if choice.finish_reason is not None:
+            # The worker had sent it before it received the abort.
+            self._observe_times(delta.times)
+            return None
+        num_tokens = choice.num_tokens
+        chunk = choice.take(delta)
+        self._account.use_answer(choice.num_tokens - num_tokens)
+        self._observe(choice, delta)
+        if choice.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open and delta.finish_reason is None and self._worker is not None:
+                self._worker.abort_sample(self.id, choice.index)
+            if self.is_whole:
+                self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
+        return chunk
 
     @property
     def usage(self) -> Usage:
@@ -166,3 +170,17 @@ class Answer:
         line.completion_tokens = (line.completion_tokens or 0) + num_tokens
         line.finish_reasons = [*(line.finish_reasons or ()), *reasons]
         line.ttft_seconds = None if self._ttft_seconds is None else round(self._ttft_seconds, 4)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where an *answer* goes: *write* takes its chunks, and returns whether more may follow before *flush* returns."""
+
+    answer: Answer
+    write: Callable[[Chunk], bool]
+    flush: Callable[[], Awaitable[None]]
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Write what *delta* adds. Return whether more may follow at once. Raises as Answer.take() does."""
+        chunk = self.answer.take(delta)
+        return chunk is None or self.write(chunk)

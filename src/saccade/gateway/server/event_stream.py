@@ -11,7 +11,7 @@ from starlette.types import Send
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.server.connection import Connection
-from saccade.gateway.server.middleware import UNFORESEEN, drop_tracebacks
+from saccade.gateway.server.middleware import UNFORESEEN, drop_tracebacks, encode_error, send_json
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -38,12 +38,40 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
-class EventStream:
-    """An answer in events. The headers wait for the first one, so that an error before it has its own HTTP status.
+def error_event(error: SaccadeError) -> bytes:
+    """Return *error* as the last event of OpenAI's streams, after which no [DONE] comes."""
+    return event(encode_error(error))
 
-    The first event and the last go through *send*, the others straight to *connection*, which is None if the server is
-    not ours. While the client reads too slowly, events wait in a backlog, which *memory* counts. So an answer can end
-    before its client has read it. A context manager: after its end nothing is sent.
+
+class WholeResponse:
+    """A response that is sent when it is whole."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def write(self, events: bytes) -> bool:
+        """Write nothing, since there are no events."""
+        return True
+
+    async def flush(self) -> None:
+        """Return at once."""
+
+    async def end(self, body: bytes) -> None:
+        """Send the whole response, in JSON."""
+        await send_json(self._send, 200, body)
+
+
+class EventStream:
+    """A response in events. The headers wait for the first one, so that an error before it has its own HTTP status.
+
+    A stream is in one of three states:
+
+    1. Before the headers: events wait in a backlog, and a task sends them with the headers through *send*.
+    2. Direct: an event goes straight to *connection*.
+    3. Backlog: the client reads too slowly, or *connection* is None because the server is not ours. Events wait in a
+       backlog, and a task sends them through *send*; then the stream is direct again.
+
+    *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
     """
 
     def __init__(
@@ -68,24 +96,26 @@ class EventStream:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    async def write(self, event: bytes, more: bool = True) -> None:
-        """Send *event*, now or from the backlog; the first one sends the headers too."""
+    def write(self, events: bytes) -> bool:
+        """Send *events* or keep them in the backlog. Return whether the backlog takes more."""
+        if not events:
+            return True
         self._last = time.monotonic()
         self.started = True
-        self._more = more
-        connection = self._connection
         if self._sending is None:
-            if connection is not None and more and self._has_sent_headers and connection.write_chunk(event):
-                return
-            if connection is None or connection.is_writable:
-                await self._emit(event)
-                return
-        self._backlog += event
-        self._memory.take(len(event))
-        if self._sending is None:
+            connection = self._connection
+            if self._has_sent_headers and self._more and connection is not None and connection.write_chunk(events):
+                return True
             self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
-        if len(self._backlog) > BACKLOG_BYTES or self._memory.is_over:
-            await self.flush()
+        self._backlog += events
+        self._memory.take(len(events))
+        return len(self._backlog) <= BACKLOG_BYTES and not self._memory.is_over
+
+    async def end(self, events: bytes) -> None:
+        """Send the last *events*, and return when the connection has accepted all."""
+        self._more = False
+        self.write(events)
+        await self.flush()
 
     async def flush(self) -> None:
         """Return when the connection has accepted all events."""
@@ -99,7 +129,7 @@ class EventStream:
             if silence >= self._ping_interval_seconds:
                 # An answer that is whole, or that waits for its client, needs no comment.
                 if self._more and self._sending is None:
-                    await self.write(PING)
+                    self.write(PING)
                 silence = 0.0
             await asyncio.sleep(self._ping_interval_seconds - silence)
 
@@ -135,4 +165,4 @@ async def report_errors(
         if failure is not error:
             _logger.exception("unforeseen error in a stream")
         drop_tracebacks(error)
-        await stream.write(told(failure), more=False)
+        await stream.end(told(failure))
