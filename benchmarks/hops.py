@@ -13,12 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
 
+from saccade.errors import InternalError
+from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
+from saccade.transport.sink import SendPixels
 from saccade.worker.engine_process import Patience
 from saccade.worker.service import Worker, WorkerConfig
 
@@ -44,6 +48,25 @@ def floor(step_ms: float, num_steps: int) -> list[float]:
         return [(-int.from_bytes(ours.recv(8), "big") + time.monotonic_ns()) / 1e6 for _ in range(num_steps)]
 
 
+class _Arrivals:
+    """A sink that takes the milliseconds between a step's stamp and its arrival."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def delta(self, delta: TokenDelta) -> None:
+        self.milliseconds.append((time.monotonic_ns() - delta.token_ids[1]) / 1e6)
+        if delta.finish_reason is not None:
+            self.ended.set_result(None)
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        raise InternalError("This request has no images.")
+
+    def fail(self, error: BaseException) -> None:
+        self.ended.set_exception(error)
+
+
 async def ask(client: WorkerClient, number: int, num_steps: int) -> list[float]:
     """Return the milliseconds between a step's stamp and its arrival, for every step of one request."""
     request = EngineRequest(
@@ -51,7 +74,11 @@ async def ask(client: WorkerClient, number: int, num_steps: int) -> list[float]:
         token_ids=list(range(num_steps)),
         sampling=SamplingParams(max_tokens=num_steps),
     )
-    return [(time.monotonic_ns() - delta.token_ids[1]) / 1e6 async for delta in client.generate(request)]
+    arrivals = _Arrivals()
+    stream = client.generate(request, arrivals)
+    await arrivals.ended
+    await stream.close()
+    return arrivals.milliseconds
 
 
 async def gateway(url: str, num_requests: int, num_steps: int) -> None:

@@ -44,7 +44,7 @@ class Budget:
 
 
 PREPARATION = Budget(files=76, moves=304)
-LATER_DELTA = Budget(files=12, moves=19)
+LATER_DELTA = Budget(files=10, moves=16)
 
 
 @dataclass

@@ -8,10 +8,9 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.client import Supply
+from saccade.transport.sink import Sink, Stream
 
 TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes images by itself")
 
@@ -49,13 +48,9 @@ class Described:
         yield KvEvents(1, [], snapshot=True)
         await asyncio.Event().wait()
 
-    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """It answers nothing."""
         raise WorkerUnavailable("It only describes itself.")
-        yield
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Nothing runs."""
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """It has no caches."""

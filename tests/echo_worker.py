@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from streams import generate
+
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
@@ -79,4 +81,4 @@ async def connected(worker: Worker, **options) -> AsyncIterator[WorkerClient]:
 
 
 async def tokens(client: WorkerClient, request: EngineRequest) -> list[int]:
-    return [token for delta in [delta async for delta in client.generate(request)] for token in delta.token_ids]
+    return [token for delta in [delta async for delta in generate(client, request)] for token in delta.token_ids]

@@ -16,6 +16,7 @@ import pytest
 import recordings
 from echo_worker import connected, running, tokens, until
 from engine_front import Front, config_of
+from streams import generate
 
 from saccade.errors import StartupError, WorkerFailed
 from saccade.protocol.engine_ipc import EngineReady, EngineStep, Forward
@@ -123,7 +124,7 @@ async def test_a_worker_that_loses_a_rank_fails_its_requests_and_comes_back(
     short = engines.request(tiny_qwen3_vl, [9, (SMALL, 1), 2], "short", max_tokens=5)
     async with running(WorkerConfig(f"unix:{tmp_path}/w.sock", command)) as worker, connected(worker) as client:
         expected = await tokens(client, short)
-        deltas = client.generate(asked)
+        deltas = generate(client, asked)
         await anext(deltas)
         first = worker.relay.engine.pid
         assert first is not None

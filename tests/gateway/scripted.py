@@ -19,6 +19,7 @@ import openai
 import structlog
 import uvloop
 from chats import openai_client
+from streams import ScriptedStream
 
 from saccade.errors import RequestError
 from saccade.gateway import app
@@ -36,7 +37,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.tokenization.tokenizer import Segment, Tokenizer
 from saccade.transport import shared_memory
-from saccade.transport.client import Supply, slots_of
+from saccade.transport.sink import Sink, Stream
 
 Step = TokenDelta | float | Exception
 """What a scripted worker does next: send a delta, wait some seconds, or raise."""
@@ -74,12 +75,15 @@ class ScriptedWorker:
         """It holds nothing."""
         return False
 
-    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Play the script; the request's slots are read and given back at once."""
         self.requests.append(request)
-        self.pixels = [shared_memory.read_slot(item.slot) for item in request.media if item.slot is not None]
-        self.pool.release(slots_of(request))
-        num_open = request.num_samples
+        slots = [item.slot for item in request.media if item.slot is not None]
+        self.pixels = [shared_memory.read_slot(slot) for slot in slots]
+        self.pool.release(slot.name for slot in slots)
+        return ScriptedStream(self._play(request.num_samples), sink, self.aborted_samples.append)
+
+    async def _play(self, num_open: int) -> AsyncGenerator[TokenDelta, None]:
         try:
             for step in self.script:
                 if isinstance(step, float):
@@ -91,11 +95,6 @@ class ScriptedWorker:
                     yield step
         finally:
             self.num_aborted += num_open > 0
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Note that the gateway reads a sample no longer."""
-        assert request_id == self.requests[-1].request_id
-        self.aborted_samples.append(index)
 
     def reset_caches(self, **which: bool) -> bool:
         """Note what is to be forgotten."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from echo_worker import ask, tokens, until
 from fronts import Front, talking
+from streams import generate
 
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta, TokenLogprob
@@ -86,7 +87,7 @@ async def test_a_worker_that_does_not_stop_fails_its_request_and_is_told_to() ->
         read: list[int] = []
 
         async def read_all() -> None:
-            async for each in client.generate(request):
+            async for each in generate(client, request):
                 read.extend(each.token_ids)
 
         with pytest.raises(WorkerFailed, match="more than was asked for"):

@@ -11,6 +11,7 @@ import pytest
 from echo_worker import ask, until
 from fronts import Front, talking
 from nested import NESTED_EVENTS
+from streams import generate
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents
@@ -149,7 +150,7 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
         return tuple(MediaPixels(index, SlotRef(name="s", generation=1, nbytes=48)) for index in media)
 
     async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
-        deltas = [delta async for delta in client.generate(by_hash("r"), supply)]
+        deltas = [delta async for delta in generate(client, by_hash("r"), supply)]
         assert [delta.token_ids for delta in deltas] == [[7]]
         assert [type(command) for command in front.commands] == [EngineRequest, Pixels]
         assert released == ["s"]
@@ -158,8 +159,8 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
 async def test_without_pixels_the_request_fails_and_the_worker_forgets_it(tmp_path: Path) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
-        with pytest.raises(WorkerUnavailable, match="no longer holds"):
-            [delta async for delta in client.generate(by_hash("r"))]
+        with pytest.raises(WorkerUnavailable, match="no pixels"):
+            [delta async for delta in generate(client, by_hash("r"))]
         await until(lambda: len(front.commands) == 2)
         assert front.commands[1] == Abort(request_id="r")
 
@@ -175,5 +176,5 @@ async def test_pixels_for_a_worker_that_died_meanwhile_come_back(tmp_path: Path)
     async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
         dying = front.connection
         with pytest.raises(WorkerFailed):
-            [delta async for delta in client.generate(by_hash("r"), supply)]
+            [delta async for delta in generate(client, by_hash("r"), supply)]
         assert released == ["s"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from echo_worker import until
 from sglang_servicer import STOPPED, Engine, Rooms, arguments, listening, servicer_class
+from streams import generate
 from test_sglang_servicer import PIXELS, ask, floats
 from tokenspeed_worker import FILES, Slots, surroundings
 
@@ -68,7 +69,7 @@ async def pair(legs: Legs, servicer_of: Any, slots: Slots, query: str = "") -> A
 
 async def answer(client: SglangPair, *media: MediaItem) -> list[list[int]]:
     await until(lambda: client.ready)
-    return [delta.token_ids async for delta in client.generate(ask(*media))]
+    return [delta.token_ids async for delta in generate(client, ask(*media))]
 
 
 async def test_both_legs(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
@@ -113,7 +114,7 @@ async def test_leaving_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slo
     legs.prefill.wait_seconds = legs.decode.wait_seconds = 0.05
     async with pair(legs, servicer_of, slots) as client:
         await until(lambda: client.ready)
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: "r1" in legs.prefill.aborted and "r1" in legs.decode.aborted)
@@ -125,7 +126,7 @@ async def test_leaving_at_once_aborts_the_prefill_leg(legs: Legs, servicer_of: A
     async with pair(legs, servicer_of, slots) as client:
         await until(lambda: client.ready)
         running = asyncio.all_tasks()
-        asking = asyncio.ensure_future(anext(client.generate(ask())))
+        asking = asyncio.ensure_future(anext(generate(client, ask())))
         await asyncio.sleep(0)  # the prefill leg is a task by now, and has not begun
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -161,7 +162,7 @@ async def test_a_prefill_worker_that_dies_is_a_clear_failure(legs: Legs, service
             client = SglangPair(f"sglang://{decode}?prefill={prefill}", surroundings(slots))
             await client.start()
             await until(lambda: client.ready)
-            deltas = client.generate(ask())
+            deltas = generate(client, ask())
             first = asyncio.ensure_future(anext(deltas))
             await until(lambda: legs.prefill.requests and legs.decode.requests)
         with pytest.raises((WorkerFailed, WorkerUnavailable)):
@@ -169,7 +170,7 @@ async def test_a_prefill_worker_that_dies_is_a_clear_failure(legs: Legs, service
         await until(lambda: not client.ready)
         slot = slots.filled(PIXELS)
         with pytest.raises(WorkerUnavailable):
-            [delta async for delta in client.generate(ask(floats(slot=slot)))]
+            [delta async for delta in generate(client, ask(floats(slot=slot)))]
         await client.close()
     assert slots.released == [slot.name]
 

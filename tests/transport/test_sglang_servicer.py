@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from echo_worker import until
 from sglang_servicer import STOPPED, Engine, arguments, listening, registered, servicer_class
+from streams import generate
 from tokenspeed_worker import FILES, PLACEHOLDER, Slots, image, surroundings
 
 from saccade.errors import (
@@ -71,9 +72,9 @@ async def outcome(servicer: Any, slots: Slots, *requests: EngineRequest, **optio
     """The token ids of the answer to the last of *requests*, or the error it ends with."""
     async with listening(servicer) as target, registered(target, slots, **options) as client:
         for request in requests[:-1]:
-            [delta async for delta in client.generate(request)]
+            [delta async for delta in generate(client, request)]
         try:
-            return [delta.token_ids async for delta in client.generate(requests[-1])]
+            return [delta.token_ids async for delta in generate(client, requests[-1])]
         except SaccadeError as error:
             return error
 
@@ -99,7 +100,7 @@ async def test_pixels_and_answer(servicer_of: Any, engine: Engine, slots: Slots)
     slot = slots.filled(PIXELS)
     media = (floats(slot=slot), floats(inline=PIXELS[::-1], start=3, content_hash=bytes(range(32, 64))))
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
-        deltas = [delta async for delta in client.generate(ask(*media, temperature=0.5, top_k=3))]
+        deltas = [delta async for delta in generate(client, ask(*media, temperature=0.5, top_k=3))]
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [
         ([1, 2], None),
         ([3, 7], FinishReason.STOP),
@@ -146,7 +147,7 @@ async def test_answers(servicer_of: Any, engine: Engine, slots: Slots, steps: An
 @pytest.mark.parametrize("num_logprobs", [0, 2])
 async def test_log_probabilities(servicer_of: Any, engine: Engine, slots: Slots, num_logprobs: int) -> None:
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
-        deltas = [delta async for delta in client.generate(ask(num_logprobs=num_logprobs))]
+        deltas = [delta async for delta in generate(client, ask(num_logprobs=num_logprobs))]
     logprobs = [entry for delta in deltas for entry in delta.logprobs]
     assert [entry.logprob for entry in logprobs] == [-1.0, -2.0, -3.0, -7.0]
     assert [entry.top_ids for entry in logprobs] == [[9] * num_logprobs] * 4
@@ -169,7 +170,7 @@ async def test_leaving_reaches_the_engine(servicer_of: Any, engine: Engine, slot
     engine.wait_seconds = 0.2
     engine.steps = [([1], None)] * 1000
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: "r1" in engine.aborted)
@@ -225,7 +226,7 @@ async def test_what_it_refuses_is_known_before_it_is_sent(servicer_of: Any, engi
         others += [RequestTraits.of(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]
         # To ask does not make a tenant the first.
         assert [client.refuses(traits) is None for traits in (others[0], known)] == [True, True]
-        [delta async for delta in client.generate(ask(salt=b"one"))]
+        [delta async for delta in generate(client, ask(salt=b"one"))]
         assert [client.refuses(traits) is None for traits in (known, *others)] == [True, False, False, False, False]
 
 

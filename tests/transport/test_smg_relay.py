@@ -22,6 +22,7 @@ from sglang_servicer import Engine as SglangEngine
 from sglang_servicer import arguments, servicer_class
 from sglang_servicer import listening as listening_sglang
 from sglang_servicer import registered as registered_sglang
+from streams import generate
 from test_smg_kv_events import asked, image, padded
 from tokenspeed_worker import FILES, Slots
 
@@ -151,7 +152,7 @@ async def test_tokenspeed(
 ) -> None:  # E5, E8
     async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
         assert client.exactness.level == "EXACT"
-        [delta async for delta in client.generate(REQUEST)]
+        [delta async for delta in generate(client, REQUEST)]
         stored = ["BlockStored", [1 << 63, 2, 3, 4], None, padded(REQUEST), 16]
         events = await told(client, publisher, [stored], [["BlockRemoved", [4]]])
         expected = keys(client, REQUEST)

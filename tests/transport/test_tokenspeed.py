@@ -14,6 +14,7 @@ import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_servicer.mm_shm import tensor_payload_bytes
+from streams import generate
 from tokenspeed_worker import (
     FILES,
     PIXELS,
@@ -63,7 +64,7 @@ def slots() -> Any:
 
 
 async def answer(client: TokenSpeedClient, request: EngineRequest) -> list[tuple[list[int], FinishReason | None, int]]:
-    deltas = [delta async for delta in client.generate(request)]
+    deltas = [delta async for delta in generate(client, request)]
     return [(delta.token_ids, delta.finish_reason, delta.num_cached_tokens) for delta in deltas]
 
 
@@ -231,7 +232,7 @@ async def test_log_probabilities(slots: Slots, script: list[Any], expected: list
     worker = TokenSpeedWorker()
     worker.script = script
     async with listening(worker) as url, registered(url, slots) as client:
-        deltas = [delta async for delta in client.generate(ask(num_logprobs=2))]
+        deltas = [delta async for delta in generate(client, ask(num_logprobs=2))]
     assert [[entry.logprob for entry in delta.logprobs] for delta in deltas] == expected
     (request,) = worker.requests
     assert (request.return_logprob, request.top_logprobs_num) == (True, 2)
@@ -315,7 +316,7 @@ async def test_leaving_aborts_at_once(slots: Slots) -> None:  # A8
     worker.script = [chunk(1), 60.0]
     ref = slots.filled()
     async with listening(worker) as url, registered(url, slots) as client:
-        deltas = client.generate(ask(image(ref)))
+        deltas = generate(client, ask(image(ref)))
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: worker.aborted == ["r1"] and worker.cancelled == 1)
@@ -326,7 +327,7 @@ async def test_an_answered_request_is_not_aborted(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     async with listening(worker) as url, registered(url, slots) as client:
         for number in range(20):
-            async for delta in client.generate(ask(name=f"r{number}")):
+            async for delta in generate(client, ask(name=f"r{number}")):
                 if delta.finish_reason is not None:
                     break
         await until(lambda: worker.finished == 20)
@@ -338,7 +339,7 @@ async def test_closing_fails_open_requests(slots: Slots) -> None:
     worker.script = [chunk(1), 60.0]
     async with listening(worker) as url:
         async with registered(url, slots) as client:
-            deltas = client.generate(ask())
+            deltas = generate(client, ask())
             await anext(deltas)
             waiting = asyncio.ensure_future(anext(deltas))
             await asyncio.sleep(0)
@@ -368,7 +369,7 @@ async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None
         client = TokenSpeedClient(url, Surroundings(on_change=lambda changed: changes.append(changed.ready)))
         await client.start()
         await until(lambda: client.ready)
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         await anext(deltas)
     with pytest.raises(WorkerFailed):
         await anext(deltas)
@@ -407,7 +408,7 @@ async def test_a_slot_comes_back_when_it_was_read(slots: Slots) -> None:  # cont
     worker.script = [chunk(1), 60.0]
     ref = slots.filled()
     async with listening(worker) as url, registered(url, slots) as client:
-        deltas = client.generate(ask(image(ref), image(ref, start=3)))
+        deltas = generate(client, ask(image(ref), image(ref, start=3)))
         await anext(deltas)
         assert slots.released == [ref.name] * 2
         await deltas.aclose()

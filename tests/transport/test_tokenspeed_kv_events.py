@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
+from streams import generate
 from test_smg_kv_events import stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 
@@ -73,7 +74,7 @@ async def test_an_image_is_known_by_the_pad_of_its_hash(worker: TokenSpeedWorker
     async with listening(worker) as url, registered(url, slots) as client:
         assert client.exactness == EXACT
         assert await told(client, 1) == [KvEvents(0, [], snapshot=True)]
-        [delta async for delta in client.generate(REQUEST)]
+        [delta async for delta in generate(client, REQUEST)]
         _, message = await told(client, 2)
         first, second = keys(client)
         assert message.number == 1
@@ -139,7 +140,7 @@ async def test_an_image_of_a_tenant(worker: TokenSpeedWorker, slots: Slots) -> N
     there = pad(ITEM, b"tenant")
     worker.events = [batch(0, stored([5, there, there, *range(29)]))]
     async with listening(worker) as url, registered(url, slots) as client:
-        [delta async for delta in client.generate(asked)]
+        [delta async for delta in generate(client, asked)]
         _, message = await told(client, 2)
         assert [event.key for event in message.events if isinstance(event, BlockStored)] == keys(client, asked)
 
@@ -148,9 +149,9 @@ async def test_tenants_are_not_known_to_another_process_that_reads_the_events(
     worker: TokenSpeedWorker, slots: Slots
 ) -> None:
     async with listening(worker) as url, registered(url, slots) as client:
-        [delta async for delta in client.generate(REQUEST)]
+        [delta async for delta in generate(client, REQUEST)]
         assert client.exactness == EXACT
-        [delta async for delta in client.generate(msgspec.structs.replace(REQUEST, salt=b"tenant"))]
+        [delta async for delta in generate(client, msgspec.structs.replace(REQUEST, salt=b"tenant"))]
         assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", TENANTS_OF_ANOTHER)
 
 
@@ -230,7 +231,7 @@ async def test_the_index_learns_what_the_worker_holds(worker: TokenSpeedWorker, 
         client = fleet.clients[0]
         assert client.description is not None
         await until(lambda: router.index.is_exact(url))
-        [delta async for delta in client.generate(REQUEST)]
+        [delta async for delta in generate(client, REQUEST)]
         assert worker.events is not None
         worker.events.append(batch(0, stored(HELD)))
         partition = Partition(client.description.fingerprint, 16)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from echo_worker import until
 from smg_servicer import STOPPED, Engine, servicer_class
+from streams import generate
 from tokenspeed_worker import FILES, PIXELS, Slots, ask, image, listening, registered
 
 from saccade.errors import QueueFull, SaccadeError, WorkerFailed
@@ -59,7 +60,7 @@ async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) ->
     media = (image(read[0]), image(read[1], 3, content_hash=bytes(range(32, 64))), image(inline=PIXELS, start=5))
     async with listening(servicer) as url, registered(url, slots) as client:
         assert client.description is not None
-        deltas = [delta async for delta in client.generate(ask(*media, temperature=0.0))]
+        deltas = [delta async for delta in generate(client, ask(*media, temperature=0.0))]
     assert [(delta.token_ids, delta.finish_reason) for delta in deltas] == [
         ([1, 2], None),
         ([3, 7], FinishReason.STOP),
@@ -90,14 +91,14 @@ async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) ->
 async def test_answers(servicer: Any, engine: Engine, slots: Slots, steps: Any, expected: Any) -> None:
     engine.steps = steps
     async with listening(servicer) as url, registered(url, slots) as client:
-        deltas = [delta async for delta in client.generate(ask())]
+        deltas = [delta async for delta in generate(client, ask())]
     assert [delta.token_ids for delta in deltas] == expected
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 2])
 async def test_log_probabilities(servicer: Any, engine: Engine, slots: Slots, num_logprobs: int) -> None:
     async with listening(servicer) as url, registered(url, slots) as client:
-        deltas = [delta async for delta in client.generate(ask(num_logprobs=num_logprobs))]
+        deltas = [delta async for delta in generate(client, ask(num_logprobs=num_logprobs))]
     logprobs = [entry for delta in deltas for entry in delta.logprobs]
     assert [delta.token_ids for delta in deltas] == [[1, 2], [3, 7]]
     assert [entry.logprob for entry in logprobs] == [0.0, -1.0, -2.0, -3.0]
@@ -111,14 +112,14 @@ async def test_abort_by_the_engine(
     engine.steps = [([1], None), ([], {"type": "abort", "message": "inner words", "status_code": status})]
     async with listening(servicer) as url, registered(url, slots) as client:
         with pytest.raises(error) as caught:
-            [delta async for delta in client.generate(ask())]
+            [delta async for delta in generate(client, ask())]
     assert "inner" not in caught.value.message
 
 
 async def test_leaving_reaches_the_engine(servicer: Any, engine: Engine, slots: Slots) -> None:  # A8
     engine.wait_seconds = 60.0
     async with listening(servicer) as url, registered(url, slots) as client:
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: "r1" in engine.aborted)
@@ -127,5 +128,5 @@ async def test_leaving_reaches_the_engine(servicer: Any, engine: Engine, slots: 
 async def test_placeholders_of_an_interrupted_item(servicer: Any, engine: Engine, slots: Slots) -> None:
     item = image(inline=PIXELS, spans=(Span(1, 1), Span(2, 1)))
     async with listening(servicer) as url, registered(url, slots) as client:
-        [delta async for delta in client.generate(ask(item))]
+        [delta async for delta in generate(client, ask(item))]
     assert engine.requests[0].precomputed_multimodal_inputs.mm_items[0].offsets == [(1, 1), (2, 2)]

@@ -13,6 +13,7 @@ import pybase64
 import pytest
 from certificates import Files
 from echo_worker import until
+from streams import generate
 from vllm_publisher import publisher
 from vllm_worker import (
     FILES,
@@ -59,7 +60,7 @@ GENERATE = "/inference/v1/generate"
 
 
 async def answer(client: VllmClient, request: EngineRequest) -> list[tuple[list[int], FinishReason | None, int]]:
-    deltas = [delta async for delta in client.generate(request)]
+    deltas = [delta async for delta in generate(client, request)]
     return [(delta.token_ids, delta.finish_reason, delta.num_cached_tokens) for delta in deltas]
 
 
@@ -242,7 +243,7 @@ async def test_log_probabilities(wanted: int, sent: int) -> None:
     server = VllmServer()
     server.script = [event(9, reason="stop", logprobs={"content": content}), usage()]
     async with listening(server) as url, registered(url) as client:
-        (delta,) = [delta async for delta in client.generate(ask(num_logprobs=wanted))]
+        (delta,) = [delta async for delta in generate(client, ask(num_logprobs=wanted))]
     assert asked(server)[0]["sampling_params"]["logprobs"] == sent
     (told,) = delta.logprobs
     assert (told.logprob, told.rank) == (-3.0, 5)
@@ -255,7 +256,7 @@ async def test_several_samples() -> None:  # B9
     server = VllmServer()
     server.script = [event(1), event(5, index=1), event(2, reason="stop"), event(6, index=1, reason="length"), usage(4)]
     async with listening(server) as url, registered(url) as client:
-        deltas = [delta async for delta in client.generate(ask(num_samples=2))]
+        deltas = [delta async for delta in generate(client, ask(num_samples=2))]
     assert asked(server)[0]["sampling_params"]["n"] == 2
     assert [(delta.index, delta.token_ids, delta.finish_reason) for delta in deltas] == [
         (0, [1], None),
@@ -302,7 +303,7 @@ async def test_closing_the_iterator_aborts_the_request() -> None:
     server = VllmServer()
     server.script = [event(1), 60.0]
     async with listening(server) as url, registered(url) as client:
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: server.num_aborted)
@@ -356,7 +357,7 @@ async def test_an_image_that_is_no_longer_held_is_sent_again() -> None:  # F5
 
     request = ask(image(1), image(2, start=3, inline=None))
     async with listening(server) as url, registered(url) as client:
-        deltas = [delta async for delta in client.generate(request, supply)]
+        deltas = [delta async for delta in generate(client, request, supply)]
         assert [delta.token_ids for delta in deltas] == [[1], [2]]
         assert client.holds(b"", bytes([2]) * 32)
     assert wanted == [[1]]
@@ -377,7 +378,7 @@ async def test_a_worker_that_keeps_no_images_gets_pixels_at_once() -> None:
             await answer(client, ask(image()))
             assert client.holds(b"", bytes(32))
             server.held = set()
-            async for _ in client.generate(ask(image(inline=None), name=f"r{number}"), supply):
+            async for _ in generate(client, ask(image(inline=None), name=f"r{number}"), supply):
                 pass
             server.held = None
         await answer(client, ask(image()))
@@ -394,7 +395,7 @@ async def test_other_failures_are_not_tried_again(script: list[Any]) -> None:
 
     async with listening(server) as url, registered(url) as client:
         with pytest.raises(SaccadeError):
-            async for _ in client.generate(ask(image(inline=None)), supply):
+            async for _ in generate(client, ask(image(inline=None)), supply):
                 pass
     assert len(asked(server)) == 1
 
@@ -462,7 +463,7 @@ async def test_nested_answers_are_refused() -> None:  # contract 7
 async def test_a_request_that_is_made_while_its_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "THREAD_FROM_TOKENS", 0)
     async with listening(VllmServer()) as url, registered(url) as client:
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         first = asyncio.ensure_future(anext(deltas))
         await asyncio.sleep(0)  # the body is being made in a thread
         await client.close()
@@ -496,7 +497,7 @@ async def test_a_worker_that_starts_late() -> None:
         async with listening(VllmServer(), port=port):
             await until(lambda: client.ready)
         with pytest.raises(WorkerUnavailable):
-            async for _ in client.generate(ask()):
+            async for _ in generate(client, ask()):
                 pass
 
 
@@ -504,7 +505,7 @@ async def test_closing_fails_open_requests() -> None:
     server = VllmServer()
     server.script = [event(1), 60.0]
     async with listening(server) as url, registered(url) as client:
-        deltas = client.generate(ask())
+        deltas = generate(client, ask())
         assert isinstance(await anext(deltas), TokenDelta)
         await client.close()
         with pytest.raises(WorkerFailed):

@@ -5,6 +5,7 @@ from typing import Any
 import pybase64
 import pytest
 from echo_worker import until
+from streams import generate
 from vllm_worker import VllmServer, ask, image, listening, registered, usage
 
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
@@ -47,7 +48,7 @@ def chats_only(*script: Any) -> VllmServer:
 
 
 async def answer(client: VllmClient, request: EngineRequest, chat: ChatPrompt = TEXT) -> list[TokenDelta]:
-    return [delta async for delta in client.generate_chat(request, chat)]
+    return [delta async for delta in generate(client, request, chat=chat)]
 
 
 async def test_a_chat_with_images() -> None:  # E8
@@ -139,7 +140,7 @@ async def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_closing_the_iterator_aborts_the_request() -> None:
     server = chats_only(first(), chunk(1), 60.0)
     async with listening(server) as url, registered(url) as client:
-        deltas = client.generate_chat(ask(), TEXT)
+        deltas = generate(client, ask(), chat=TEXT)
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: server.num_aborted)

@@ -11,6 +11,7 @@ import pytest
 from echo_worker import ask, tokens, until
 from fronts import DESCRIPTION, Front, talking
 from nested import NESTED_STEP
+from streams import QueueSink, generate, no_pixels
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
@@ -97,7 +98,7 @@ async def test_what_cannot_be_of_a_load_is_dropped_and_the_rest_is_kept(bind: st
     async with talking(bind, front) as client:
         for name, (sent, kept) in table.items():
             front.frames = [msgspec.msgpack.encode(StepFrame([], load=sent)), None]
-            async for _ in client.generate(ask(name, [1])):
+            async for _ in generate(client, ask(name, [1])):
                 assert client.load == kept, name
 
 
@@ -151,13 +152,13 @@ async def test_a_request_ends_with_its_last_sample(bind: str) -> None:
 async def test_a_sample_is_aborted_and_the_others_go_on(bind: str) -> None:
     front = Parrot([msgspec.msgpack.encode(StepFrame([TokenDelta("r", [7])]))])
     async with talking(bind, front) as client:
-        deltas = client.generate(msgspec.structs.replace(ask("r", [1]), num_samples=2))
-        assert (await anext(deltas)).token_ids == [7]
-        client.abort_sample("r", 1)
-        client.abort_sample("unknown", 1)
+        sink = QueueSink(no_pixels)
+        stream = client.generate(msgspec.structs.replace(ask("r", [1]), num_samples=2), sink)
+        assert await sink.arrived.get() == TokenDelta("r", [7])
+        stream.abort_sample(1)
         await until(lambda: len(front.commands) == 2)
-        await deltas.aclose()
-        client.abort_sample("r", 0)
+        await stream.close()
+        stream.abort_sample(0)
         await until(lambda: len(front.commands) == 3)
     assert front.commands[1:] == [Abort(request_id="r", index=1), Abort(request_id="r")]
 

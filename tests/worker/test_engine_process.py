@@ -15,6 +15,7 @@ from echo_worker import FAIL, STALL, WAIT_SECONDS, ask, command, connected, serv
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from nested import NESTED, NESTED_COMMAND
+from streams import generate
 
 from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.output import FinishReason, StepFrame
@@ -43,7 +44,7 @@ async def test_requests_are_multiplexed_and_slots_come_back(tmp_path: Path) -> N
 
 async def test_last_delta_says_why(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
-        deltas = [delta async for delta in client.generate(ask("r", [1, 2]))]
+        deltas = [delta async for delta in generate(client, ask("r", [1, 2]))]
         assert [delta.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
 
 
@@ -59,7 +60,7 @@ async def test_failure_of_one_request_is_raised_there_alone(tmp_path: Path) -> N
 async def test_iterator_closed_early_aborts(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     async with serving(tmp_path, journal=str(journal), step_seconds=0.01) as worker, connected(worker) as client:
-        deltas = client.generate(ask("left", list(range(100))))
+        deltas = generate(client, ask("left", list(range(100))))
         await anext(deltas)
         await deltas.aclose()
         await until(journal.read_text)
@@ -152,7 +153,7 @@ async def test_stopped_worker_drains(tmp_path: Path) -> None:
         grpc.aio.insecure_channel(worker.server.bind) as channel,
     ):
         prompt = list(range(100))
-        running = client.generate(ask("running", prompt))
+        running = generate(client, ask("running", prompt))
         answer = (await anext(running)).token_ids
         worker.stop()
         await until(lambda: not client.ready)
@@ -237,7 +238,7 @@ async def test_malformed_frame_ends_its_own_stream_beside_grpc(tmp_path: Path, n
     surprises: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: surprises.append(context))
     async with serving(tmp_path) as worker, connected(worker) as client:
-        running = client.generate(ask("running", [1, STALL]))
+        running = generate(client, ask("running", [1, STALL]))
         assert (await anext(running)).token_ids == [1]
         reader, writer = await asyncio.open_unix_connection(stream_path(worker.server.bind))
         writer.write(framed(nonsense))

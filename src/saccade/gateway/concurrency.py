@@ -18,7 +18,7 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         # until the collector runs.
         return await asyncio.gather(*tasks)
     finally:
-        await _end(tasks)
+        await end_all(tasks)
 
 
 async def beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, NoReturn]) -> T:
@@ -29,10 +29,10 @@ async def beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, NoRetu
         result: T = (tasks[0] if tasks[0].done() else tasks[1]).result()
         return result
     finally:
-        await _end(tasks)
+        await end_all(tasks)
 
 
-async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+async def end_all(tasks: list[asyncio.Task[Any]]) -> None:
     """Cancel *tasks*, wait until they have ended, and empty the list.
 
     An error holds the frame that has the list, and a task holds its error.

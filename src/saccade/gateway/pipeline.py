@@ -1,8 +1,7 @@
 """The way of a chat: collect images, draft the prompt, place it, prepare pixels, send, stream."""
 
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,16 +11,15 @@ from saccade.gateway.chat import Chat
 from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
-from saccade.gateway.output.answer import Answer, Output
+from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.grammars import HeldAnswer
-from saccade.gateway.workers.dispatch import Dispatcher, Placement, Preview, Prompt, media_runs
-from saccade.gateway.workers.worker import AnsweringWorker
-from saccade.protocol.output import TokenDelta
+from saccade.gateway.workers.attempt import Attempt
+from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
 
@@ -43,33 +41,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class _Attempt:
-    """A part at one worker, or at a pair, with its pixels. *held* gives back all that it has.
-
-    *deltas* sends it when the first one is read. *failed* are the workers that were tried before.
-    """
-
-    placement: Placement
-    deltas: AsyncGenerator[TokenDelta, None]
-    resend: PixelResend
-    held: AsyncExitStack
-    failed: frozenset[str]
-
-    @property
-    def worker(self) -> AnsweringWorker:
-        return self.placement.pair or self.placement.worker
-
-    def begun(self) -> None:
-        """Let go of images that the worker will not ask for: a chat keeps its own, and a pair may ask for any."""
-        if not (self.placement.takes_chat or self.placement.pair):
-            self.resend.forget()
-
-
-AttemptAt = Callable[[frozenset[str]], Awaitable[_Attempt]]
-"""Places and prepares a part at a worker that is none of these. Raises SaccadeError."""
-
-
-@dataclass(frozen=True)
 class Pipeline:
     """Answers the parts of requests; each stage is a method here, and the work is done by a member."""
 
@@ -79,10 +50,10 @@ class Pipeline:
     pixels: PixelPreparer
     metrics: Metrics
 
-    async def answer(self, request: Request, part: Part, output: Output) -> None:
-        """Have a worker answer *part*, and give *output* the deltas. Cancelling it aborts the answer.
+    async def answer(self, request: Request, part: Part, output: AnswerOutput) -> None:
+        """Have a worker answer *part* to *output*. If it fails before the first delta, another one is tried.
 
-        Raises SaccadeError.
+        Cancelling this aborts the answer. Raises SaccadeError: of the last worker, if several were tried.
         """
         async with AsyncExitStack() as held:
             answer = held.enter_context(output.answer)
@@ -94,16 +65,28 @@ class Pipeline:
                 request.account.use_prompt(len(prompt.token_ids))
                 answer.begin(prompt.token_ids)
                 of_attempt = await held.enter_async_context(AsyncExitStack())
-                attempt_at = partial(self._attempt, of_attempt, answer.id, request, part, prompt, images)
+                attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, output)
                 attempt = await attempt_at(frozenset())
-                answer.sent_to(attempt.worker)
-            async with contextlib.aclosing(self._deltas(answer, attempt, attempt_at, images)) as deltas:
-                async for delta in deltas:
-                    if not output.take(delta):
-                        await output.flush()
-                    if answer.is_whole:
-                        return
-            raise WorkerFailed("The worker ended the answer without saying why.")
+            failed = frozenset[str]()
+            while True:
+                answer.sent_to(attempt.placement.url, attempt.abort_sample)
+                try:
+                    return await attempt.run()
+                except (WorkerFailed, WorkerUnavailable) as error:
+                    if attempt.has_begun or not attempt.placement.can_retry:
+                        raise
+                    worker = attempt.placement.failed_worker.url
+                    failed |= {worker}
+                    await of_attempt.aclose()
+                    try:
+                        attempt = await attempt_at(failed)
+                    except SaccadeError as other:
+                        logger.info(
+                            "request %s: worker %s failed, and no other took it: %s", answer.id, worker, other.reason
+                        )
+                        raise error from None
+                    self.dispatcher.num_retried[part.served.name] += 1
+                    logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
 
     async def preview(self, request: Request, part: Part) -> Preview:
         """Return where *part* would go now; nothing is booked, paid or decoded. Raises SaccadeError."""
@@ -156,16 +139,17 @@ class Pipeline:
     async def _attempt(
         self,
         held: AsyncExitStack,
-        request_id: str,
         request: Request,
         part: Part,
         prompt: Prompt,
         images: list[EncodedImage],
+        output: AnswerOutput,
         failed: frozenset[str],
-    ) -> _Attempt:
+    ) -> Attempt:
         """Place *prompt* at a worker that is none of *failed*, and prepare its pixels; nothing is sent yet.
 
-        Empties *images* if no further worker could be tried. Raises SaccadeError.
+        *held* has all that the attempt holds. *images* are dropped if no other worker could be tried. Raises
+        SaccadeError.
         """
         served = part.served
         with self.metrics.stage("route"):
@@ -180,70 +164,34 @@ class Pipeline:
             images.clear()
         held.enter_context(await request.pixels(media.num_pixel_bytes))
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
-        unsent = held.enter_context(contextlib.ExitStack())
-        unsent.callback(self.pixels.release, items)
-        if media.images:
-            # Requests that waited for the same image go on at the same moment.
-            async with request.turn(media.num_encoded_bytes):
-                pass
-        # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
-        # worker of a pair has the pixels of none.
-        wanted = media if placement.pair is None else media.all_by_hash()
-        resend = PixelResend(
-            self.pixels, served.family, wanted, prompt.salt, request, held, keeps_all=placement.can_retry
-        )
         sent = EngineRequest(
-            request_id=request_id,
+            request_id=output.answer.id,
             token_ids=prompt.token_ids,
             sampling=prompt.sampling,
             media=items,
             salt=prompt.salt,
             num_samples=prompt.num_samples,
         )
-        deltas = self.dispatcher.stream(placement, sent, resend, on_begin=unsent.pop_all, chat=chat)
-        return _Attempt(placement, deltas, resend, held, failed)
+        # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
+        # worker of a pair has the pixels of none.
+        wanted = media if placement.pair is None else media.all_by_hash()
+        resend = PixelResend(
+            self.pixels, served.family, wanted, prompt.salt, request, held, keeps_all=placement.can_retry
+        )
 
-    async def _deltas(
-        self, answer: Answer, attempt: _Attempt, attempt_at: AttemptAt, images: list[EncodedImage]
-    ) -> AsyncGenerator[TokenDelta, None]:
-        """Send *attempt* and yield its deltas. If its worker fails before the first one, another worker is tried.
+        def forget_images() -> None:
+            images.clear()
+            # A chat keeps its own, and a pair may ask for any at any time.
+            if not (placement.takes_chat or placement.pair):
+                resend.forget()
 
-        Raises what Dispatcher.stream() does: of the last worker, if several were tried.
-        """
-        while True:
-            has_begun = False
-            try:
-                async with contextlib.aclosing(attempt.deltas):
-                    async for delta in attempt.deltas:
-                        if not has_begun:
-                            has_begun = True
-                            images.clear()
-                            attempt.begun()
-                        yield delta
-                return
-            except (WorkerFailed, WorkerUnavailable) as error:
-                if has_begun or not attempt.placement.can_retry:
-                    raise
-                other = await self._retry(answer, attempt, attempt_at, error)
-                if other is None:
-                    raise
-                attempt = other
-
-    async def _retry(
-        self, answer: Answer, attempt: _Attempt, attempt_at: AttemptAt, error: WorkerFailed | WorkerUnavailable
-    ) -> _Attempt | None:
-        """End *attempt*, which failed with *error*; return one at another worker, None if there is none."""
-        worker = attempt.placement.failed_worker.url
-        await attempt.held.aclose()
-        try:
-            other = await attempt_at(attempt.failed | {worker})
-        except SaccadeError as another:
-            logger.info("request %s: worker %s failed, and no other took it: %s", answer.id, worker, another.reason)
-            return None
-        self.dispatcher.num_retried[answer.served.name] += 1
-        logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
-        answer.sent_to(other.worker)
-        return other
+        attempt = Attempt(self.dispatcher, placement, sent, output, request.count_waiting, resend, forget_images, chat)
+        held.callback(attempt.release_unsent)
+        if media.images:
+            # Requests that waited for the same image go on at the same moment.
+            async with request.turn(media.num_encoded_bytes):
+                pass
+        return attempt
 
 
 def _num_bytes(images: Sequence[EncodedImage]) -> int:

@@ -29,8 +29,9 @@ class Limits:
 class Request:
     """One call of a *tenant*, over HTTP or from Python.
 
-    *account* pays for it. *memory* counts its body, then its encoded images; *kept* what stays until its end.
-    *client* shares the limits fairly with others: the tenant, or an address if there are no API keys.
+    *account* pays for it. *memory* counts its body, then its encoded images; *kept* what stays until its end, and what
+    waits for its client. *client* shares the limits fairly with others: the tenant, or an address if there are no API
+    keys.
 
         with Request.begin(limits, account, client) as request:
             async with request.turn(len(body)):
@@ -77,6 +78,13 @@ class Request:
         if not num_bytes:
             return contextlib.nullcontext()
         return await self.limits.pixels.enter(self.client, num_bytes, self.tenant.priority)
+
+    def count_waiting(self, num_bytes: int) -> None:
+        """Count *num_bytes* more that wait for the client; less if negative."""
+        if num_bytes > 0:
+            self.kept.take(num_bytes)
+        else:
+            self.kept.keep(self.kept.num_bytes + num_bytes)
 
     def reservation(self) -> Reservation:
         """Return a further reservation, for bytes that stay for another time."""

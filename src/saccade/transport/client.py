@@ -7,9 +7,10 @@ every message through threads of its own, each of which has to be woken (docs/de
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from saccade.errors import (
     ImageTooLarge,
     InternalError,
     RequestError,
-    SaccadeError,
     WorkerFailed,
     WorkerUnavailable,
     from_code,
@@ -38,16 +38,15 @@ from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
+from saccade.transport.sink import Sink, Stream
 from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, stream_path, target
 from saccade.transport.worker_load import plausible
 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
-NO_LONGER_HELD = "The worker no longer holds an image of this request; the request can be sent again."
-
-Supply = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
-"""Returns the pixels of media by their index, for a worker that was believed to hold their encodings."""
+DELIVER_SECONDS = 0.002
+"""How long deltas are handed over before other work on the event loop has a turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +55,57 @@ def _ignore(_: object) -> None:
     pass
 
 
-async def _nothing(_: Sequence[int]) -> tuple[MediaPixels, ...]:
-    raise WorkerUnavailable(NO_LONGER_HELD)
+class _SentRequest:
+    """A request that the worker has: the stream of *sink*. What arrives is bounded, since workers may be wrong."""
 
-
-class _Inbox:
-    """What has arrived from the worker for *request*. Its reader may be slow, so that is bounded as it arrives."""
-
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, session: "_Session", request: EngineRequest, sink: Sink) -> None:
+        self._session = session
+        self._request_id = request.request_id
+        self._sink = sink
         self._bounds = AnswerBounds(request)
-        self._messages: asyncio.Queue[TokenDelta | PixelsWanted | WorkerFailed] = asyncio.Queue()
-        self.get = self._messages.get
-        self.fail = self._messages.put_nowait
+        self._num_open = request.num_samples
+        self.fail = sink.fail
 
-    def put(self, message: TokenDelta | PixelsWanted) -> None:
-        """Add a message. Raises WorkerFailed where the worker sends more than the request asked for."""
+    def take(self, message: TokenDelta | PixelsWanted) -> None:
+        """Hand *message* to the sink. Raises WorkerFailed if the worker sends more than the request asked for."""
         self._bounds.check(message)
-        self._messages.put_nowait(message)
+        if isinstance(message, PixelsWanted):
+            self._sink.pixels_wanted(message.media, self._session.url, self._send_pixels)
+            return
+        if message.failure is not None:
+            self._num_open = 0
+        elif message.finish_reason is not None:
+            self._num_open -= 1
+        if not self._num_open:
+            self._session.leave(self._request_id, finished=True)
+        if message.failure is not None:
+            raise from_code(message.failure.code, message.failure.message, message.failure.param)
+        if message.finish_reason is FinishReason.ERROR:
+            raise InternalError("The engine could not finish this request.")
+        self._sink.delta(message)
+
+    def abort_sample(self, index: int) -> None:
+        """Have the worker stop one sample."""
+        self._session.abort_sample(self._request_id, index)
+
+    async def close(self) -> None:
+        """Abort the request unless it has ended."""
+        self._session.leave(self._request_id, finished=not self._num_open)
+
+    def _send_pixels(self, media: tuple[MediaPixels, ...]) -> None:
+        self._session.send_pixels(Pixels(request_id=self._request_id, media=media))
 
 
 class _Session:
-    """One stream: commands that wait to be sent, requests that are open, slots that the worker may read."""
+    """One stream to the worker at *url*: commands to send, open requests, slots that the worker may read."""
 
-    def __init__(self, on_released: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, url: str, on_released: Callable[[Sequence[str]], None]) -> None:
+        self.url = url
         self._on_released = on_released
         self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
-        self._open: dict[str, _Inbox] = {}
+        self._open: dict[str, _SentRequest] = {}
+        self._arrived: deque[TokenDelta | PixelsWanted] = deque()
         self._lent: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[bytes]:
@@ -90,26 +113,22 @@ class _Session:
         while True:
             yield await self._outbound.get()
 
-    def submit(self, request: EngineRequest) -> _Inbox:
-        """Send *request* and return where its deltas will arrive. Raises ImageTooLarge where it fits no message."""
+    def submit(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request*, whose deltas go to *sink*. Raises ImageTooLarge if it fits no message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
         self._send(request, slots_of(request))
-        inbox = _Inbox(request)
-        self._open[request.request_id] = inbox
-        return inbox
+        sent = self._open[request.request_id] = _SentRequest(self, request, sink)
+        return sent
 
-    async def next(self, request_id: str, inbox: _Inbox, supply: Supply) -> TokenDelta | WorkerFailed:
-        """Return the next message of a request. Where the worker asks for pixels, they are sent from *supply* first."""
-        while isinstance(message := await inbox.get(), PixelsWanted):
-            media = await supply(message.media)
-            slots = [pixels.slot.name for pixels in media if pixels.slot is not None]
-            if request_id in self._open:
-                self._send(Pixels(request_id=request_id, media=media), slots)
-            else:
-                self._on_released(slots)
-        return message
+    def send_pixels(self, pixels: Pixels) -> None:
+        """Send pixels that the worker asked for, unless their request has left. Raises ImageTooLarge."""
+        slots = [one.slot.name for one in pixels.media if one.slot is not None]
+        if pixels.request_id in self._open:
+            self._send(pixels, slots)
+        else:
+            self._on_released(slots)
 
     def _send(self, command: EngineRequest | Pixels, slots: Sequence[str]) -> None:
         """Send a command that lends *slots*. Raises ImageTooLarge where it fits no message; they are back then."""
@@ -140,27 +159,39 @@ class _Session:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
-        """Hand every delta and question to its request; one for a request that has left is dropped.
-
-        A request that gets more than it asked for fails, and is aborted.
-        """
-        messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
-        for message in messages:
-            if (inbox := self._open.get(message.request_id)) is not None:
-                try:
-                    inbox.put(message)
-                except WorkerFailed as error:
-                    self.leave(message.request_id, finished=False)
-                    inbox.fail(error)
+        """Hand every delta and question to its request; one for a request that has left is dropped."""
+        is_behind = bool(self._arrived)
+        self._arrived += frame.pixels_wanted
+        self._arrived += frame.deltas
+        if not is_behind:
+            self._deliver(DELIVER_SECONDS)
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self._on_released(released)
 
+    def _deliver(self, seconds: float) -> None:
+        """Hand over what has arrived, for so many *seconds*; then others have a turn on the event loop."""
+        deadline = time.monotonic() + seconds
+        while self._arrived:
+            message = self._arrived.popleft()
+            if (sent := self._open.get(message.request_id)) is not None:
+                try:
+                    sent.take(message)
+                except Exception as error:
+                    # It fails this request, not the stream that carries all.
+                    self.leave(message.request_id, finished=False)
+                    sent.fail(error)
+            if self._arrived and time.monotonic() > deadline:
+                asyncio.get_running_loop().call_soon(self._deliver, seconds)
+                return
+
     def fail(self, sentence: str) -> None:
         """Fail every open request, and take back every slot: the worker reads none of them any more."""
-        for inbox in self._open.values():
-            inbox.fail(WorkerFailed(sentence))
+        self._deliver(math.inf)
+        failed = list(self._open.values())
         self._open.clear()
+        for sent in failed:
+            sent.fail(WorkerFailed(sentence))
         if released := list(self._lent.elements()):
             self._lent.clear()
             self._on_released(released)
@@ -250,35 +281,16 @@ class WorkerClient:
             async for message in messages:
                 yield message
 
-    async def generate(self, request: EngineRequest, supply: Supply = _nothing) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request*; the deltas of its samples go to *sink*.
 
-        *supply* brings pixels that the worker asks for; their slots come back as those of the request do.
-        Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no engine is ready,
-        WorkerFailed when it dies, ImageTooLarge for more inline pixels than a message holds, and whatever error a
-        delta carries or *supply* raises.
+        Raises WorkerUnavailable if no engine is ready, and ImageTooLarge for more inline pixels than a message holds.
+        The sink fails with WorkerFailed if the engine dies, and with whatever error a delta carries.
         """
-        session = self._session
-        if session is None:
+        if self._session is None:
             self._on_released(slots_of(request))
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
-        inbox = session.submit(request)
-        num_open = request.num_samples
-        try:
-            while num_open:
-                delta = await session.next(request.request_id, inbox, supply)
-                if isinstance(delta, WorkerFailed) or delta.failure is not None:
-                    num_open = 0
-                elif delta.finish_reason is not None:
-                    num_open -= 1
-                yield _checked(delta)
-        finally:
-            session.leave(request.request_id, finished=not num_open)
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Stop work on one sample of a request that generate() is yielding; the others go on."""
-        if self._session is not None:
-            self._session.abort_sample(request_id, index)
+        return self._session.submit(request, sink)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Have the worker forget what no request uses: KV blocks, encodings. Return whether it takes such a command."""
@@ -299,7 +311,7 @@ class WorkerClient:
 
     async def _live(self, stub: Any) -> str:
         """Describe, stream, relay until the stream ends; return why it ended."""
-        session = _Session(self._on_released)
+        session = _Session(self.url, self._on_released)
         keeping_up = None
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
@@ -354,17 +366,6 @@ class WorkerClient:
             self.load = None
             session.fail(LOST)
             self._on_change(self)
-
-
-def _checked(delta: TokenDelta | WorkerFailed) -> TokenDelta:
-    """Return *delta*, or raise the error that it is or carries."""
-    if isinstance(delta, SaccadeError):
-        raise delta
-    if delta.failure is not None:
-        raise from_code(delta.failure.code, delta.failure.message, delta.failure.param)
-    if delta.finish_reason is FinishReason.ERROR:
-        raise InternalError("The engine could not finish this request.")
-    return delta
 
 
 async def _converse(

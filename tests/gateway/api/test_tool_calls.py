@@ -74,6 +74,7 @@ def test_what_is_no_call_is_content(stream: bool, gateway: scripted.Gateway) -> 
 def test_one_call_at_most(stream: bool, gateway: scripted.Gateway) -> None:
     num_tokens = gateway.answer_pieces("<tool_call>", CALL, "</tool_call>")
     gateway.answer_pieces(*("<tool_call>", CALL, "</tool_call>") * 2)
+    gateway.worker.script.insert(num_tokens - 1, 60.0)  # the second call comes later than anyone waits
     answer = ask(gateway, stream, parallel_tool_calls=False)
     assert answer == (None, None, [(0, "zoom", ARGUMENTS)], "tool_calls", num_tokens - 1)
     assert gateway.worker.num_aborted == 1

@@ -13,6 +13,7 @@ import structlog
 from echo_worker import STALL, ask, serving, until
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry, generate_latest
+from streams import stream
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.workers.cache_listener import CacheListener
@@ -47,7 +48,7 @@ class Gateway:
     async def answer(self, request: EngineRequest) -> str:
         """Send *request* and return the url of its worker."""
         async with self.dispatcher.place("echo", Prompt(request.token_ids)) as placement:
-            async for _ in self.dispatcher.stream(placement, request):
+            async for _ in stream(self.dispatcher, placement, request):
                 pass
             return placement.worker.url
 

@@ -13,6 +13,7 @@ import pytest
 from echo_worker import STALL, ask, serving, until
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
+from streams import ScriptedStream, stream
 
 from saccade.errors import (
     InvalidValue,
@@ -42,7 +43,7 @@ from saccade.routing.lookup import Overlap, Target
 from saccade.routing.policy import Policy, WorkInFlight
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
-from saccade.transport.client import Supply
+from saccade.transport.sink import Sink, Stream
 
 
 def folders(root: Path, *names: str) -> list[Path]:
@@ -68,7 +69,7 @@ async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[WorkerPo
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
     async with dispatcher.place(model, Prompt(request.token_ids)) as placement:
-        return [token async for delta in dispatcher.stream(placement, request) for token in delta.token_ids]
+        return [token async for delta in stream(dispatcher, placement, request) for token in delta.token_ids]
 
 
 async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sen
                 placement = await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
             await until(lambda: not fleet.ready)
             with pytest.raises(WorkerUnavailable):
-                async with contextlib.aclosing(dispatcher.stream(placement, ask("r", [1], "slot", "slot"))) as deltas:
+                async with contextlib.aclosing(stream(dispatcher, placement, ask("r", [1], "slot", "slot"))) as deltas:
                     await anext(deltas)
         assert released == ["slot", "slot"]
         assert dispatcher.num_requests == 0
@@ -212,9 +213,14 @@ class Asking:
         self.description = description
         self.brought: tuple[MediaPixels, ...] = ()
 
-    async def generate(self, request: EngineRequest, supply: Supply) -> AsyncGenerator[TokenDelta, None]:
-        self.brought = await supply([2])
-        yield TokenDelta(request.request_id, [1], FinishReason.STOP)
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        async def ask() -> AsyncGenerator[TokenDelta, None]:
+            brought = asyncio.get_running_loop().create_future()
+            sink.pixels_wanted([2], self.url, brought.set_result)
+            self.brought = await brought
+            yield TokenDelta(request.request_id, [1], FinishReason.STOP)
+
+        return ScriptedStream(ask(), sink)
 
 
 @pytest.mark.parametrize("same_machine", [True, False])
@@ -236,7 +242,7 @@ async def test_pixels_that_are_brought_later_travel_the_same_way(tmp_path: Path,
             await until(lambda: fleet.ready)
             asking = Asking(fleet.clients[0].description)
             placement = Placement(asking, "uint8")  # type: ignore[arg-type]
-            async for _ in Dispatcher(fleet).stream(placement, ask("r", [1]), supply):
+            async for _ in stream(Dispatcher(fleet), placement, ask("r", [1]), supply):
                 pass
         assert asking.brought == ((MediaPixels(2, slot.ref) if same_machine else MediaPixels(2, inline=b"abc")),)
         assert pool.num_used == same_machine  # it comes back from the worker
@@ -277,12 +283,15 @@ class Scripted:
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         return False
 
-    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
-        for step in self.script:
-            if isinstance(step, Exception):
-                raise step
-            yield TokenDelta(request.request_id, [step])
-        yield TokenDelta(request.request_id, [0], FinishReason.STOP)
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        async def play() -> AsyncGenerator[TokenDelta, None]:
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                yield TokenDelta(request.request_id, [step])
+            yield TokenDelta(request.request_id, [0], FinishReason.STOP)
+
+        return ScriptedStream(play(), sink)
 
 
 def scripted(
@@ -355,7 +364,7 @@ async def test_pixels_that_the_gateway_could_not_supply_are_not_the_workers_fail
     for number in range(FAILURES):
         placement = Placement(asking, "uint8")  # type: ignore[arg-type]
         with pytest.raises(WorkerUnavailable):
-            await anext(dispatcher.stream(placement, ask(f"r{number}", [1]), supply))
+            await anext(stream(dispatcher, placement, ask(f"r{number}", [1]), supply))
     assert router.breakers.report("asking", 0.0) == CLOSED
 
 
@@ -442,8 +451,8 @@ async def test_whatever_ends_a_request_its_booking_is_taken_back(leaves: str) ->
             assert router.work[placement.worker.url].num_requests == 1
             if leaves == "while it is placed":
                 raise asyncio.CancelledError
-            stream = dispatcher.stream(placement, ask("r", list(prompt.token_ids)))
-            async with contextlib.aclosing(stream) as deltas:
+            request = ask("r", list(prompt.token_ids))
+            async with contextlib.aclosing(stream(dispatcher, placement, request)) as deltas:
                 if leaves != "before the first token":
                     async for _ in deltas:
                         if leaves == "after it":

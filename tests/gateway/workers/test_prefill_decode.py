@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from fronts import DESCRIPTION
+from streams import QueueSink, ScriptedStream, no_pixels, stream
 
 from saccade.errors import (
     InvalidValue,
@@ -33,7 +34,8 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
-from saccade.transport.client import Supply, slots_of
+from saccade.transport.client import slots_of
+from saccade.transport.sink import Sink, Stream
 
 TOKENS = [1, 2, 3]
 ADDRESS = "127.0.0.1:9"
@@ -88,14 +90,21 @@ class ScriptedWorker:
         raise WorkerUnavailable("no feed")
         yield
 
-    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         self.requests.append(request)
         self.released += slots_of(request)
+        return ScriptedStream(
+            self.play(request, sink), sink, lambda index: self.aborted.append((request.request_id, index))
+        )
+
+    async def play(self, request: EngineRequest, sink: Sink) -> AsyncGenerator[TokenDelta, None]:
         self.num_open += 1
         try:
             await self.gate.wait()
-            if self.asks and supply is not None:
-                await supply([0])
+            if self.asks:
+                brought = asyncio.get_running_loop().create_future()
+                sink.pixels_wanted([0], self.url, brought.set_result)
+                await brought
             if self.failures:
                 raise self.failures.pop(0)
             tokens = TOKENS[: request.sampling.max_tokens]
@@ -103,12 +112,10 @@ class ScriptedWorker:
                 if number == self.fails_after:
                     raise WorkerFailed("died")
                 last = number == len(tokens) - 1
-                yield TokenDelta(request.request_id, [token], FinishReason.LENGTH if last else None)
+                for index in range(request.num_samples):
+                    yield TokenDelta(request.request_id, [token], FinishReason.LENGTH if last else None, index=index)
         finally:
             self.num_open -= 1
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        self.aborted.append((request_id, index))
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         return True
@@ -137,9 +144,8 @@ class Cluster:
         prompt = Prompt(request.token_ids, sampling=request.sampling, num_samples=request.num_samples)
         async with self.dispatcher.place("m", prompt, self.excluded) as placement:
             tokens = []
-            stream = self.dispatcher.stream(placement, request, self.supply)
             try:
-                async with contextlib.aclosing(stream) as deltas:
+                async with contextlib.aclosing(stream(self.dispatcher, placement, request, self.supply)) as deltas:
                     async for delta in deltas:
                         tokens += delta.token_ids
                         on_token()
@@ -344,19 +350,17 @@ async def test_client_that_leaves_ends_both_legs(waiting: Sequence[str]) -> None
     assert subject.released == ["slot"] * 4
 
 
-async def no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
-    return ()
-
-
 async def test_samples_are_aborted_at_the_decode_worker() -> None:
     subject = cluster(p="prefill", d="decode")
     async with subject.dispatcher.place(
         "m", Prompt([1], sampling=SamplingParams(max_tokens=3), num_samples=2)
     ) as placement:
         assert placement.pair is not None
-        async with contextlib.aclosing(placement.pair.generate(ask(num_samples=2), lambda _: no_pixels)) as deltas:
-            await anext(deltas)
-            placement.pair.abort_sample("r", 1)
+        sink = QueueSink(no_pixels)
+        legs = placement.pair.generate(ask(num_samples=2), sink)
+        await sink.arrived.get()
+        legs.abort_sample(1)
+        await legs.close()
         assert placement.pair.url == "p + d"
     [leg] = subject["d"].requests
     assert (subject["p"].aborted, subject["d"].aborted) == ([], [(leg.request_id, 1)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from echo_worker import until
+from streams import stream
 from vllm_worker import VllmServer, ask, event, image, listening, usage
 
 from saccade.errors import InvalidValue, StartupError
@@ -54,7 +55,7 @@ def servers() -> tuple[VllmServer, VllmServer]:
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidValue | None = None) -> list[int]:
     async with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
-        deltas = dispatcher.stream(placement, request, chat=CHAT)
+        deltas = stream(dispatcher, placement, request, chat=CHAT)
         return [token_id async for delta in deltas for token_id in delta.token_ids]
 
 
@@ -88,7 +89,7 @@ async def test_token_ids_go_first_where_they_are_taken(fleet_of: Any) -> None:
         assert dispatcher.takers_of_chats("m") == (False, False)
         request = ask(image())
         async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
-            assert [delta.token_ids async for delta in dispatcher.stream(placement, request)] == [[1]]
+            assert [delta.token_ids async for delta in stream(dispatcher, placement, request)] == [[1]]
     assert tokens.paths[1:] == ["/inference/v1/generate"]
 
 

@@ -16,7 +16,7 @@ from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.concurrency import all_or_none, beside
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.output.answer import Answer, Output
+from saccade.gateway.output.answer import Answer, AnswerOutput
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter, is_long
@@ -158,7 +158,7 @@ class ChatEndpoint:
         async def generate(form: Format, part: Part) -> None:
             answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
             writer = form.writer(answer)
-            output = Output(answer, lambda chunk: response.write(writer.take(chunk)), response.flush)
+            output = AnswerOutput(answer, lambda chunk: response.write(writer.take(chunk)), response.flush)
             with form.names.in_errors():
                 await self.pipeline.answer(request, part, output)
                 if last := await writer.end():

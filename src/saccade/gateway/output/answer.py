@@ -2,9 +2,9 @@
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from saccade.errors import WorkerFailed, from_code
 from saccade.gateway.chat import Chat
@@ -14,9 +14,11 @@ from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
-from saccade.gateway.workers.worker import AnsweringWorker
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
+
+CHARGE_TOKENS = 64
+"""Generated tokens that a tenant has not been charged for, at most, while an answer grows."""
 
 
 class Answer:
@@ -37,7 +39,8 @@ class Answer:
         self.choices = choices_of(request, chat, served)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
-        self._worker: AnsweringWorker | None = None
+        self._worker: str | None = None
+        self._abort_sample: Callable[[int], None] | None = None
         self._num_cached_tokens = 0
         self._metrics = metrics
         self._account = account
@@ -45,6 +48,7 @@ class Answer:
         self._begun_at = time.perf_counter()
         self._ttft_seconds: float | None = None
         self._num_open = len(self.choices)
+        self._num_charged = self._num_uncharged = 0
 
     def __enter__(self) -> Self:
         return self
@@ -53,9 +57,10 @@ class Answer:
         if self._worker is None:
             return
         unfinished = FinishReason.ERROR if kind is not None and issubclass(kind, Exception) else FinishReason.ABORT
+        self._charge()
         reasons = [choice.finish_reason or unfinished.value for choice in self.choices]
         self._measure(reasons)
-        self._note(self._worker.url, reasons)
+        self._note(self._worker, reasons)
 
     def begin(self, prompt: list[int]) -> None:
         """Note the token ids of the prompt."""
@@ -63,8 +68,10 @@ class Answer:
         for choice in self.choices:
             choice.begin(prompt)
 
-    def sent_to(self, worker: AnsweringWorker) -> None:
+    def sent_to(self, worker: str, abort_sample: Callable[[int], None]) -> None:
+        """Note who answers now: *worker* is a url, or those of a pair. *abort_sample* stops work on one choice."""
         self._worker = worker
+        self._abort_sample = abort_sample
 
     @property
     def is_whole(self) -> bool:
@@ -82,14 +89,15 @@ class Answer:
             # The worker had sent it before it received the abort.
             self._observe_times(delta.times)
             return None
-        num_tokens = choice.num_tokens
         chunk = choice.take(delta)
-        self._account.use_answer(choice.num_tokens - num_tokens)
         self._observe(choice, delta)
+        self._num_uncharged += len(delta.token_ids)
+        if self._num_uncharged >= CHARGE_TOKENS:
+            self._charge()
         if choice.finish_reason is not None:
             self._num_open -= 1
-            if self._num_open and delta.finish_reason is None and self._worker is not None:
-                self._worker.abort_sample(self.id, choice.index)
+            if self._num_open and delta.finish_reason is None and self._abort_sample is not None:
+                self._abort_sample(choice.index)
             if self.is_whole:
                 self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
         return chunk
@@ -107,6 +115,11 @@ class Answer:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
         )
+
+    def _charge(self) -> None:
+        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        self._account.use_answer(num_tokens - self._num_charged)
+        self._num_charged, self._num_uncharged = num_tokens, 0
 
     def _choice(self, delta: TokenDelta) -> GeneratedChoice:
         if delta.failure is not None:
@@ -173,12 +186,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Output:
+class AnswerOutput:
     """Where an *answer* goes: *write* takes its chunks, and returns whether more may follow before *flush* returns."""
 
     answer: Answer
     write: Callable[[Chunk], bool]
-    flush: Callable[[], Awaitable[None]]
+    flush: Callable[[], Coroutine[Any, Any, None]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every choice is finished."""
+        return self.answer.is_whole
 
     def take(self, delta: TokenDelta) -> bool:
         """Write what *delta* adds. Return whether more may follow at once. Raises as Answer.take() does."""

@@ -5,9 +5,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -26,7 +25,6 @@ from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.engine_load import Load
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
@@ -34,7 +32,7 @@ from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
 from saccade.routing.prompt_keys import PromptKeys
 from saccade.routing.router import Booking, Choice, Option, RoutedImage, RoutedPrompt, Router
 from saccade.transport import shared_memory
-from saccade.transport.client import Supply
+from saccade.transport.sink import Sink, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +97,11 @@ class Placement:
     held_share: float | None = None
     can_retry: bool = False
     takes_chat: bool = False
+
+    @property
+    def url(self) -> str:
+        """The url of the worker, or both of the pair, for the log."""
+        return (self.pair or self.worker).url
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -174,6 +177,10 @@ class Dispatcher:
     async def _forget(self, worker: str) -> None:
         self._router.forget(worker)
         self._metrics.forget(worker)
+
+    def release(self, slots: Sequence[str]) -> None:
+        """Give back *slots* that were not sent."""
+        self._fleet.release(slots)
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
         """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
@@ -251,57 +258,31 @@ class Dispatcher:
         allowed = [worker for worker in found if self._router.breakers.allows(worker.url, now)] or found
         query = await self._look_up(serving, allowed, prompt)
         booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Pair(first, self._leg(booking, found, booked), self._fleet.release)
+        return Pair(first, self._leg(booking, found, booked))
 
-    async def stream(
-        self,
-        placement: Placement,
-        request: EngineRequest,
-        supply: Supply | None = None,
-        on_begin: Callable[[], object] = lambda: None,
-        chat: ChatPrompt | None = None,
-    ) -> AsyncGenerator[TokenDelta, None]:
-        """Yield the deltas of *request*, the last with a finish reason; closing the iterator early aborts the request.
+    async def send(
+        self, placement: Placement, request: EngineRequest, sink: Sink, chat: ChatPrompt | None = None
+    ) -> Stream:
+        """Send *request*, whose deltas go to *sink*, with pixels that the worker can read.
 
-        *on_begin* is called when the first delta is requested: from then on this method gives the request's slots back.
-        *chat* is needed where the worker takes chats only.
-        *supply* returns the pixels of images that the worker does not hold after all. Every slot of *request*, and of
-        what was supplied, goes back through the fleet's on_released, also where this raises WorkerUnavailable,
-        WorkerFailed or the engine's error.
+        A worker that takes chats only gets *chat*. Every slot of *request* goes back through the pool of workers, also
+        if this raises. Raises WorkerUnavailable, and what connectors raise.
         """
-        on_begin()
         worker = placement.worker
-        reachable = msgspec.structs.replace(request, media=await self._reachable(worker, request.media))
-        supplied = _Supplied(supply)
+        request = msgspec.structs.replace(request, media=await self.reachable(worker, request.media))
         if chat is not None and takes_chats_only(worker):
-            generation = worker.generate_chat(reachable, chat)
-        elif supply is None:
-            generation = worker.generate(reachable)
-        elif placement.pair is not None:
-            generation = placement.pair.generate(reachable, lambda leg: partial(self._supply, leg, supplied))
-        else:
-            generation = worker.generate(reachable, partial(self._supply, worker, supplied))
-        has_begun = False
-        try:
-            async with contextlib.aclosing(generation) as deltas:
-                async for delta in deltas:
-                    if not has_begun:
-                        has_begun = True
-                        self._begun(placement)
-                    yield delta
-        except (WorkerFailed, WorkerUnavailable) as error:
-            if not has_begun and not supplied.has_failed:
-                self._failed(placement.failed_worker, error)
-            raise
+            return worker.generate_chat(request, chat, sink)
+        return (placement.pair or worker).generate(request, sink)
 
-    def _begun(self, placement: Placement) -> None:
+    def begun(self, placement: Placement) -> None:
+        """Note that a request at *placement* has its first token."""
         placement.first_token()
         self._metrics.served(placement.model, placement.held_share)
         for worker in placement.workers:
             if self._router.breakers.succeeded(worker.url):
                 logger.info("routing: worker %s answers again and gets requests", worker.url)
 
-    def _failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
+    def failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
         """Note that a request failed at *worker* before its first token."""
         now, breakers = time.monotonic(), self._router.breakers
         if breakers.failed(worker.url, error.reason, now):
@@ -366,11 +347,8 @@ class Dispatcher:
         )
         return RoutedPrompt(num_tokens, keys, images, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
-    async def _supply(self, worker: Worker, supplied: "_Supplied", media: Sequence[int]) -> tuple[MediaPixels, ...]:
-        return await self._reachable(worker, await supplied(media))
-
-    async def _reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
-        """Return *media* with pixels inline where the worker does not see our shared memory."""
+    async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
+        """Return *media* with pixels inline if *worker* does not see our shared memory. Raises InternalError."""
         description = worker.description
         slots = [item.slot.name for item in media if item.slot is not None]
         if not slots or (description is not None and description.shm_namespace in self._namespaces):
@@ -381,24 +359,6 @@ class Dispatcher:
             raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
         finally:
             self._fleet.release(slots)
-
-
-class _Supplied:
-    """Pixels that a worker asks for, from *supply*. *has_failed*: there were none, which is not the worker's fault."""
-
-    def __init__(self, supply: Supply | None) -> None:
-        self.has_failed = False
-        self._supply = supply
-
-    async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
-        """Return the pixels of *media*, by index. Raises what *supply* raises."""
-        if self._supply is None:
-            raise InternalError("The worker asked for pixels that it was not sent an image for.")
-        try:
-            return await self._supply(media)
-        except BaseException:
-            self.has_failed = True
-            raise
 
 
 def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:

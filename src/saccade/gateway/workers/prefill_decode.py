@@ -5,24 +5,22 @@ directly; the gateway gives both a key for it. All tokens come from the decode w
 alone; the decode worker may ask for them later, if it has to compute the prompt again.
 """
 
-import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from saccade.errors import PeerFailed, WorkerFailed, WorkerUnavailable
+from saccade.errors import PeerFailed, SaccadeError, WorkerFailed
 from saccade.gateway.workers.worker import Worker
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.routing.router import Booking
-from saccade.transport.client import Supply, slots_of
 from saccade.transport.kv_transfer.channel import new_key
+from saccade.transport.sink import SendPixels, Sink, Stream
 
 SEED_BITS = 63
 
@@ -85,14 +83,13 @@ def _form(said: Description) -> tuple[object, ...]:
 
 
 class Pair:
-    """A request's two workers. *release* gives back slots that were not sent."""
+    """A request's two workers. *failed_worker* is the one to blame if the request fails."""
 
-    def __init__(self, prefill: Leg, decode: Leg, release: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, prefill: Leg, decode: Leg) -> None:
         self._suffix = f"-{secrets.token_hex(4)}"
         self.prefill = prefill
         self.decode = decode
         self.failed_worker = decode.worker
-        self._release = release
 
     @property
     def workers(self) -> tuple[Worker, Worker]:
@@ -104,91 +101,100 @@ class Pair:
         """Both urls, for the log."""
         return " + ".join(worker.url for worker in self.workers)
 
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Stop the decode worker's work on one sample."""
-        self.decode.worker.abort_sample(request_id + self._suffix, index)
-
-    async def generate(
-        self, request: EngineRequest, supply: Callable[[Worker], Supply]
-    ) -> AsyncGenerator[TokenDelta, None]:
-        """Send both legs of *request*, and yield the decode leg's deltas, as Worker.generate() does.
-
-        *supply* returns what brings a worker the pixels that it asks for. Where this raises, *failed_worker* is the one
-        that has failed.
-        """
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send both legs of *request*; the decode leg's deltas go to *sink*, as Worker.generate() does."""
         prefill, decode = self.workers
         # If the prefill worker fails, the request may come to the same decode worker again, as another attempt. What
         # that worker still says of this one must not end the next.
         request = msgspec.structs.replace(request, request_id=request.request_id + self._suffix)
         first, second = legs_of(request, (prefill.description and prefill.description.kv_transfer_address) or "")
-        prefilling = _Prefill(self.prefill, first, supply(prefill), self._release)
+        streams = _PairStreams(self, sink, request.num_samples)
+        streams.send(prefill, first, _PrefillSink(streams))
+        streams.send(decode, second, _DecodeSink(streams))
+        return streams
+
+
+class _PairStreams:
+    """The streams of both legs."""
+
+    def __init__(self, pair: Pair, sink: Sink, num_samples: int) -> None:
+        self.pair = pair
+        self.sink = sink
+        self.num_prefilling = num_samples
+        self.has_begun = False
+        self.prefill_error: BaseException | None = None
+        self._streams: list[Stream] = []
+
+    def send(self, worker: Worker, leg: EngineRequest, sink: Sink) -> None:
+        """Send *leg*, or fail its *sink*."""
         try:
-            async with contextlib.aclosing(decode.generate(second, supply(decode))) as deltas:
-                beginning = asyncio.ensure_future(anext(deltas))
-                try:
-                    yield await prefilling.before(beginning)
-                finally:
-                    await _cancelled(beginning)
-                async for delta in deltas:
-                    yield delta
-        except (WorkerFailed, WorkerUnavailable) as error:
-            self.failed_worker = prefill if prefilling.is_to_blame(error) else decode
-            if isinstance(error, PeerFailed):
-                raise WorkerFailed(error.message) from error
-            raise
-        finally:
-            await prefilling.close()
+            self._streams.append(worker.generate(leg, sink))
+        except SaccadeError as error:
+            sink.fail(error)
 
+    def abort_sample(self, index: int) -> None:
+        """Stop the decode worker's work on one sample."""
+        self._streams[-1].abort_sample(index)
 
-class _Prefill:
-    """The prefill leg, in a task of its own. Its slots go back even if it never ran."""
+    async def close(self) -> None:
+        """Abort the legs that have not ended."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.close()
 
-    def __init__(
-        self, leg: Leg, request: EngineRequest, supply: Supply, release: Callable[[Sequence[str]], None]
-    ) -> None:
-        self._leg = leg
-        self._request = request
-        self._supply = supply
-        self._release = release
-        self._has_run = False
-        self._task = asyncio.create_task(self._run(), name=f"prefill leg of {request.request_id}")
+    def fail(self, error: BaseException) -> None:
+        """Fail the request with the *error* of a leg, and name the worker to blame."""
+        pair = self.pair
+        pair.failed_worker = pair.prefill.worker if self._is_prefill_to_blame(error) else pair.decode.worker
+        if isinstance(error, PeerFailed):
+            error = WorkerFailed(error.message)
+        self.sink.fail(error)
 
-    def is_to_blame(self, error: WorkerFailed | WorkerUnavailable) -> bool:
-        """Whether the prefill worker made the request fail, of which *error*, of either leg, came first."""
-        is_over = self._task.done() and not self._task.cancelled()
-        own = self._task.exception() if is_over else None
+    def _is_prefill_to_blame(self, error: BaseException) -> bool:
+        own = self.prefill_error
         if own is error or not isinstance(error, PeerFailed):
             return own is not None and not isinstance(own, PeerFailed)
         return True
 
-    async def before(self, beginning: asyncio.Future[TokenDelta]) -> TokenDelta:
-        """Return the result of *beginning*. Raises the error of the prefill leg if that fails before."""
-        await asyncio.wait((beginning, self._task), return_when=asyncio.FIRST_COMPLETED)
-        if not beginning.done():
-            self._task.result()
-        return await beginning
 
-    async def close(self) -> None:
-        """End the leg."""
-        try:
-            await _cancelled(self._task)
-        finally:
-            if not self._has_run:
-                self._release(slots_of(self._request))
+@dataclass(frozen=True)
+class _PrefillSink:
+    """Frees the prefill worker when the prompt is computed. An error before the first token ends the request."""
 
-    async def _run(self) -> None:
-        self._has_run = True
-        async with contextlib.aclosing(self._leg.worker.generate(self._request, self._supply)) as deltas:
-            async for _ in deltas:
-                pass
-        self._leg.first_token()
-        self._leg.end()
+    streams: _PairStreams
+
+    def delta(self, delta: TokenDelta) -> None:
+        if delta.finish_reason is not None:
+            self.streams.num_prefilling -= 1
+            if not self.streams.num_prefilling:
+                self.streams.pair.prefill.first_token()
+                self.streams.pair.prefill.end()
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        self.streams.sink.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        if self.streams.num_prefilling:
+            self.streams.prefill_error = error
+            if not self.streams.has_begun:
+                self.streams.fail(error)
 
 
-async def _cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel *task*, and wait until it has ended; its result is ignored."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+@dataclass(frozen=True)
+class _DecodeSink:
+    """Passes on what the decode worker sends."""
+
+    streams: _PairStreams
+
+    def delta(self, delta: TokenDelta) -> None:
+        self.streams.has_begun = True
+        self.streams.sink.delta(delta)
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        self.streams.sink.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        self.streams.fail(error)
 
 
 def legs_of(request: EngineRequest, source: str) -> tuple[EngineRequest, EngineRequest]:

@@ -9,21 +9,9 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.client import Supply
-
-
-class AnsweringWorker(Protocol):
-    """The worker, or the pair of workers, that answers a request."""
-
-    @property
-    def url(self) -> str:
-        """Its url, for the log."""
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Stop work on one sample of a request in progress; the other samples go on."""
+from saccade.transport.sink import Sink, Stream
 
 
 class Worker(Protocol):
@@ -70,14 +58,11 @@ class Worker(Protocol):
         where *exactness* is not NONE.
         """
 
-    def generate(self, request: EngineRequest, supply: Supply = ...) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield the deltas of its samples, the last of each with a finish reason.
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request*; the deltas of its samples go to *sink*, the last of each with a finish reason.
 
-        *supply* returns the pixels that the worker does not hold after all.
+        Its slots come back when the worker has read them, or never will, also if this raises.
         """
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Stop work on one sample of a request in progress; the other samples go on."""
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
@@ -91,8 +76,8 @@ class ChatWorker(Protocol):
     def takes_chats_only(self) -> bool:
         """Whether requests must go by generate_chat()."""
 
-    def generate_chat(self, request: EngineRequest, chat: ChatPrompt) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* by its *chat* and yield deltas as Worker.generate() does. Its media need no pixels."""
+    def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
+        """Do as Worker.generate(), but send *request* by its *chat*. Its media need no pixels."""
 
 
 def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:

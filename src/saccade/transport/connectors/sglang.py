@@ -1,6 +1,6 @@
 """An SGLang worker as a gateway sees it: `sglang.grpc.scheduler.SglangScheduler`."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
@@ -9,13 +9,12 @@ from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerSt
 from saccade.errors import RequestError, StartupError, UnsupportedParameter
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.connectors import smg_model
 from saccade.transport.connectors.sent_images import SentImages
 from saccade.transport.connectors.sglang_address import SCHEME
-from saccade.transport.connectors.sglang_messages import Meeting, generate_request
+from saccade.transport.connectors.sglang_messages import generate_request
 from saccade.transport.connectors.smg_client import SmgClient
 from saccade.transport.connectors.smg_request import unsupported
 from saccade.transport.connectors.smg_session import Session, Surroundings
@@ -95,7 +94,3 @@ class SglangClient(SmgClient):
         """Return why the worker's events cannot be read; "" where they can."""
         algorithm = server.server_args.fields["speculative_algorithm"].string_value
         return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")
-
-    def leg(self, request: EngineRequest, meeting: Meeting) -> AsyncGenerator[TokenDelta, None]:
-        """Do as generate() does with one of the two legs of *request*."""
-        return self._generate(request, meeting.tell)

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 
@@ -22,12 +23,14 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.client import Supply, slots_of
+from saccade.transport.client import slots_of
+from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.connectors.sglang_address import SCHEME, Address
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_client import NOT_READY
 from saccade.transport.connectors.smg_session import Surroundings
+from saccade.transport.sink import Sink, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -99,31 +102,31 @@ class SglangPair:
         """Yield the blocks that the prefill worker stores and drops."""
         return self._prefill.kv_events(blocks=blocks, images=images)
 
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
-
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: this wire has no such command."""
         return False
 
-    async def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
-        """Send both legs of *request* and yield the decode worker's deltas, the last with a finish reason.
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send both legs of *request*; the decode worker's deltas go to *sink*.
 
-        Closing the iterator early aborts both at once. Raises what SglangClient.generate() does: before the first delta
-        for either leg, then for the decode leg.
+        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.deltas() raises: before the
+        first delta for either leg, then for the decode leg.
         """
+        unsent = partial(self._surroundings.on_released, slots_of(request))
         if not self.ready:
-            self._surroundings.on_released(slots_of(request))
+            unsent()
             raise WorkerUnavailable(NOT_READY)
+        return PulledStream(self.url, sink, lambda _: self._deltas(request), unsent)
+
+    async def _deltas(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         port = self._bootstrap or self._prefill.bootstrap_port
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
-        prefilling = asyncio.create_task(_end_of(self._prefill.leg(request, meeting)))
+        prefilling = asyncio.create_task(_end_of(self._prefill.deltas(request, meeting.tell)))
         try:
             # A task that is cancelled before it has begun would leave the request's slots with nobody.
             await asyncio.sleep(0)
-            async with contextlib.aclosing(
-                self._decode.leg(msgspec.structs.replace(request, media=()), meeting)
-            ) as deltas:
+            decode_leg = msgspec.structs.replace(request, media=())
+            async with contextlib.aclosing(self._decode.deltas(decode_leg, meeting.tell)) as deltas:
                 yield await _first(deltas, prefilling)
                 async for delta in deltas:
                     yield delta

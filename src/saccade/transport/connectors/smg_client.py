@@ -11,6 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,14 +38,16 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task, shared_memory, wire
 from saccade.transport.backoff import Backoff
-from saccade.transport.client import Supply, slots_of
+from saccade.transport.client import slots_of
 from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.connectors.pages import Pages
+from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
 from saccade.transport.connectors.shared_memory_links import Links
 from saccade.transport.connectors.smg_answer import LOST, Answer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
 from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.sink import Sink, Stream
 from saccade.transport.worker_load import plausible
 
 NOT_READY = "The worker is not ready; try again shortly."
@@ -197,20 +200,20 @@ class SmgClient(ABC):
             async for message in messages:
                 yield message
 
-    def generate(self, request: EngineRequest, supply: Supply | None = None) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* and yield its deltas, the last with a finish reason.
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request*; its deltas go to *sink*, which fails as deltas() raises."""
+        unsent = partial(self._surroundings.on_released, slots_of(request))
+        return PulledStream(self.url, sink, lambda _: self.deltas(request), unsent)
 
-        Closing the iterator early aborts the request at once. Raises WorkerUnavailable where no worker is ready,
-        WorkerFailed when it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds,
-        UnsupportedParameter for what this wire cannot say, and RequestError, QueueFull or DeadlineExceeded where the
-        worker refuses.
-        """
-        return self._generate(request)
-
-    async def _generate(
+    async def deltas(
         self, request: EngineRequest, complete: Callable[[Any], object] = lambda _: None
     ) -> AsyncGenerator[TokenDelta, None]:
-        """Do as generate(); *complete* may add to the message before it is sent."""
+        """Send *request*, which *complete* may add to as a message, and yield its deltas.
+
+        Closing the iterator early aborts the request. Raises WorkerUnavailable if no worker is ready, WorkerFailed if
+        it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for
+        what this wire cannot say, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
+        """
         links = Links(self._surroundings.on_released, self._surroundings.on_discarded, slots_of(request))
         answer = Answer(request)
         call = None
@@ -239,15 +242,12 @@ class SmgClient(ABC):
             if call is not None and not answer.finished:
                 self._abort(call, request.request_id)
 
-    def abort_sample(self, request_id: str, index: int) -> None:  # noqa: B027  # the same for every wire
-        """Do nothing: this wire's requests have one sample, and generate() is closed to abort it."""
-
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: this wire has no such command."""
         return False
 
     async def _send(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
-        """Begin the call for *request*. Raises what generate() does."""
+        """Begin the call for *request*. Raises what deltas() does."""
         session = self._session
         if session is None:
             raise WorkerUnavailable(NOT_READY)

@@ -23,8 +23,9 @@ from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
-from saccade.transport.client import LOST, NO_LONGER_HELD, Supply, slots_of
+from saccade.transport.client import LOST, slots_of
 from saccade.transport.connectors import vllm_server
+from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.vllm_answer import NOT_READY, Answer, error_of
 from saccade.transport.connectors.vllm_events import follow
 from saccade.transport.connectors.vllm_http import Address, Http, address, events
@@ -32,6 +33,7 @@ from saccade.transport.connectors.vllm_keys import Coverage
 from saccade.transport.connectors.vllm_messages import chat_body, generate_body, refused_parameter
 from saccade.transport.connectors.vllm_server import CHAT, GENERATE, FileReader, Server
 from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.sink import Sink, Stream
 from saccade.transport.worker_load import plausible
 
 WATCH_EVERY_SECONDS = 5.0
@@ -46,10 +48,6 @@ AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
 
 logger = logging.getLogger(__name__)
-
-
-async def _no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
-    raise WorkerUnavailable(NO_LONGER_HELD)
 
 
 class _Session:
@@ -163,15 +161,20 @@ class VllmClient:
         finally:
             self._is_followed = False
 
-    async def generate(self, request: EngineRequest, supply: Supply = _no_pixels) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* by its token ids and yield the deltas of its samples, the last of each with a finish reason.
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request* by its token ids; the deltas of its samples go to *sink*.
 
-        *supply* returns the pixels of images that the server no longer holds; the request is sent once more then.
-        Closing the iterator early aborts the request. Raises WorkerUnavailable where the server is away, WorkerFailed
-        when it dies or makes no sense, UnsupportedParameter for what this wire cannot say, ImageTooLarge for too many
-        pixels, and RequestError, QueueFull or DeadlineExceeded where the server refuses.
+        If the server no longer holds an image, the sink is asked for its pixels, and the request is sent once more.
+        Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or makes no
+        sense, UnsupportedParameter for what this wire cannot say, ImageTooLarge for too many pixels, and RequestError,
+        QueueFull or DeadlineExceeded if the server refuses.
         """
         session = self._checked(request)
+        return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream), lambda: None)
+
+    async def _deltas(
+        self, session: _Session, request: EngineRequest, stream: PulledStream
+    ) -> AsyncGenerator[TokenDelta, None]:
         by_hash = [index for index, item in enumerate(request.media) if item.inline is None]
         answer = Answer(request)
         try:
@@ -185,23 +188,25 @@ class VllmClient:
                 raise
             logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
         session.note_missed()
-        again = _with_pixels(request, await supply(by_hash))
+        again = _with_pixels(request, await stream.pixels(by_hash))
         async with contextlib.aclosing(self._tokens(session, again, Answer(request))) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def generate_chat(self, request: EngineRequest, chat: ChatPrompt) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request* by its *chat* and yield deltas as generate() does. Its media need no pixels."""
+    def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
+        """Do as generate(), but send *request* by its *chat*. Its media need no pixels."""
         session = self._checked(request)
+        return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat), lambda: None)
+
+    async def _deltas_of_chat(
+        self, session: _Session, request: EngineRequest, chat: ChatPrompt
+    ) -> AsyncGenerator[TokenDelta, None]:
         answer = Answer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
         async with contextlib.aclosing(self._stream(session, CHAT, body, answer)) as deltas:
             async for delta in deltas:
                 self._compare(request, answer)
                 yield delta
-
-    def abort_sample(self, request_id: str, index: int) -> None:
-        """Do nothing: vLLM cannot stop one sample. It ends by itself, or with the whole request."""
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: vLLM has such a command in its development mode only."""

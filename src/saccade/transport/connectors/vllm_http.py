@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+from weakref import WeakSet
 
 import aiohttp
 import msgspec
@@ -111,6 +112,7 @@ class Http:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )
+        self._streams: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     @property
     def closed(self) -> bool:
@@ -119,6 +121,9 @@ class Http:
 
     async def close(self) -> None:
         """Close every connection; what still runs raises WorkerFailed."""
+        for response in self._streams:
+            # aiohttp closes the connections, and would let a task that reads from one wait for ever.
+            response.content.set_exception(aiohttp.ClientConnectionError())
         await self._session.close()
 
     async def get(self, path: str, seconds: float) -> tuple[int, bytes]:
@@ -133,7 +138,7 @@ class Http:
         """POST JSON and return the answer once its head has arrived. Close the answer to abort it."""
         try:
             # Bytes would be written in one piece, which holds up the event loop.
-            return await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
+            response = await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerUnavailable(UNREACHABLE) from error
         except RuntimeError as error:
@@ -141,6 +146,8 @@ class Http:
             if not self.closed:
                 raise
             raise WorkerUnavailable(UNREACHABLE) from error
+        self._streams.add(response)
+        return response
 
     async def _whole(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
         try:

@@ -1,0 +1,176 @@
+"""A request at one worker, or at a pair: from the call of its connector to the end of its answer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from saccade.errors import WorkerFailed, WorkerUnavailable
+from saccade.gateway.concurrency import end_all
+from saccade.gateway.workers.dispatch import Dispatcher, Placement
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.transport.client import slots_of
+from saccade.transport.sink import SendPixels, Stream
+
+OBJECT_BYTES = 4
+"""Bytes of Python objects for a byte of their encoding, about."""
+
+Resend = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
+"""Returns the pixels of media by their index, for a worker that was believed to hold their encodings."""
+
+
+class Output(Protocol):
+    """Takes the deltas of an answer."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer needs no further delta."""
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Take *delta*. Return whether more may follow at once."""
+
+    async def flush(self) -> None:
+        """Return when more may follow."""
+
+
+class Attempt:
+    """A *request* at the worker, or the pair, of *placement*: the sink of its stream.
+
+    Its deltas go to *output*. While that takes no more, they wait, and *count* is called with their bytes: positive as
+    they begin to wait, negative at the end. *resend* brings pixels that a worker asks for. *on_first_delta* is called
+    before the first delta: until then another worker may be tried. A worker that takes chats only gets *chat*.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        placement: Placement,
+        request: EngineRequest,
+        output: Output,
+        count: Callable[[int], object],
+        resend: Resend,
+        on_first_delta: Callable[[], object],
+        chat: ChatPrompt | None = None,
+    ) -> None:
+        self.placement = placement
+        self.has_begun = False
+        self._dispatcher = dispatcher
+        self._request = request
+        self._chat = chat
+        self._output = output
+        self._count = count
+        self._resend = resend
+        self._on_first_delta = on_first_delta
+        self._is_sent = False
+        self._stream: Stream | None = None
+        self._waiting: list[TokenDelta | BaseException] | None = None
+        self._num_waiting_bytes = 0
+        self._resends: list[asyncio.Task[None]] = []
+        self._has_failed_to_resend = False
+        self._error: BaseException | None = None
+        self._has_ended = False
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send the request, and return when its answer is whole. Cancelling this aborts the request.
+
+        From the call on, the request's slots go back through the pool of workers, also if this raises. Raises
+        WorkerUnavailable, WorkerFailed, and the error of the engine, of *output* and of *resend*.
+        """
+        self._is_sent = True
+        try:
+            self._stream = await self._dispatcher.send(self.placement, self._request, self, self._chat)
+            await self._woken.wait()
+            while not self._is_over():
+                await self._output.flush()
+                self._take_waiting()
+                await self._woken.wait()
+        except (WorkerFailed, WorkerUnavailable) as error:
+            if not self.has_begun and not self._has_failed_to_resend:
+                self._dispatcher.failed(self.placement.failed_worker, error)
+            raise
+        finally:
+            self._has_ended = True
+            stream, self._stream = self._stream, None
+            await end_all(self._resends)
+            if stream is not None:
+                await stream.close()
+
+    def release_unsent(self) -> None:
+        """Give back the request's slots if run() was never called."""
+        if not self._is_sent:
+            self._dispatcher.release(slots_of(self._request))
+
+    def abort_sample(self, index: int) -> None:
+        """Stop work on one sample; the others go on."""
+        if self._stream is not None:
+            self._stream.abort_sample(index)
+
+    def delta(self, delta: TokenDelta) -> None:
+        """Hand *delta* to the output, or keep it while that takes no more."""
+        if self._has_ended:
+            return
+        if self._waiting is not None:
+            self._waiting.append(delta)
+            num_bytes = OBJECT_BYTES * len(msgspec.msgpack.encode(delta))
+            self._num_waiting_bytes += num_bytes
+            self._count(num_bytes)
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            self._dispatcher.begun(self.placement)
+            self._on_first_delta()
+        if not self._output.take(delta):
+            self._waiting = []
+            self._woken.set()
+        if self._output.is_whole:
+            self._has_ended = True
+            self._woken.set()
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        """Have the pixels prepared; the request fails if that does."""
+        task = asyncio.create_task(self._send_pixels(media, worker, send), name=f"pixels for {worker}")
+        task.add_done_callback(self._sent_pixels)
+        self._resends.append(task)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with *error*, after the deltas that wait."""
+        if self._waiting is not None and not self._has_ended:
+            self._waiting.append(error)
+        elif not self._has_ended:
+            self._error, self._has_ended = error, True
+            self._woken.set()
+
+    def _is_over(self) -> bool:
+        """Return whether the answer is whole. Raises the error that ended it."""
+        self._woken.clear()
+        if self._error is None:
+            return self._output.is_whole
+        # Neither this object nor this frame may keep an error whose traceback has both.
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting = self._waiting or (), None
+        self._count(-self._num_waiting_bytes)
+        self._num_waiting_bytes = 0
+        for one in waiting:
+            if isinstance(one, TokenDelta):
+                self.delta(one)
+            else:
+                self.fail(one)
+
+    async def _send_pixels(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        target = next(one for one in self.placement.workers if one.url == worker)
+        send(await self._dispatcher.reachable(target, await self._resend(media)))
+
+    def _sent_pixels(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._has_failed_to_resend = True
+            self.fail(error)
