@@ -32,8 +32,8 @@ from saccade.gateway.anthropic.chats import parse_messages
 from saccade.gateway.api.chat_endpoint import Format, ReadBody
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
+from saccade.gateway.server.error_body import encode_messages_error
 from saccade.gateway.server.event_stream import named_event
-from saccade.gateway.server.middleware import encode_messages_error
 from saccade.protocol.output import FinishReason
 
 

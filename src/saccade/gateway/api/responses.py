@@ -39,8 +39,8 @@ from saccade.gateway.responses.answers import (
 from saccade.gateway.responses.chats import parse_response, read_conversation
 from saccade.gateway.responses.requests import ResponseRequest
 from saccade.gateway.responses.store import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.server.error_body import encode_error
 from saccade.gateway.server.event_stream import named_event
-from saccade.gateway.server.middleware import encode_error
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason
 

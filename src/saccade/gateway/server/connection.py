@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saccade.errors import QueueFull, RequestTimeout, SaccadeError
 from saccade.gateway.server.client_address import client_key
-from saccade.gateway.server.middleware import encode_error
+from saccade.gateway.server.error_body import encode_error
 
 CONNECTION = "saccade.connection"
 """Key of the ASGI scope under which the Connection lies that a request came over."""

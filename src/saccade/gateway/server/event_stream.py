@@ -11,7 +11,7 @@ from starlette.types import Send
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits.byte_budget import Reservation
 from saccade.gateway.server.connection import Connection
-from saccade.gateway.server.middleware import UNFORESEEN, drop_tracebacks, encode_error, send_json
+from saccade.gateway.server.error_body import UNFORESEEN, drop_tracebacks, encode_error, send_json
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -11,9 +11,8 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import msgspec
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,10 +28,15 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
-from saccade.gateway.anthropic.answers import error_of
-from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
-from saccade.gateway.server.access_log import AccessLog, note_failure, note_tenant
+from saccade.gateway.server.access_log import AccessLog, note_tenant
 from saccade.gateway.server.body import ClientDisconnected
+from saccade.gateway.server.error_body import (
+    UNFORESEEN,
+    drop_tracebacks,
+    encode_error,
+    encode_messages_error,
+    send_json,
+)
 from saccade.gateway.server.keys import MESSAGES_PATH, OPEN_PATHS, Keys
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.account import ACCOUNT, Account
@@ -45,7 +49,6 @@ ROUTE = "saccade.route"
 WARNINGS = "saccade.warnings"
 """Key of the ASGI scope for the warning about parameters without effect."""
 
-UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
 RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED = 499
 """Logged where a client disconnected before its answer began; never sent."""
@@ -144,47 +147,6 @@ class GuardMiddleware:
         body = encode_messages_error(failure) if is_messages else encode_error(failure)
         if not started:
             await send_json(send_watched, failure.status, body, headers | _headers(failure))
-
-
-def drop_tracebacks(error: BaseException) -> None:
-    """Let go of the frames that *error*, and the errors that led to it, passed through.
-
-    An error that a variable holds forms a cycle with the frame of that variable, and the frames below hold the
-    request's body until the collector runs. Frames are not cleared: a suspended one would end, and an error of shared
-    work may be passing through those of another request.
-    """
-    errors: list[BaseException | None] = [error]
-    while errors:
-        if (one := errors.pop()) is not None:
-            errors += [one.__cause__, one.__context__]
-            one.__traceback__ = one.__cause__ = one.__context__ = None
-
-
-def encode_error(error: SaccadeError) -> bytes:
-    """Return OpenAI's error object for *error* as JSON, and note it for the request's log line.
-
-    An operator's error is not shown to clients.
-    """
-    error = _noted(error)
-    detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
-    return msgspec.json.encode(ErrorAnswer(error=detail))
-
-
-def encode_messages_error(error: SaccadeError) -> bytes:
-    """Return Anthropic's error object for *error*, else as encode_error does."""
-    return msgspec.json.encode(error_of(_noted(error)))
-
-
-def _noted(error: SaccadeError) -> SaccadeError:
-    note_failure(error)
-    return InternalError(UNFORESEEN) if isinstance(error, StartupError) else error
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _request_id(scope: Scope) -> str:
