@@ -72,7 +72,7 @@ async def ask(client: WorkerClient, number: int, num_steps: int) -> list[float]:
     request = EngineRequest(
         request_id=f"r{number}",
         token_ids=list(range(num_steps)),
-        sampling=SamplingParams(max_tokens=num_steps),
+        sampling=SamplingParams(max_tokens=2 * num_steps),
     )
     arrivals = _Arrivals()
     stream = client.generate(request, arrivals)

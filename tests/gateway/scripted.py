@@ -25,7 +25,7 @@ from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.server.connection import Connections
+from saccade.gateway.server.connection import ConnectionLimits, Connections
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
@@ -44,6 +44,7 @@ Step = TokenDelta | float | Exception
 
 MAX_MODEL_LEN = 4096
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+PINGS_OFTEN = GatewayConfig(ping_interval_seconds=0.05, connections=ConnectionLimits(sweep_seconds=0.05))
 SILENT = Exactness("NONE", "a script says nothing of caches")
 
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests

@@ -1,12 +1,11 @@
 """Steps that belong together end together."""
 
 import asyncio
-from typing import NoReturn
 
 import pytest
 
 from saccade.errors import InvalidImage
-from saccade.gateway.concurrency import all_or_none, beside
+from saccade.gateway.concurrency import all_or_none
 
 
 async def test_where_one_fails_none_goes_on() -> None:
@@ -44,34 +43,3 @@ async def test_one_who_leaves_takes_all_steps_along() -> None:
     with pytest.raises(asyncio.CancelledError):
         await together
     assert ended.is_set()
-
-
-async def test_work_ends_with_its_guard() -> None:
-    ended = asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async def guard() -> NoReturn:
-        await asyncio.sleep(0)
-        raise InvalidImage("no image")
-
-    with pytest.raises(InvalidImage):
-        await beside(work(), guard())
-    assert ended.is_set()
-
-
-async def test_a_guard_ends_with_its_work() -> None:
-    async def work() -> str:
-        await asyncio.sleep(0)
-        return "done"
-
-    async def guard() -> NoReturn:
-        await asyncio.Event().wait()
-        raise InvalidImage("no image")
-
-    assert await beside(work(), guard()) == "done"
-    assert asyncio.all_tasks() == {asyncio.current_task()}

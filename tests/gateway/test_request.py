@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from saccade.gateway.tenants.tenant import EVERYBODY
 from saccade.gateway.workers.settings import DispatchLimits
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest
+from saccade.transport.sink import Sink
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 96, 1))}}
 TOKEN = TokenDelta("r", [300])
@@ -150,6 +152,39 @@ def tasks(gateway: scripted.Gateway) -> int:
         return len(asyncio.all_tasks())
 
     return asyncio.run_coroutine_threadsafe(count(), gateway.loop).result()
+
+
+class Silent:
+    """A stream of which the test pushes the deltas."""
+
+    def abort_sample(self, index: int) -> None:
+        """Nothing runs."""
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_open_stream_takes_one_task(tiny_qwen3_vl: Path) -> None:  # F14
+    sinks: list[Sink] = []
+
+    def generate(request: EngineRequest, sink: Sink) -> Silent:
+        sinks.append(sink)
+        return Silent()
+
+    with scripted.running(tiny_qwen3_vl) as gateway:
+        gateway.worker.generate = generate  # type: ignore[method-assign, assignment]
+        num_tasks = tasks(gateway)
+        with ExitStack() as connections:
+            for _ in range(20):
+                connection = connections.enter_context(socket.create_connection(("127.0.0.1", gateway.port)))
+                send(connection, body("hi", stream=True))
+            wait_until(lambda: len(sinks) == 20)
+            wait_until(lambda: tasks(gateway) == num_tasks + 20)
+            for sink in sinks:
+                gateway.loop.call_soon_threadsafe(sink.delta, TOKEN)
+            assert b"200 OK" in connection.recv(1 << 16)
+            wait_until(lambda: tasks(gateway) == num_tasks + 20)
+        wait_until(lambda: tasks(gateway) == num_tasks)
 
 
 @pytest.mark.parametrize("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,17 +17,6 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         # Not a TaskGroup: in Python 3.11 its frame holds the error of its own cancellation, and all below it stays
         # until the collector runs.
         return await asyncio.gather(*tasks)
-    finally:
-        await end_all(tasks)
-
-
-async def beside(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, NoReturn]) -> T:
-    """Return the result of *work*, or raise what it raises. If *guard* raises first, cancel *work* and raise that."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(work), asyncio.ensure_future(guard)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        result: T = (tasks[0] if tasks[0].done() else tasks[1]).result()
-        return result
     finally:
         await end_all(tasks)
 

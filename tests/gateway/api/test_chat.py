@@ -188,7 +188,7 @@ def test_error_in_a_stream_is_its_last_event(fault: Exception, gateway: scripted
 
 
 def test_silence_is_filled_with_comments(tiny_qwen3_vl: Path) -> None:
-    with scripted.running(tiny_qwen3_vl, GatewayConfig(ping_interval_seconds=0.05)) as gateway:
+    with scripted.running(tiny_qwen3_vl, scripted.PINGS_OFTEN) as gateway:
         gateway.worker.script = [0.3, *deltas([300], [gateway.eos])]
         answer = gateway.chat(stream=True)
         assert answer.body.startswith(b": ping\n\n: ping\n\n")

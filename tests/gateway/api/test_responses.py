@@ -206,7 +206,7 @@ def test_ids_of_calls_are_bounded(gateway: scripted.Gateway) -> None:
 
 
 def test_a_failure_after_silence_begins_as_every_stream(tiny_qwen3_vl: Any) -> None:
-    with scripted.running(tiny_qwen3_vl, GatewayConfig(ping_interval_seconds=0.05)) as gateway:
+    with scripted.running(tiny_qwen3_vl, scripted.PINGS_OFTEN) as gateway:
         gateway.worker.script = [0.2, WorkerFailed("The worker stopped.")]
         with gateway.client() as client, client.responses.stream(model="tiny", input="hi") as stream:
             events: list[Any] = list(stream)

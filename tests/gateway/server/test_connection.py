@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -115,10 +116,22 @@ def test_large_chunks_do_not_hide_small_ones(gateway: scripted.Gateway, monkeypa
     assert max(sizes) <= FIRST_READ_BYTES
 
 
-def test_closed_connections_are_freed_without_the_collector(gateway: scripted.Gateway) -> None:
-    def num_connections() -> int:
-        return sum(type(one) is Connection for one in gc.get_objects())
+def num_connections() -> int:
+    return sum(type(one) is Connection for one in gc.get_objects())
 
+
+def test_connection_that_is_reset_while_idle_is_freed_at_once(gateway: scripted.Gateway) -> None:
+    wait_until(lambda: not gateway.connections.num_open)
+    gc.collect()
+    before = num_connections()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: num_connections() <= before)
+
+
+def test_closed_connections_are_freed_without_the_collector(gateway: scripted.Gateway) -> None:
     wait_until(lambda: not gateway.connections.num_open)
     gc.collect()
     gc.disable()

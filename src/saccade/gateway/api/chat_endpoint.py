@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
 from saccade.gateway.chat import PlainPrompt
-from saccade.gateway.concurrency import all_or_none, beside
+from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.openai.field_names import FieldNames
 from saccade.gateway.openai.requests import ChatRequest
 from saccade.gateway.output.answer import Answer, AnswerOutput
@@ -24,7 +24,7 @@ from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
-from saccade.gateway.server.event_stream import EventStream, WholeResponse, report_errors
+from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
@@ -93,7 +93,8 @@ class ChatEndpoint:
         with self.bodies.begin(scope) as request:
             # Only _read() has the body, and drops it.
             reading = self._read(api, scope, await self.bodies.read(scope, receive, request), request)
-            await while_connected(receive, self._answer(reading, request, scope, send))
+            with while_connected(scope):
+                await self._answer(reading, request, scope, send)
 
     async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
@@ -111,7 +112,8 @@ class ChatEndpoint:
         """Return the parts of a request, each with the format of its answer."""
         async with request.turn(len(body)):
             read = api.read(body, request.tenant.id)
-            request.kept.take(read.num_kept_bytes)
+            if read.num_kept_bytes:
+                request.kept.take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning
             formats = read.formats
             names, is_chat = formats[0].names, formats[0].prompt is None
@@ -148,9 +150,9 @@ class ChatEndpoint:
             await self._generate(parts, request, WholeResponse(send))
             return
         with request.reservation() as unread:
-            async with EventStream(send, scope.get(CONNECTION), self.ping_interval_seconds, unread) as stream:
-                work = report_errors(stream, self._generate(parts, request, stream), parts[0][0].failure)
-                await beside(work, stream.keep_alive())
+            connection, failure = scope.get(CONNECTION), parts[0][0].failure
+            async with EventStream(send, connection, self.ping_interval_seconds, unread, failure) as stream:
+                await self._generate(parts, request, stream)
 
     async def _generate(
         self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
@@ -164,4 +166,7 @@ class ChatEndpoint:
                 if last := await writer.end():
                     await response.end(last)
 
-        await all_or_none(generate(*one) for one in parts)
+        if len(parts) == 1:
+            await generate(*parts[0])
+        else:
+            await all_or_none(generate(*one) for one in parts)

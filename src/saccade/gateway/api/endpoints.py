@@ -54,7 +54,8 @@ class Endpoints:
                 with call.place():
                     token_ids = await self.pipeline.prompts.token_ids(served, asked.prompt or "")
             else:
-                token_ids = await while_connected(request.receive, self.pipeline.token_ids(call, served, asked))
+                with while_connected(request.scope):
+                    token_ids = await self.pipeline.token_ids(call, served, asked)
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -63,9 +64,8 @@ class Endpoints:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
                 asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
-            with names.in_errors():
-                counting = self.pipeline.token_ids(call, self._served(asked.model), asked)
-                token_ids = await while_connected(request.receive, counting)
+            with names.in_errors(), while_connected(request.scope):
+                token_ids = await self.pipeline.token_ids(call, self._served(asked.model), asked)
         return _json(CountAnswer(len(token_ids)))
 
     async def detokenize(self, request: Request) -> Response:

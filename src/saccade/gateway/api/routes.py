@@ -29,13 +29,13 @@ class _Named:
         self._app = app
         self._takes_json = takes_json
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope[ROUTE] = self._path
         if scope[ACCOUNT].tenant.id and CONNECTION in scope:
             scope[CONNECTION].vouch()
         if self._takes_json:
             check_json(scope["headers"])
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def routes(

@@ -1,18 +1,18 @@
 """Reads request bodies within the budget of bytes; a body that is too long is refused before it is read."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
 
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge
-from saccade.gateway.concurrency import beside
 from saccade.gateway.limits.admission import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.client_address import TrustedProxies
+from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.tenants.account import ACCOUNT, Account
 
 STEP_BYTES = 1 << 20
@@ -22,8 +22,6 @@ PAUSE_SECONDS = 0.5
 """A body that pauses for so long gives back what is reserved for bytes that have not arrived."""
 
 BODILESS = ("GET", "HEAD")
-
-T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
@@ -101,15 +99,28 @@ def announced_bytes(scope: Scope) -> int | None:
     return int(announced) if announced.isdigit() else None
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of *work* for a request whose body has been read; cancel it when the client disconnects.
+@contextlib.contextmanager
+def while_connected(scope: Scope) -> Iterator[None]:
+    """Answer in the block a request whose body has been read; it is cancelled when the client disconnects.
 
-    Raises ClientDisconnected then, and what *work* raises.
+    Raises ClientDisconnected then.
     """
-    return await beside(work, _disconnect(receive))
+    connection: Connection = scope[CONNECTION]
+    task = asyncio.current_task()
+    has_left = False
 
+    def leave() -> None:
+        nonlocal has_left
+        has_left = True
+        if task is not None:
+            task.cancel()
 
-async def _disconnect(receive: Receive) -> NoReturn:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnected
+    connection.watch(leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_left or task is None or task.uncancel():
+            raise
+        raise ClientDisconnected from None
+    finally:
+        connection.watch(None)

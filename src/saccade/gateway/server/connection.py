@@ -93,6 +93,10 @@ class Connection(HttpToolsProtocol):
         self._is_last = False
         self._unread_since: float | None = None
         self._num_unread_bytes = 0
+        self._is_lost = False
+        self._on_lost: Callable[[], object] | None = None
+        self.on_sweep: Callable[[], object] | None = None
+        """Called every *sweep_seconds*."""
 
     @property
     def is_writable(self) -> bool:
@@ -121,6 +125,14 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
         return True
 
+    def watch(self, on_lost: Callable[[], object] | None) -> None:
+        """Call *on_lost* when the client has left, which may be now; None ends this."""
+        self._on_lost = on_lost
+        # A body that came in large pieces has left reading paused, and then nobody sees the connection end.
+        self.flow.resume_reading()
+        if self._is_lost and on_lost is not None:
+            on_lost()
+
     def vouch(self) -> None:
         """Note that a request with a valid key came over this connection."""
         self._connections.vouch(self)
@@ -133,6 +145,11 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Drop the requests: they refer to their connection, and have what was not read of their bodies."""
         super().connection_lost(exc)
+        # uvicorn lets it run after a reset, and the timer would keep this connection until then.
+        self._unset_keepalive_if_required()
+        self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
         self.pipeline.clear()
         self.cycle = self.scope = None  # type: ignore[assignment]
 
@@ -364,6 +381,8 @@ class Connections:
         now = asyncio.get_running_loop().time()
         for connection in tuple(self._open):
             connection.check_deadlines(now)
+            if connection.on_sweep is not None:
+                connection.on_sweep()
         if self._open:
             self._sweep_later()
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, Self
+from collections.abc import Callable
+from typing import Self
 
 import structlog
 from starlette.types import Send
@@ -72,15 +72,22 @@ class EventStream:
        backlog, and a task sends them through *send*; then the stream is direct again.
 
     *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
+    If an error ends the block after the first event, *failure* makes the last one of it; an earlier error is raised.
     """
 
     def __init__(
-        self, send: Send, connection: Connection | None, ping_interval_seconds: float, memory: Reservation
+        self,
+        send: Send,
+        connection: Connection | None,
+        ping_interval_seconds: float,
+        memory: Reservation,
+        failure: Callable[[SaccadeError], bytes],
     ) -> None:
         self._send = send
         self._ping_interval_seconds = ping_interval_seconds
         self._connection = connection
         self._memory = memory
+        self._failure = failure
         self._last = time.monotonic()
         self._backlog = bytearray()
         self._more = True
@@ -89,12 +96,27 @@ class EventStream:
         self.started = False
 
     async def __aenter__(self) -> Self:
+        if self._connection is not None:
+            self._connection.on_sweep = self._ping
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        try:
+            if not isinstance(error, Exception) or not self.started:
+                return False
+            # The middleware can no longer answer with a status.
+            failure = error if isinstance(error, SaccadeError) else InternalError(UNFORESEEN)
+            if failure is not error:
+                _logger.exception("unforeseen error in a stream")
+            drop_tracebacks(error)
+            await self.end(self._failure(failure))
+            return True
+        finally:
+            if self._connection is not None:
+                self._connection.on_sweep = None
+            if self._sending is not None:
+                self._sending.cancel()
+                await asyncio.gather(self._sending, return_exceptions=True)
 
     def write(self, events: bytes) -> bool:
         """Send *events* or keep them in the backlog. Return whether the backlog takes more."""
@@ -122,16 +144,12 @@ class EventStream:
         if self._sending is not None:
             await asyncio.shield(self._sending)
 
-    async def keep_alive(self) -> NoReturn:
-        """Send a comment after every silence, so that proxies keep the connection; runs until cancelled."""
-        while True:
-            silence = time.monotonic() - self._last
-            if silence >= self._ping_interval_seconds:
-                # An answer that is whole, or that waits for its client, needs no comment.
-                if self._more and self._sending is None:
-                    self.write(PING)
-                silence = 0.0
-            await asyncio.sleep(self._ping_interval_seconds - silence)
+    def _ping(self) -> None:
+        """Send a comment after a silence, so that proxies keep the connection."""
+        is_silent = time.monotonic() - self._last >= self._ping_interval_seconds
+        # An answer that is whole, or that waits for its client, needs no comment.
+        if is_silent and self._more and self._sending is None:
+            self.write(PING)
 
     async def _send_backlog(self) -> None:
         try:
@@ -149,20 +167,3 @@ class EventStream:
             await self._send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
         more = self._more or bool(self._backlog)
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
-
-
-async def report_errors(
-    stream: EventStream, work: Coroutine[Any, Any, object], told: Callable[[SaccadeError], bytes]
-) -> None:
-    """Run *work*; an error after the stream began becomes its last one, as *told* has it. An earlier one is raised."""
-    try:
-        await work
-    except Exception as error:
-        # Once the stream began, the middleware can no longer answer with a status.
-        if not stream.started:
-            raise
-        failure = error if isinstance(error, SaccadeError) else InternalError(UNFORESEEN)
-        if failure is not error:
-            _logger.exception("unforeseen error in a stream")
-        drop_tracebacks(error)
-        await stream.end(told(failure))
