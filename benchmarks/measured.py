@@ -46,7 +46,7 @@ def process(command: Sequence[str], log: int, environment: Mapping[str, str]) ->
 
 def answers(url: str) -> bool:
     """Whether a chat without images is answered."""
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(chat).encode(), headers)
     try:
