@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -111,11 +112,12 @@ async def test_patches_lie_in_the_slot(pool: DecodePool, name: str) -> None:  # 
 
 async def test_descriptors_of_slots_are_given_back(pool: DecodePool) -> None:
     await _check(pool)
+    gc.collect()  # what other tests left would close meanwhile
     before = set(os.listdir("/proc/self/fd"))
     for encoded in (JPEG, JPEG[:60], JPEG[: len(JPEG) // 2]):
         with contextlib.suppress(RequestError):
             await _check(pool, encoded)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_many_at_once(pool: DecodePool) -> None:
