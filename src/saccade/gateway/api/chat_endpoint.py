@@ -150,7 +150,7 @@ class ChatEndpoint:
             await self._generate(parts, request, WholeResponse(send))
             return
         with request.reservation() as unread:
-            connection, failure = scope.get(CONNECTION), parts[0][0].failure
+            connection, failure = scope[CONNECTION], parts[0][0].failure
             async with EventStream(send, connection, self.ping_interval_seconds, unread, failure) as stream:
                 await self._generate(parts, request, stream)
 

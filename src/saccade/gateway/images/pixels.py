@@ -104,8 +104,8 @@ class PixelPreparer:
         """Return an item for each image of *media*, with its pixels where a worker can read them.
 
         Images and videos are decoded in turns of *client*. An image that is there twice is prepared once and lies in
-        one slot. Each item with a slot holds one reference to it, until the item is sent or released; on failure and
-        cancellation there are none. Raises RequestError, naming the field.
+        one slot. Each item with a slot holds one reference to it, until the item is sent or its slot is released; on
+        failure and cancellation there are none. Raises RequestError, naming the field.
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
@@ -120,10 +120,6 @@ class PixelPreparer:
                 self.pool.release(done.slot.name for done in pixels.values() if done.slot is not None)
                 raise
         return tuple(self._items(media, pixels))
-
-    def release(self, items: Iterable[MediaItem]) -> None:
-        """Give back the slots of items that will not be sent."""
-        self.pool.release(item.slot.name for item in items if item.slot is not None)
 
     async def resend(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
         """Return what prepare() does, for a worker that waits for it.

@@ -128,9 +128,11 @@ class Connection(HttpToolsProtocol):
     def watch(self, on_lost: Callable[[], object] | None) -> None:
         """Call *on_lost* when the client has left, which may be now; None ends this."""
         self._on_lost = on_lost
+        if on_lost is None:
+            return
         # A body that came in large pieces has left reading paused, and then nobody sees the connection end.
         self.flow.resume_reading()
-        if self._is_lost and on_lost is not None:
+        if self._is_lost:
             on_lost()
 
     def vouch(self) -> None:

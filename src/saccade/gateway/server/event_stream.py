@@ -68,8 +68,8 @@ class EventStream:
 
     1. Before the headers: events wait in a backlog, and a task sends them with the headers through *send*.
     2. Direct: an event goes straight to *connection*.
-    3. Backlog: the client reads too slowly, or *connection* is None because the server is not ours. Events wait in a
-       backlog, and a task sends them through *send*; then the stream is direct again.
+    3. Backlog: the client reads too slowly. Events wait, and a task sends them through *send*; then the stream is
+       direct again.
 
     *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
     If an error ends the block after the first event, *failure* makes the last one of it; an earlier error is raised.
@@ -78,7 +78,7 @@ class EventStream:
     def __init__(
         self,
         send: Send,
-        connection: Connection | None,
+        connection: Connection,
         ping_interval_seconds: float,
         memory: Reservation,
         failure: Callable[[SaccadeError], bytes],
@@ -96,8 +96,7 @@ class EventStream:
         self.started = False
 
     async def __aenter__(self) -> Self:
-        if self._connection is not None:
-            self._connection.on_sweep = self._ping
+        self._connection.on_sweep = self._ping
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
@@ -112,8 +111,7 @@ class EventStream:
             await self.end(self._failure(failure))
             return True
         finally:
-            if self._connection is not None:
-                self._connection.on_sweep = None
+            self._connection.on_sweep = None
             if self._sending is not None:
                 self._sending.cancel()
                 await asyncio.gather(self._sending, return_exceptions=True)
@@ -125,8 +123,7 @@ class EventStream:
         self._last = time.monotonic()
         self.started = True
         if self._sending is None:
-            connection = self._connection
-            if self._has_sent_headers and self._more and connection is not None and connection.write_chunk(events):
+            if self._has_sent_headers and self._more and self._connection.write_chunk(events):
                 return True
             self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
         self._backlog += events

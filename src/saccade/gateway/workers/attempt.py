@@ -138,9 +138,11 @@ class Attempt:
 
     def fail(self, error: BaseException) -> None:
         """End the request with *error*, after the deltas that wait."""
-        if self._waiting is not None and not self._has_ended:
+        if self._has_ended:
+            return
+        if self._waiting is not None:
             self._waiting.append(error)
-        elif not self._has_ended:
+        else:
             self._error, self._has_ended = error, True
             self._woken.set()
 

@@ -108,14 +108,14 @@ class Pair:
         # that worker still says of this one must not end the next.
         request = msgspec.structs.replace(request, request_id=request.request_id + self._suffix)
         first, second = legs_of(request, (prefill.description and prefill.description.kv_transfer_address) or "")
-        streams = _PairStreams(self, sink, request.num_samples)
-        streams.send(prefill, first, _PrefillSink(streams))
-        streams.send(decode, second, _DecodeSink(streams))
-        return streams
+        stream = _PairStream(self, sink, request.num_samples)
+        stream.send(prefill, first, _PrefillSink(stream))
+        stream.send(decode, second, stream)
+        return stream
 
 
-class _PairStreams:
-    """The streams of both legs."""
+class _PairStream:
+    """The streams of both legs as one, and the sink of the decode leg."""
 
     def __init__(self, pair: Pair, sink: Sink, num_samples: int) -> None:
         self.pair = pair
@@ -142,6 +142,15 @@ class _PairStreams:
         for stream in streams:
             await stream.close()
 
+    def delta(self, delta: TokenDelta) -> None:
+        """Pass on *delta*."""
+        self.has_begun = True
+        self.sink.delta(delta)
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        """Pass on the question of either leg."""
+        self.sink.pixels_wanted(media, worker, send)
+
     def fail(self, error: BaseException) -> None:
         """Fail the request with the *error* of a leg, and name the worker to blame."""
         pair = self.pair
@@ -161,40 +170,23 @@ class _PairStreams:
 class _PrefillSink:
     """Frees the prefill worker when the prompt is computed. An error before the first token ends the request."""
 
-    streams: _PairStreams
+    stream: _PairStream
 
     def delta(self, delta: TokenDelta) -> None:
         if delta.finish_reason is not None:
-            self.streams.num_prefilling -= 1
-            if not self.streams.num_prefilling:
-                self.streams.pair.prefill.first_token()
-                self.streams.pair.prefill.end()
+            self.stream.num_prefilling -= 1
+            if not self.stream.num_prefilling:
+                self.stream.pair.prefill.first_token()
+                self.stream.pair.prefill.end()
 
     def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        self.streams.sink.pixels_wanted(media, worker, send)
+        self.stream.pixels_wanted(media, worker, send)
 
     def fail(self, error: BaseException) -> None:
-        if self.streams.num_prefilling:
-            self.streams.prefill_error = error
-            if not self.streams.has_begun:
-                self.streams.fail(error)
-
-
-@dataclass(frozen=True)
-class _DecodeSink:
-    """Passes on what the decode worker sends."""
-
-    streams: _PairStreams
-
-    def delta(self, delta: TokenDelta) -> None:
-        self.streams.has_begun = True
-        self.streams.sink.delta(delta)
-
-    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        self.streams.sink.pixels_wanted(media, worker, send)
-
-    def fail(self, error: BaseException) -> None:
-        self.streams.fail(error)
+        if self.stream.num_prefilling:
+            self.stream.prefill_error = error
+            if not self.stream.has_begun:
+                self.stream.fail(error)
 
 
 def legs_of(request: EngineRequest, source: str) -> tuple[EngineRequest, EngineRequest]:

@@ -21,7 +21,7 @@ class PulledStream:
         worker: str,
         sink: Sink,
         deltas: Callable[["PulledStream"], AsyncGenerator[TokenDelta, None]],
-        unsent: Callable[[], object],
+        unsent: Callable[[], object] = lambda: None,
     ) -> None:
         self._worker = worker
         self._sink = sink

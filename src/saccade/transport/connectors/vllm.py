@@ -170,7 +170,7 @@ class VllmClient:
         QueueFull or DeadlineExceeded if the server refuses.
         """
         session = self._checked(request)
-        return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream), lambda: None)
+        return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream))
 
     async def _deltas(
         self, session: _Session, request: EngineRequest, stream: PulledStream
@@ -196,7 +196,7 @@ class VllmClient:
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
         """Do as generate(), but send *request* by its *chat*. Its media need no pixels."""
         session = self._checked(request)
-        return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat), lambda: None)
+        return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat))
 
     async def _deltas_of_chat(
         self, session: _Session, request: EngineRequest, chat: ChatPrompt
