@@ -17,6 +17,7 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
+from saccade.transport import client as client_module
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
@@ -58,6 +59,28 @@ async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: st
         assert front.num_connections == 2
         front.frames = [None]
         assert await tokens(client, ask("again", [1, 1])) == [2]
+
+
+async def test_long_frame_is_handed_over_in_turns_and_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(client_module, "DELIVER_SECONDS", -1.0)
+    frame = StepFrame([TokenDelta("r", [number]) for number in range(3)])
+    front = Parrot([msgspec.msgpack.encode(frame), msgspec.msgpack.encode(StepFrame([TokenDelta("r", [3])])), None])
+    turns: list[int] = []
+
+    async def count() -> None:
+        while True:
+            turns.append(sink.arrived.qsize())
+            await asyncio.sleep(0)
+
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
+        sink = QueueSink(no_pixels)
+        stream = client.generate(ask("r", [1]), sink)
+        counting = asyncio.create_task(count())
+        await until(lambda: sink.arrived.qsize() == 5)
+        counting.cancel()
+        await stream.close()
+    assert [sink.arrived.get_nowait().token_ids for _ in range(4)] == [[0], [1], [2], [3]]  # type: ignore[union-attr]
+    assert {1, 2, 3, 4} <= set(turns)
 
 
 async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> None:

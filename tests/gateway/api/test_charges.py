@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import scripted
+from waiting import wait_until
 
 from saccade.gateway.config import GatewayConfig
+from saccade.protocol.output import TokenDelta
 
 KEY = "sk-" + "k" * 32
 BODIES = {
@@ -18,12 +20,17 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    file = tmp_path / "keys.toml"
+def keys_file(folder: Path) -> Path:
+    """The file of a tenant with two requests a minute."""
+    file = folder / "keys.toml"
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     file.write_text(f'[tenants.acme]\nrequests_per_minute = 2\n[[keys]]\ntenant = "acme"\nsha256 = "{digest}"\n')
+    return file
 
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    file = keys_file(tmp_path)
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=file, api_keys=("own",))) as gateway:
 
         def ask(path: str) -> scripted.Answer:
@@ -38,3 +45,23 @@ def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen
         assert [ask("/tokenize").status for _ in range(3)] == [200, 200, 429]
         page = gateway.ask("GET", "/metrics", Authorization="Bearer own").body.decode()
         assert 'saccade_tenant_requests_total{tenant="acme"} 2.0' in page
+
+
+def test_answer_is_charged_while_it_grows_and_whole_at_its_end(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=keys_file(tmp_path))) as gateway:
+
+        def charged() -> float:
+            return gateway.metric("saccade_tenant_completion_tokens_total", tenant="acme")
+
+        gateway.answer_two_tokens()
+        gateway.chat_as(KEY)
+        assert charged() == 3
+        tokens = [TokenDelta("r", [300])] * 70
+        gateway.worker.script = [*tokens, 60.0]
+        with gateway.client(api_key=KEY) as client:
+            stream = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True, max_tokens=100
+            )
+            wait_until(lambda: charged() >= 3 + 64)
+            stream.close()
+        wait_until(lambda: charged() == 3 + 70)
