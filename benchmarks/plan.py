@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/plan.py [--sequences 64 512] [--steps 200]
 
 Prints the median microseconds of processor time that a step of so many decoding sequences takes to schedule, build and
-commit; those of a step that retracts many of them because blocks have run out; and those of removing all of them, the
+commit; those of a step that preempts many of them because blocks have run out; and those of removing all of them, the
 newest first. Where a cost is linear, the microseconds for each sequence do not grow with the number of sequences.
 """
 
@@ -51,7 +51,7 @@ def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     return seconds
 
 
-def until_retraction(num_sequences: int) -> float:
+def until_preemption(num_sequences: int) -> float:
     """Return the seconds of the step in which every second sequence needs a block that another one has."""
     scheduler, builder = decoding(num_sequences, NUM_PROMPT_TOKENS // BLOCK_SIZE + 2)
     for sequence in list(scheduler.running)[::2]:
@@ -83,7 +83,7 @@ def main() -> None:
         scheduler, builder = decoding(num_sequences, (NUM_PROMPT_TOKENS + arguments.steps) // BLOCK_SIZE + 3)
         figures = {
             "decode": [step(scheduler, builder) for _ in range(arguments.steps)],
-            "retract": [until_retraction(num_sequences) for _ in range(9)],
+            "preempt": [until_preemption(num_sequences) for _ in range(9)],
             "remove": [removal(num_sequences) for _ in range(9)],
         }
         for name, seconds in figures.items():

@@ -4,7 +4,7 @@
 
 The bundled model in float32. The catalogue of soak_requests.py is asked one by one first, and the answers are kept;
 then clients ask at random for --minutes, leave some requests half-way, and compare every answer that they wait for. The
-KV pool, the encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences retracted,
+KV pool, the encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences preempted,
 images encoded and decoded again: the server's metrics must show it. The exit status is 1 if an answer differs, a
 request fails, a process other than a decode process was replaced, or memory, descriptors or /dev/shm grow over the
 second half.

@@ -9,7 +9,7 @@ from benchmarks.reliability.processes import Holdings
 METRICS = {
     "saccade_engine_steps_total": "steps of the engine",
     "vllm:generation_tokens_total": "tokens generated",
-    "vllm:num_preemptions_total": "sequences retracted",
+    "vllm:num_preemptions_total": "sequences preempted",
     "saccade_kv_blocks_evicted_total": "KV blocks evicted",
     "vllm:prefix_cache_hits_total": "prompt tokens found in the prefix cache",
     "saccade_encoded_items_total": "images encoded",

@@ -165,7 +165,7 @@ def test_more_samples_than_places(tiny_qwen3_vl: Path, pool: SlotPool, places: i
     assert idle(subject)
 
 
-def test_retracted_samples_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, B9
+def test_preempted_samples_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, B9
     roomy = engines.engine(tiny_qwen3_vl)
     tight = engines.engine(tiny_qwen3_vl, num_blocks=8, encoder_cache_bytes=0)
     asked = [several(tiny_qwen3_vl, 3, [5, (SMALL, seed), 4], f"{seed}", max_tokens=45) for seed in (1, 2)]

@@ -126,7 +126,7 @@ def test_samples_have_matchers_of_their_own(subject: Engine, tiny_qwen3_vl: Path
         assert_valid(answer, vocabulary)
 
 
-def test_retraction_does_not_change_an_answer(tiny_qwen3_vl: Path, subject: Engine, vocabulary: Vocabulary) -> None:
+def test_preemption_does_not_change_an_answer(tiny_qwen3_vl: Path, subject: Engine, vocabulary: Vocabulary) -> None:
     asked = [held(tiny_qwen3_vl, name=name, seed=seed) for seed, name in enumerate("abcd")]
     alone = {one.request_id: engines.drain(subject, one).answers[one.request_id].token_ids for one in asked}
     tight = engines.engine(tiny_qwen3_vl, num_blocks=10, max_model_len=128)

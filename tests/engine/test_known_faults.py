@@ -80,17 +80,17 @@ def test_prompts_of_one_batch_keep_their_own_images(plain: Engine, tiny_qwen3_vl
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_retraction_keeps_every_position(tiny_qwen3_vl: Path, times: int) -> None:  # B5, [eng] 4, 29
+def test_preemption_keeps_every_position(tiny_qwen3_vl: Path, times: int) -> None:  # B5, [eng] 4, 29
     """The prompt ends in an image, where the answer's positions do not follow from the last token's."""
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False)
     seen = seen_positions(subject)
     asked = engines.request(tiny_qwen3_vl, [3, (TALL, 1), 2, (WIDE, 2)], max_tokens=12)
 
-    def retract() -> None:
+    def preempt() -> None:
         if subject.load().preemptions_total < times and subject.load().steps_total % 4 == 0:
-            subject.scheduler.retract(next(iter(subject.scheduler.running)))
+            subject.scheduler.preempt(next(iter(subject.scheduler.running)))
 
-    engines.drain(subject, asked, each_step=retract)
+    engines.drain(subject, asked, each_step=preempt)
     assert subject.load().preemptions_total == times
     end, stop = len(asked.token_ids), len(asked.token_ids) + 11  # the last token sampled is never computed
     assert sorted(seen) == list(range(stop))

@@ -195,7 +195,7 @@ def test_one_dead_slot_fails_one_request(tiny_qwen3_vl: Path, pool: SlotPool) ->
     assert sorted(told.released) == sorted(names(twin) + names(other))
 
 
-def test_retracted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 4
+def test_preempted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 4
     asked = [
         engines.request(tiny_qwen3_vl, [seed, (SMALL, seed)], str(seed), seed, max_tokens=40) for seed in range(1, 6)
     ]
@@ -219,7 +219,7 @@ def test_an_image_from_a_cache_can_be_computed_again_when_the_caches_have_droppe
     def lose_everything() -> None:
         if subject.load().steps_total == before + 4:
             for sequence in list(subject.scheduler.running):
-                subject.scheduler.retract(sequence)
+                subject.scheduler.preempt(sequence)
             subject.reset_caches(prefix=True, media=False)
 
     before = subject.load().steps_total

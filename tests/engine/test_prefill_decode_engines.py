@@ -235,14 +235,14 @@ def test_prompts_wait_for_room_at_the_decode_engine(
         assert told[one.request_id].token_ids == alone(one)
 
 
-def test_retracted_decode_leg_asks_for_its_pixels(
+def test_preempted_decode_leg_asks_for_its_pixels(
     pair: Pair, tiny_qwen3_vl: Path, alone: Callable[[EngineRequest], list[int]]
 ) -> None:
     asked = engines.request(tiny_qwen3_vl, PARTS, max_tokens=12)
     pair.submit(asked)
     reach(pair, "decoding", "a")
     [sequence] = pair.decode.scheduler.running
-    pair.decode.scheduler.retract(sequence)
+    pair.decode.scheduler.preempt(sequence)
     pair.decode.reset_caches(prefix=True, media=True)
     frame = pair.decode.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]

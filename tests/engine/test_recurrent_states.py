@@ -1,4 +1,4 @@
-"""A whole Qwen3.5 in the engine: snapshots, retraction, samples, recycled states and events of what can resume."""
+"""A whole Qwen3.5 in the engine: snapshots, preemption, samples, recycled states and events of what can resume."""
 
 from collections.abc import Callable
 from functools import cache
@@ -91,7 +91,7 @@ def test_an_image_s_prompt_resumes(folder: Path, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_retraction_changes_no_answer(folder: Path, oracle: Oracle, enable_prefix_caching: bool) -> None:
+def test_preemption_changes_no_answer(folder: Path, oracle: Oracle, enable_prefix_caching: bool) -> None:
     subject = engine(folder, num_blocks=9, max_num_batched_tokens=32, enable_prefix_caching=enable_prefix_caching)
     check(oracle, subject, *(prompt(folder, length, max_tokens=40) for length in (30, 40, 50, 60)))
     assert subject.load().preemptions_total > 0

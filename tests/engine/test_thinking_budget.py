@@ -80,7 +80,7 @@ def test_samples_and_the_prefix_cache(subject: Engine, tiny_qwen3_vl: Path) -> N
     assert again["a"].num_cached_tokens > 0
 
 
-def test_retraction_does_not_change_where_it_ends(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_preemption_does_not_change_where_it_ends(subject: Engine, tiny_qwen3_vl: Path) -> None:
     budget = ThinkingBudget(50, END_ID)
     requests = [asked(tiny_qwen3_vl, budget, name, seed=seed, max_tokens=70) for seed, name in enumerate("abcd")]
     alone = {request.request_id: tokens(subject, request) for request in requests}

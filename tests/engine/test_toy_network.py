@@ -112,7 +112,7 @@ def test_snapshots_are_evicted(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_retraction_changes_no_answer(model: LoadedModel, enable_prefix_caching: bool) -> None:
+def test_preemption_changes_no_answer(model: LoadedModel, enable_prefix_caching: bool) -> None:
     subject = engine(model, num_blocks=9, max_num_batched_tokens=32, enable_prefix_caching=enable_prefix_caching)
     check(model, subject, *(request(length, seed=length, max_tokens=40) for length in (30, 40, 50, 60)))
     assert subject.load().preemptions_total > 0

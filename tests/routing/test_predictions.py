@@ -17,10 +17,10 @@ def test_they_are_taken_back_except_for_what_another_request_expects() -> None:
     predictions = Predictions(5, 9)
     first = predictions.add("a", [b"1", b"2"], now=0)
     predictions.add("a", [b"2"], now=1)
-    predictions.retract("a", first)
+    predictions.withdraw("a", first)
     assert set(predictions.held("a", now=1)) == {b"2"}
     predictions.forget("a")
-    predictions.retract("a", first)
+    predictions.withdraw("a", first)
     assert not predictions.held("a", now=1)
 
 

@@ -42,7 +42,7 @@ class Predictions:
             del expiry[next(iter(expiry))]
         return Expectation(kept, expires_at)
 
-    def retract(self, worker: str, expectation: Expectation) -> None:
+    def withdraw(self, worker: str, expectation: Expectation) -> None:
         """Expect it no longer, because its request was never computed; what another has expected since stays."""
         expiry = self._expiry.get(worker, {})
         for key in expectation.keys:

@@ -188,7 +188,7 @@ class Router:
         work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_samples=prompt.num_samples)
         predictions = self._predictions(option)
         expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
-        booking = Booking(self, choice, work, lambda: predictions.retract(option.name, expectation))
+        booking = Booking(self, choice, work, lambda: predictions.withdraw(option.name, expectation))
         if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)

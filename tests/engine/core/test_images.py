@@ -314,9 +314,9 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.engine.scheduler.running)
     @rule(which=st.integers(0, 99))
-    def retract(self, which: int) -> None:
+    def preempt(self, which: int) -> None:
         running = list(self.engine.scheduler.running)
-        self.engine.scheduler.retract(running[which % len(running)])
+        self.engine.scheduler.preempt(running[which % len(running)])
 
     @rule(prefix=st.booleans(), media=st.booleans())
     def forget(self, prefix: bool, media: bool) -> None:

@@ -212,7 +212,7 @@ def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
 
 
 def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:
-    """Retracted when everything else is forgotten, it is computed again and answers the same."""
+    """Preempted when everything else is forgotten, it is computed again and answers the same."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=40_000)  # room for one image
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     expected = engines.drain(subject, asked).answers["a"].token_ids
@@ -220,7 +220,7 @@ def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: 
     def lose_everything() -> None:
         if subject.load().steps_total == before + 4:
             for sequence in list(subject.scheduler.running):
-                subject.scheduler.retract(sequence)
+                subject.scheduler.preempt(sequence)
             subject.reset_caches(prefix=True, media=False)
 
     before = subject.load().steps_total
@@ -242,7 +242,7 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
     engines.drain(subject, asked)
     subject.submit(0, by_hash(asked))
     assert step(subject).deltas  # the prefix has the image
-    subject.scheduler.retract(next(iter(subject.scheduler.running)))
+    subject.scheduler.preempt(next(iter(subject.scheduler.running)))
     subject.reset_caches(prefix=True, media=False)
     assert failure_code(engines.drain(subject)) == "worker_unavailable"
     assert engines.is_idle(subject)

@@ -103,7 +103,7 @@ def test_prefix_cached_image_is_not_encoded() -> None:  # [eng] 23
     assert step.encode == {}
 
 
-def test_newest_is_retracted_and_comes_back_first() -> None:
+def test_newest_is_preempted_and_comes_back_first() -> None:
     subject = scheduler(num_blocks=5, seqs=3)
     for arrival in (1, 2):
         subject.add(sequence(arrival, 7, max_tokens=6))
@@ -111,8 +111,8 @@ def test_newest_is_retracted_and_comes_back_first() -> None:
     seen = []
     while subject.has_work:
         seen.append(set(lengths(run(subject))))
-    retracted = next(step for step, who in enumerate(seen) if who == {1})
-    back = next(step for step in range(retracted, len(seen)) if 2 in seen[step])
+    preempted = next(step for step, who in enumerate(seen) if who == {1})
+    back = next(step for step in range(preempted, len(seen)) if 2 in seen[step])
     assert subject.num_preemptions == 1
     assert next(step for step, who in enumerate(seen) if 3 in who) >= back  # 3 came behind 2 and does not overtake it
 
@@ -143,7 +143,7 @@ def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     assert not subject.can_start_over
 
 
-def test_what_cannot_be_recomputed_is_retracted_last() -> None:
+def test_what_cannot_be_recomputed_is_preempted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
@@ -256,7 +256,7 @@ def test_short_prompts_start_soon_and_long_ones_go_on(long: list[int], short: in
 
 
 def num_compared(num_sequences: int) -> int:
-    """How often sequences are compared with each other in a step that decodes, one that retracts, and all the ends."""
+    """How often sequences are compared with each other in a step that decodes, one that preempts, and all the ends."""
 
     class Compared(Sequence):
         count = 0

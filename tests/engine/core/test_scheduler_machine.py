@@ -21,7 +21,7 @@ PARTS = st.lists(
 
 
 class Machine(RuleBasedStateMachine):
-    """Clients come, leave and are retracted; every step is checked by `scheduling.run`."""  # [eng] 25, 26, 27
+    """Clients come, leave and are preempted; every step is checked by `scheduling.run`."""  # [eng] 25, 26, 27
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive and self.subject.running)
     @rule(which=st.integers(0, 99))
-    def retract(self, which: int) -> None:
-        self.subject.retract(list(self.subject.running)[which % len(self.subject.running)])
+    def preempt(self, which: int) -> None:
+        self.subject.preempt(list(self.subject.running)[which % len(self.subject.running)])
         arrivals = [owner.arrival for owner in self.subject.waiting]
         assert arrivals == sorted(arrivals)
 

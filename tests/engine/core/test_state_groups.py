@@ -222,7 +222,7 @@ def test_every_group_must_have_room() -> None:
     assert group.num_admitted == 0
 
 
-def test_a_group_that_cannot_grow_has_the_newest_retracted() -> None:
+def test_a_group_that_cannot_grow_has_the_newest_preempted() -> None:
     group = Crowded(8, BLOCK, 2)
     player = Player(group=group)
     for arrival in (1, 2):
@@ -247,7 +247,7 @@ PROMPTS = st.lists(
 def test_every_state_is_its_own_tokens(
     prompts: list[tuple[list[int], int]], interval: int, num_snapshots: int, tokens: int
 ) -> None:
-    """The player looks at each chunk: whatever was reused, retracted or cut, no token is missing or twice."""
+    """The player looks at each chunk: whatever was reused, preempted or cut, no token is missing or twice."""
     player = Player(interval, num_snapshots, num_blocks=12, seqs=3, tokens=tokens)
     for arrival, (prompt, max_tokens) in enumerate(prompts):
         player.subject.add(scheduling.of(prompt, (), arrival, max_tokens))

@@ -52,19 +52,19 @@ def check(found: list[TokenLogprob], token_ids: list[int], reference: torch.Tens
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 512])
-@pytest.mark.parametrize("retracted_at", [None, 2, 4])
+@pytest.mark.parametrize("preempted_at", [None, 2, 4])
 def test_prompt_and_answer_equal_transformers(
-    tiny_qwen3_vl: Path, oracle: QwenOracle, asked: EngineRequest, chunk: int, retracted_at: int | None
+    tiny_qwen3_vl: Path, oracle: QwenOracle, asked: EngineRequest, chunk: int, preempted_at: int | None
 ) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_batched_tokens=chunk, max_num_seqs=1)
 
-    def retract() -> None:
-        if subject.load().steps_total == retracted_at:
+    def preempt() -> None:
+        if subject.load().steps_total == preempted_at:
             for sequence in list(subject.scheduler.running):
-                subject.scheduler.retract(sequence)
+                subject.scheduler.preempt(sequence)
 
-    answer = engines.drain(subject, asked, each_step=retract).answers["a"]
-    assert (subject.load().preemptions_total > 0) == (retracted_at is not None)
+    answer = engines.drain(subject, asked, each_step=preempt).answers["a"]
+    assert (subject.load().preemptions_total > 0) == (preempted_at is not None)
     reference, length = expected(oracle, asked, answer.token_ids), len(asked.token_ids)
     check(answer.prompt_logprobs, asked.token_ids[1:], reference[: length - 1], 2)
     check(answer.logprobs, answer.token_ids, reference[length - 1 :], 3)

@@ -57,16 +57,16 @@ def test_samples_share_one_mask_and_draw_what_they_may(tiny_qwen3_vl: Path) -> N
     assert (kept.num_built, max(held)) == (1, 1)
 
 
-def test_retraction_keeps_the_mask(tiny_qwen3_vl: Path) -> None:
+def test_preemption_keeps_the_mask(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
 
-    def retract() -> None:
+    def preempt() -> None:
         if subject.load().steps_total % 8 == 0:
             for sequence in list(subject.scheduler.running):
-                subject.scheduler.retract(sequence)
+                subject.scheduler.preempt(sequence)
 
     asked = several(tiny_qwen3_vl, 2)
-    interrupted = engines.drain(subject, asked, each_step=retract).answers
+    interrupted = engines.drain(subject, asked, each_step=preempt).answers
     assert subject.load().preemptions_total > 0
     assert engines.local(subject).runner.allowed.num_built == 1
     undisturbed = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers

@@ -2,7 +2,7 @@
 
 The samples of a request share an image: one slot, one copy of its bytes, one state. An image is encoding or encoded
 exactly while it has a pin; without a pin, a cache may drop the encoding at any time. A slot is read only when its
-image is about to be encoded. Its bytes are then kept until the request ends, because a retracted sequence may have to
+image is about to be encoded. Its bytes are then kept until the request ends, because a preempted sequence may have to
 encode the image again. For the same reason, a slot that was never read because a cache held the image is returned
 to the gateway when the request ends. In both cases the slot's name is released exactly once.
 """

@@ -3,7 +3,7 @@
 An image may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
 does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
 until the first token. The gateway of a decode leg, which has no pixels, keeps its images until the request ends: a
-sequence that is retracted computes its prompt here.
+sequence that is preempted computes its prompt here.
 """
 
 import math

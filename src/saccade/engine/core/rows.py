@@ -16,7 +16,7 @@ class _Known:
 
 
 class Rows:
-    """Rows 0 to max_rows - 1. A sequence takes a row at its first step, and loses it when it ends or is retracted."""
+    """Rows 0 to max_rows - 1. A sequence takes a row at its first step, and loses it when it ends or is preempted."""
 
     def __init__(self, max_rows: int) -> None:
         self._free = list(range(max_rows - 1, -1, -1))

@@ -2,7 +2,7 @@
 
 Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
 order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block retracts the newest running sequence, which is computed again later.
+without a free block preempts the newest running sequence, which is computed again later.
 
 Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
 most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
@@ -76,7 +76,7 @@ class Scheduler:
         self.receiving: dict[Sequence, list[Sequence]] = {}
         self.num_preemptions = 0
         self.num_cached_tokens = 0
-        self._newest_retracted = 0
+        self._newest_preempted = 0
         self._is_blocked = False
 
     @property
@@ -107,7 +107,7 @@ class Scheduler:
             self._queue(sample)
 
     def schedule(self) -> Schedule:
-        """Plan a step. Admits and retracts sequences, reserves their blocks and pins the encodings they need."""
+        """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encodings they need."""
         step = Schedule()
         left = Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
         decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
@@ -175,7 +175,7 @@ class Scheduler:
         del self.parked[sequence]
         self._queue(sequence)
 
-    def retract(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Free the state of a running sequence between two steps, and queue it again by its arrival."""
         del self.running[sequence]
         self._release(sequence)
@@ -203,15 +203,15 @@ class Scheduler:
         them.
         """
         return all(
-            one.arrival > self._newest_retracted and (one.recomputable or not (one.num_generated_tokens or one.index))
+            one.arrival > self._newest_preempted and (one.recomputable or not (one.num_generated_tokens or one.index))
             for one in (*self.running, *self.waiting, *self.parked)
         )
 
     def start_over(self) -> None:
         """Free the state of every sequence between two steps. No job may be under way."""
-        self._newest_retracted = max((one.arrival for one in self.running), default=self._newest_retracted)
+        self._newest_preempted = max((one.arrival for one in self.running), default=self._newest_preempted)
         for sequence in list(self.running):
-            self.retract(sequence)
+            self.preempt(sequence)
         for sequence in (*self.waiting, *self.parked):
             self.encodings.unpin(sequence)
 
@@ -239,7 +239,7 @@ class Scheduler:
                 self.park(sequence, step, lacking)
                 continue
             num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
-            # One block of headroom for each running sequence; otherwise the new sequence would be retracted at once.
+            # One block of headroom for each running sequence; otherwise the new sequence would be preempted at once.
             headroom = 0 if sequence.completes_prompt else self.num_admitted + num_kept_blocks
             if not self.block_manager.admit(sequence, headroom):
                 return
@@ -322,15 +322,15 @@ class Scheduler:
         )
 
     def _victims(self) -> Iterator[Sequence]:
-        """Yield running sequences in the order in which decodes retract them. The sort runs when the first is taken."""
+        """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
         # Sequences that cannot be computed again go last; among the others the newest goes first.
         yield from sorted(self.running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
 
     def _make_room(self, sequence: Sequence, victims: Iterator[Sequence], step: Schedule) -> bool:
-        """Reserve the block for a decode, retracting other sequences; False if *sequence* itself was retracted."""
+        """Reserve the block for a decode, preempting other sequences; False if *sequence* itself was preempted."""
         while not self.block_manager.extend(sequence):
             victim = next(victims)
-            self.retract(victim)
+            self.preempt(victim)
             step.chunks.pop(victim, None)
             if victim is sequence:
                 return False

@@ -39,7 +39,7 @@ class Sequence:
     """A prompt, its answer so far, and the number of their tokens with computed KV state.
 
     *token_ids* holds prompt and answer. The first *num_computed_tokens* have KV state. A step computes some of the
-    rest; when none is left, the step samples the next token. A retracted sequence starts again from 0: prompt and
+    rest; when none is left, the step samples the next token. A preempted sequence starts again from 0: prompt and
     answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries that were
     exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs. *runs* (by
     start) say which tokens show which *images*; all samples of the request share the images. *arrival* orders

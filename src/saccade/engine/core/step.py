@@ -1,7 +1,7 @@
 """A step as a value: the executor's input and output. Every type here is immutable and serialisable.
 
 A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
-which a sequence occupies a row: the period ends when the sequence ends or is retracted, and the id is never reused. An
+which a sequence occupies a row: the period ends when the sequence ends or is preempted, and the id is never reused. An
 *encoding_id* names the features of one image and is never reused either. Within a step an executor performs these
 actions in order: drop encodings, end and start rows, change block tables, restore states, receive KV state, encode, run
 the network, save states, send KV state, sample.

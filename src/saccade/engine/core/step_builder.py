@@ -171,7 +171,7 @@ def _counts(sequence: Sequence) -> RowCounts:
 def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
     """Return the prompt log probabilities that this step yields and no earlier step yielded.
 
-    A retracted sequence computes its prompt again, but keeps the log probabilities that are already known.
+    A preempted sequence computes its prompt again, but keeps the log probabilities that are already known.
     """
     found: Prompts = []
     for sequence, chunk in chunks:

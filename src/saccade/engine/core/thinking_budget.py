@@ -1,6 +1,6 @@
 """The end of reasoning that has used up its budget. No torch.
 
-Whether it is due follows from the answer's tokens alone, so retraction, replay and samples need no state of it.
+Whether it is due follows from the answer's tokens alone, so preemption, replay and samples need no state of it.
 """
 
 from saccade.engine.core.grammar_matcher import add_ids, no_words

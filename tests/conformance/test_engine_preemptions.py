@@ -14,7 +14,7 @@ from saccade.engine.loop import Engine
 
 
 @pytest.mark.conformance
-def test_retracted(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
+def test_preempted(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
     asked = [engines.request(folder, [seed, ((96, 64), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)]
     subject = engines.engine(
         folder,
@@ -24,38 +24,38 @@ def test_retracted(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again 
         enable_prefix_caching=False,
     )
     logits = engines.record_logits(subject)
-    retracted = []
+    preempted = []
 
-    def retract() -> None:
+    def preempt() -> None:
         if subject.load().steps_total % 11 == 0:
-            # Prompts that take longer to compute than the time between retractions would never end otherwise.
-            for sequence in [one for one in subject.scheduler.running if retracted.count(one.request_id) < 4]:
-                subject.scheduler.retract(sequence)
-                retracted.append(sequence.request_id)
+            # Prompts that take longer to compute than the time between preemptions would never end otherwise.
+            for sequence in [one for one in subject.scheduler.running if preempted.count(one.request_id) < 4]:
+                subject.scheduler.preempt(sequence)
+                preempted.append(sequence.request_id)
 
-    answers = engines.drain(subject, *asked, each_step=retract).answers
+    answers = engines.drain(subject, *asked, each_step=preempt).answers
     for one in asked:
-        assert retracted.count(one.request_id) >= 2
+        assert preempted.count(one.request_id) >= 2
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
 
 
-def retracting(subject: Engine) -> Callable[[], None]:
+def preempting(subject: Engine) -> Callable[[], None]:
     """What to do behind each step of a request: take all state away once in the prompt and once in the answer."""
     due = [0, 2]  # tokens of the answer
 
-    def retract() -> None:
+    def preempt() -> None:
         for sequence in list(subject.scheduler.running):
             if due and sequence.num_generated_tokens >= due[0]:
                 due.pop(0)
-                subject.scheduler.retract(sequence)
+                subject.scheduler.preempt(sequence)
 
-    return retract
+    return preempt
 
 
 @pytest.mark.aspect("chunks")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", ["text", "one image", "two images"])
-def test_chunks_and_retraction_change_no_token(folder: Path, oracle: Oracle, name: str) -> None:  # B5, [eng] 4, 24
+def test_chunks_and_preemption_change_no_token(folder: Path, oracle: Oracle, name: str) -> None:  # B5, [eng] 4, 24
     subject = engines.engine(folder, max_num_seqs=1, enable_prefix_caching=False, encoder_cache_bytes=0)
     logits = engines.record_logits(subject)
     asked = engines.request(folder, PROMPTS[name], max_tokens=5)
@@ -64,7 +64,7 @@ def test_chunks_and_retraction_change_no_token(folder: Path, oracle: Oracle, nam
     check(oracle, asked, expected, logits["a"])
     for chunk in range(1, 65):
         subject.scheduler.budgets = replace(subject.scheduler.budgets, max_num_batched_tokens=chunk)
-        for each_step in (lambda: None, retracting(subject)):
+        for each_step in (lambda: None, preempting(subject)):
             logits["a"].clear()
             answer = engines.drain(subject, asked, each_step=each_step).answers["a"]
             assert answer.token_ids == expected, chunk
