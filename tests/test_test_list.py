@@ -1,7 +1,12 @@
-"""docs/test-list.md is whole: every number has a test that exists and names it, or a reason."""
+"""docs/test-list.md and docs/requirements.md are whole.
+
+Every fault has a test that exists and names it, or a reason; every requirement that a test names is explained.
+"""
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -35,3 +40,16 @@ def test_its_tests_exist_and_name_it(number: int) -> None:
         assert len(found) == 1, (path, name)
         named = numbers_in(ast.get_source_segment(source, found[0]) or "") | numbers_in(ast.get_docstring(tree) or "")
         assert number in named, (path, name, "does not name", number)
+
+
+def requirements_in(source: str) -> set[str]:
+    """The requirements that comments and docstrings name, as in `# A4, E1`."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts = [token.string for token in tokens if token.type == tokenize.COMMENT or token.string.startswith('"""')]
+    return set(re.findall(r"\b[A-F]\d{1,2}\b", " ".join(texts)))
+
+
+def test_every_requirement_that_a_test_names_is_explained() -> None:
+    page = (PAGE.parent / "requirements.md").read_text()
+    named = {name for path in TESTS.rglob("*.py") for name in requirements_in(path.read_text())}
+    assert named == set(re.findall(r"^\| ([A-F]\d{1,2}) \|", page, re.MULTILINE))

@@ -12,7 +12,7 @@ from saccade.gateway.tenants.keys_file import digest_of, parse_keys
 KEY = hashlib.md5(b"a key").hexdigest()
 
 
-def test_a_new_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:  # F13
+def test_a_new_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["key", "new", "--tenant", "acme"]) == 0
     out, err = capsys.readouterr()
     made = err.split()[-1]

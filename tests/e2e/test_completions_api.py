@@ -1,4 +1,4 @@
-"""Completions with the openai SDK, against `saccade serve`. F13"""
+"""Completions with the openai SDK, against `saccade serve`."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files with the openai SDK, against `saccade serve`: the answer is that of the image in the request itself. F13"""
+"""Files with the openai SDK, against `saccade serve`: the answer is that of the image in the request itself."""
 
 import io
 from typing import Any

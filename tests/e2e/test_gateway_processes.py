@@ -124,7 +124,7 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
 
 def test_service_goes_on_without_a_process_which_comes_back(
     running: Gateway, fleet_chats: list[dict[str, Any]]
-) -> None:  # E3
+) -> None:
     ask_all(running.url, fleet_chats, [0], 1)
     wait_until(lambda: num_held(running) > 0)
     killed = process(running, "1")
@@ -144,7 +144,7 @@ def test_service_goes_on_without_a_process_which_comes_back(
 
 def test_service_goes_on_without_the_indexer_which_comes_back(
     running: Gateway, fleet_chats: list[dict[str, Any]]
-) -> None:  # E3, E5
+) -> None:  # E5
     ask_all(running.url, fleet_chats, [0], 1)
     running.wait_until_idle()
     wait_until(lambda: num_held(running) > 0)

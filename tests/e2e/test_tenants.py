@@ -97,7 +97,7 @@ def refused(served: Served, tenant: str, *parts: Any) -> openai.RateLimitError:
     return error.value
 
 
-def test_caches_are_shared_within_a_group_alone(served: Served) -> None:  # F13
+def test_caches_are_shared_within_a_group_alone(served: Served) -> None:  # F3
     parts = ("What is it?", random_image(96, 96, 1))
     assert served.num_cached("acme", *parts) == 0
     assert served.num_cached("acme", *parts) > 0

@@ -73,7 +73,7 @@ def said(answer: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("parts", CHATS.values(), ids=CHATS.keys())
-def test_answers_are_equal(wires: Wires, parts: tuple[Part, ...]) -> None:  # B9
+def test_answers_are_equal(wires: Wires, parts: tuple[Part, ...]) -> None:  # E8
     native, foreign = (said(ask(server, *parts)) for server in (wires.native, wires.tokenspeed))
     assert foreign == native
     assert len(native[1]) == NUM_TOKENS

@@ -58,7 +58,7 @@ def legs(pair: Pair, asked: EngineRequest) -> tuple[EngineRequest, EngineRequest
     return legs_of(asked, pair.prefill.description.kv_transfer_address or "")
 
 
-def test_decode_leg_has_no_pixels(tiny_qwen3_vl: Path) -> None:  # B9
+def test_decode_leg_has_no_pixels(tiny_qwen3_vl: Path) -> None:  # A8
     asked = engines.request(tiny_qwen3_vl, PARTS)
     first, second = (len(msgspec.msgpack.encode(leg)) for leg in legs_of(asked, "127.0.0.1:1"))
     pixels = sum(len(item.inline or b"") for item in asked.media)

@@ -201,13 +201,13 @@ def logprobs(choice: Any) -> list[float]:
     ]
 
 
-def test_text(gateways: Gateways) -> None:  # B9
+def test_text(gateways: Gateways) -> None:
     own, foreign = gateways.both("Tell me a story.")
     check_equal(own, foreign)
     assert own.usage.completion_tokens == NUM_TOKENS
 
 
-def test_an_image_before_the_text(gateways: Gateways) -> None:  # B9
+def test_an_image_before_the_text(gateways: Gateways) -> None:
     own, foreign = gateways.both(gateways.random_image(1), QUESTION)
     check_equal(own, foreign)
     assert own.usage.prompt_tokens > 64
@@ -257,7 +257,7 @@ def test_what_is_not_served_is_refused_by_name(gateways: Gateways) -> None:
         gateways.ask_smg("Tell me.", response_format=schema)
 
 
-def test_repeated_prompts_land_on_the_holder(network_folder: Callable[[str], Path], tmp_path: Path) -> None:  # E1
+def test_repeated_prompts_land_on_the_holder(network_folder: Callable[[str], Path], tmp_path: Path) -> None:  # E8
     prompts = [f"{number}: " + f"a text with number {number}, again and again. " * 8 for number in range(8)]
     folder = network_folder("qwen3_vl")
 

@@ -59,9 +59,7 @@ def num_ready(server: Server) -> int:
         return 0
 
 
-def test_service_goes_on_when_a_node_is_killed(
-    cluster: Any, token: Path, tiny_qwen3_vl: Path, tmp_path: Path
-) -> None:  # E1
+def test_service_goes_on_when_a_node_is_killed(cluster: Any, token: Path, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     file, port = tmp_path / "workers", free_port()
     engine = ("--served-model-name", "tiny", "--max-model-len", "512", "--dtype", "float32", "--threads", "1")
     place = ("--ray", cluster.address, "--replicas", "2", "--workers-file", str(file))

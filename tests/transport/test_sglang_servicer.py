@@ -96,7 +96,7 @@ async def test_registration(servicer_of: Any, engine: Engine, slots: Slots) -> N
     assert "--kv-events-config" in exactness.reason
 
 
-async def test_pixels_and_answer(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # A4
+async def test_pixels_and_answer(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # A7
     slot = slots.filled(PIXELS)
     media = (floats(slot=slot), floats(inline=PIXELS[::-1], start=3, content_hash=bytes(range(32, 64))))
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
@@ -122,7 +122,7 @@ async def test_pixels_and_answer(servicer_of: Any, engine: Engine, slots: Slots)
     assert request.mm_inputs.im_token_id == PLACEHOLDER
 
 
-async def test_patches_in_four_dimensions(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # A4
+async def test_patches_in_four_dimensions(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # A7
     item = floats(inline=PIXELS, pixel_shape=(8, 3, 2, 1), spans=(Span(1, 1), Span(2, 1)))
     assert await outcome(engine.servicer(servicer_of), slots, ask(item)) == [[1, 2], [3, 7]]
     (held,) = engine.requests[0].mm_inputs.mm_items
@@ -166,7 +166,7 @@ async def test_abort_by_the_engine(
     assert "inner" not in found.message
 
 
-async def test_leaving_reaches_the_engine(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # A8
+async def test_leaving_reaches_the_engine(servicer_of: Any, engine: Engine, slots: Slots) -> None:
     engine.wait_seconds = 0.2
     engine.steps = [([1], None)] * 1000
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:

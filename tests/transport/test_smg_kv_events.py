@@ -202,7 +202,7 @@ def test_the_oldest_images_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(list(taken(held, stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
 
 
-def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E1
+def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E5
     request = asked(64)
     held = pages(request)
     assert list(taken(held, stored(request.token_ids[32:], first=2))) == []

@@ -194,7 +194,7 @@ async def test_wide_pads_of_sglang(
 
 async def test_an_engine_that_begins_anew_ends_the_feed(
     folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:  # E1
+) -> None:  # E5
     async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
         async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
             await publisher.begin(messages)

@@ -310,7 +310,7 @@ async def test_error_of_the_engine_is_not_shown(slots: Slots) -> None:
     assert "words" not in str(caught.value)
 
 
-async def test_leaving_aborts_at_once(slots: Slots) -> None:  # A8
+async def test_leaving_aborts_at_once(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     worker.consume = tensor_payload_bytes
     worker.script = [chunk(1), 60.0]

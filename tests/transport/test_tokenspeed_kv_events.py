@@ -157,7 +157,7 @@ async def test_tenants_are_not_known_to_another_process_that_reads_the_events(
 
 async def test_large_batches_are_told_of_in_parts(
     worker: TokenSpeedWorker, slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:  # E1
+) -> None:
     monkeypatch.setattr(smg_kv_events, "MAX_EVENTS", 3)
     worker.events = [batch(0, stored(list(range(64)))), batch(1, stored(list(range(100, 132)), base=10))]
     async with listening(worker) as url, registered(url, slots) as client:
@@ -190,7 +190,7 @@ async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots)
 )
 async def test_a_feed_that_cannot_be_followed_ends(
     worker: TokenSpeedWorker, slots: Slots, events: list[Any], reason: str
-) -> None:  # E1
+) -> None:  # E5
     worker.events = events
     async with listening(worker) as url, registered(url, slots) as client:
         with pytest.raises(WorkerUnavailable, match=reason) as caught:

@@ -66,7 +66,7 @@ def begun(client: LocalClient, *asked: EngineRequest) -> list[asyncio.Task[list[
     return [asyncio.create_task(answer(client, each)) for each in asked]
 
 
-async def test_each_request_gets_its_own_deltas(engine: Engine, client: LocalClient) -> None:  # B9
+async def test_each_request_gets_its_own_deltas(engine: Engine, client: LocalClient) -> None:
     tasks = begun(client, request("a"), request("b", num_samples=2))
     await until(lambda: len(engine.commands) == 2)
     last = [TokenDelta("b", [4], LENGTH, index=1), TokenDelta("a", [2], LENGTH), TokenDelta("b", [3], LENGTH)]
@@ -91,7 +91,7 @@ async def test_a_failure_ends_its_request_alone(engine: Engine, client: LocalCli
     assert [delta.token_ids for delta in await other] == [[3]]
 
 
-async def test_leaving_aborts(engine: Engine, client: LocalClient) -> None:  # A8
+async def test_leaving_aborts(engine: Engine, client: LocalClient) -> None:
     deltas = client.generate(request("a"))
     waiting = asyncio.ensure_future(anext(deltas))
     await until(lambda: engine.commands)

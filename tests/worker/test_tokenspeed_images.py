@@ -43,7 +43,7 @@ def refused(model: Model, item: pb.MultimodalItem, kind: type[RequestError] = In
     return caught.value
 
 
-def test_pixels_are_what_our_own_wire_carries(model: Model) -> None:  # A4
+def test_pixels_are_what_our_own_wire_carries(model: Model) -> None:  # A7
     for dtype in {"float32", model.wire.pixel_dtype}:
         (item,) = read(model, model.item(seed=3, dtype=dtype))
         layout, patches = model.prepared(3, "uint8")
@@ -61,7 +61,7 @@ def test_bfloat16_that_cannot_be_told_apart_is_refused(network_folder: Callable[
     assert "float32" in refused(model, model.item(dtype="bfloat16"), UnsupportedParameter).message
 
 
-def test_equal_hashes_of_different_pixels_are_different_images(qwen: Model) -> None:  # B9
+def test_equal_hashes_of_different_pixels_are_different_images(qwen: Model) -> None:  # F3
     first, second = qwen.item(seed=1, content_hash=b"h" * 32), qwen.item(seed=2, content_hash=b"h" * 32, start=82)
     one, other = read(qwen, first, second)
     assert one.inline != other.inline

@@ -318,7 +318,7 @@ async def test_failures_of_the_engine(model: Model, engine: Engine, code: str, s
         assert await refusal(stub, model.message()) == (status, "A sentence.")
 
 
-async def test_leaving_aborts(model: Model, engine: Engine) -> None:  # A8
+async def test_leaving_aborts(model: Model, engine: Engine) -> None:
     engine.script = [{"token_ids": [40]}, STALL]
     async with calling(engine) as stub:
         call = stub.Generate(model.message(stream=True))
@@ -438,7 +438,7 @@ async def batches(engine: Engine, messages: list[KvEvents], count: int) -> list[
     return read
 
 
-async def test_cache_events(engine: Engine) -> None:  # E1
+async def test_cache_events(engine: Engine) -> None:  # E8
     place = MediaPlace(IMAGE, 4, 8, 0)
     messages = [
         KvEvents(7, [stored(1, ROOT), stored(2, key(1), place)], snapshot=True),

@@ -52,7 +52,7 @@ def test_the_digest_of_the_weights_leaves_out_the_files(copy: Path) -> None:  # 
     assert told() not in (first, cache)
 
 
-def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # E1: never a wrong key
+def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # E5: never a wrong key
     seen = [of(copy), of(copy, kv_cache_dtype="fp8")]
     for algorithm in ("NVFP4", "FP8"):
         (copy / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))

@@ -215,7 +215,7 @@ def shown(admin: Port) -> set[str]:
     return {worker["url"] for worker in json.loads(body)["workers"]}
 
 
-def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> None:  # E1
+def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> None:
     assert change(admin, "POST", {"url": OTHER}) == (200, {"url": OTHER, "sources": ["POST /workers"]})
     assert change(admin, "POST", {"url": OTHER})[0] == 200  # again, to no effect
     assert shown(admin) == {"grpc://scripted:1", OTHER}

@@ -56,7 +56,7 @@ async def test_turns_of_text_do_not_wait_for_images() -> None:  # A6
             pass
 
 
-def test_tenants_that_come_later_find_a_place() -> None:  # F13
+def test_tenants_that_come_later_find_a_place() -> None:  # F11
     admission = Admission(max_requests=64, max_tenant_requests=48)
     with contextlib.ExitStack() as held:
 

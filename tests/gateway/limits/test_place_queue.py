@@ -217,7 +217,7 @@ class Shared:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def test_tenants_share_places_alike_however_many_requests_each_sends() -> None:  # F13
+async def test_tenants_share_places_alike_however_many_requests_each_sends() -> None:  # F11
     places = Shared(num_free=4)
     await places.ask(*[A] * 12, B, B, C)
     assert "".join(places.entered) == "aaaa"

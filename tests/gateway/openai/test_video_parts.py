@@ -1,4 +1,4 @@
-"""Videos in messages, and what a request says of their frames. C1"""
+"""Videos in messages, and what a request says of their frames."""
 
 from typing import Any
 

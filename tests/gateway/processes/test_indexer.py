@@ -93,7 +93,7 @@ async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool,
         await fleet.close()
 
 
-async def test_two_processes_learn_what_workers_hold_from_one_indexer(tmp_path: Path) -> None:  # E3, E5
+async def test_two_processes_learn_what_workers_hold_from_one_indexer(tmp_path: Path) -> None:  # E5
     path = tmp_path / "indexer.sock"
     async with (
         fronts(tmp_path, 3, 1) as urls,
@@ -122,7 +122,7 @@ def is_known(shared: SharedIndex, worker: Worker) -> bool:
 
 async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # E3, E5
+) -> None:  # E5
     caplog.set_level(logging.INFO)
     path = tmp_path / "indexer.sock"
     async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (fleet, shared):

@@ -1,4 +1,4 @@
-"""Where videos are refused by name: models of images, and workers whose wires have none. C1"""
+"""Where videos are refused by name: models of images, and workers whose wires have none."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a request brought is freed when it is refused or its client has left, without the collector. # E5"""
+"""What a request brought is freed when it is refused or its client has left, without the collector. # F11"""
 
 import base64
 import contextlib

@@ -46,7 +46,7 @@ def shown(tenant: Account) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in tenant.headers()}
 
 
-def test_requests_of_a_minute_may_come_at_once_and_then_evenly() -> None:  # F13
+def test_requests_of_a_minute_may_come_at_once_and_then_evenly() -> None:
     clock = Clock()
     tenant = account(clock, requests=3)
     for _ in range(3):

@@ -44,7 +44,7 @@ def test_without_keys_everybody_has_one_account() -> None:
     assert store.everybody.tenant.id == b""
 
 
-def test_keys_of_flags_and_of_the_file_stand_side_by_side(path: Path) -> None:  # F13
+def test_keys_of_flags_and_of_the_file_stand_side_by_side(path: Path) -> None:
     store = ApiKeyStore(("flag",), path)
     assert not store.is_open
     assert store.account(b"one").tenant.name == "acme"

@@ -41,7 +41,7 @@ group = "research"
 """
 
 
-def test_tenants_and_keys() -> None:  # F13
+def test_tenants_and_keys() -> None:
     table = parse_keys(WHOLE.encode(), {})
     acme, lab, outside = (table.tenants[name] for name in ("acme", "lab.2", "outside"))
     assert (acme.priority, acme.limits) == (3, Limits(600, 200_000, 50_000_000))

@@ -113,7 +113,7 @@ async def test_lines_about_a_worker_lack_the_id_of_the_request_that_added_it(
     assert {line for line, context in contexts.lines.items() if context} == set()
 
 
-async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path: Path) -> None:  # E1
+async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path: Path) -> None:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a) as worker, serving(b), gateway() as running:
         fleet, router = running.fleet, running.router
@@ -144,7 +144,7 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
         await asyncio.gather(*requests, return_exceptions=True)
 
 
-async def test_what_a_worker_held_goes_with_it() -> None:  # E2
+async def test_what_a_worker_held_goes_with_it() -> None:  # E5
     router = Router("auto", BlockIndex(1 << 20), Random(0))
     router.index.begin("a", Partition(DESCRIPTION.fingerprint, 16), resumes_at_states=False)
     router.predictions.add("a", [b"k"], 0.0)

@@ -421,7 +421,7 @@ async def test_a_worker_that_is_alone_gets_everything() -> None:
         assert dispatcher.num_requests == 9
 
 
-async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F13
+async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F11
     _, _, dispatcher = scripted("a", limits=DispatchLimits(lone_worker_queue=1), max_num_seqs=1)
     one, other = (Prompt([1], tenant=Tenant(id=name)) for name in (b"one", b"other"))
     order: list[bytes] = []

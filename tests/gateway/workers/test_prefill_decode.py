@@ -187,7 +187,7 @@ def ask(max_tokens: int = 3, **changes: Any) -> EngineRequest:
     return EngineRequest(request_id="r", token_ids=[1], sampling=params, media=(item,), **changes)
 
 
-async def test_each_leg_gets_its_part() -> None:  # B9
+async def test_each_leg_gets_its_part() -> None:  # A8
     subject = cluster(p="prefill", d="decode")
     assert await subject.answer(ask(min_tokens=2)) == TOKENS
     [first], [second] = subject["p"].requests, subject["d"].requests

@@ -59,7 +59,7 @@ def write(path: Path, text: str) -> None:
     os.replace(other, path)
 
 
-async def test_a_file_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # E1
+async def test_a_file_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "workers"
     async with following(WorkersFile(path, 0.01)) as seen:
         await until(lambda: "No such file" in caplog.text)
@@ -151,7 +151,7 @@ async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, capl
     assert all(before != after for before, after in itertools.pairwise(lines))
 
 
-async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:  # E1
+async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MIN_DNS_SECONDS", 0.01)
     monkeypatch.setattr(sources, "MAX_DNS_SECONDS", 0.01)
     addresses = {A: [bytes([10, 0, 0, number]) for number in range(2, 42)], AAAA: [b"\xfd" + bytes(14) + b"\1"]}
